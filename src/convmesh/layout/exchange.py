@@ -1,0 +1,180 @@
+"""Exchange plans: who sends which indices to whom, forward and adjoint, seen from one rank.
+
+A halo exchange, a change of layout and an all-gather are the same thing: ranks hold a region and need another. The rule
+is stated once, in `route`: a receiver takes each index from the supplier that stands where the receiver stands on the
+axes along which suppliers are replicas. Forward routes what is owned to what is needed. The adjoint routes gradients of
+what was needed to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner hears one
+of them only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from convmesh.layout.box import Region, Span
+from convmesh.layout.demand import Demand
+from convmesh.layout.layout import Layout
+from convmesh.layout.mesh import Mesh
+
+Carrier = Literal["none", "neighbour", "all_to_all", "all_gather"]
+
+MOST_NEIGHBOURS = 26
+"""Up to the neighbours of a cube, single messages beat a collective over the whole group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Indices that travel between this rank and `peer`, in global indices."""
+
+    peer: int
+    region: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One rank's part in one direction of an exchange; a message to itself is `kept`."""
+
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+    kept: Region | None
+
+    @property
+    def elements_sent(self) -> int:
+        return sum(message.region.size for message in self.sends)
+
+    @property
+    def elements_received(self) -> int:
+        return sum(message.region.size for message in self.receives)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePlan:
+    """One rank's view of an exchange: what it holds, what it needs, and the messages of both directions."""
+
+    held: Region
+    needed: Region
+    forward: Route
+    adjoint: Route
+    carrier: Carrier
+    adjoint_carrier: Carrier
+    group_axes: tuple[str, ...]
+
+    @property
+    def is_identity(self) -> bool:
+        """Nothing moves and nothing changes shape on any rank of the mesh."""
+        return self.carrier == "none" and self.adjoint_carrier == "none" and self.held == self.needed
+
+
+def plan_exchange(source: Layout, needs: Demand, rank: int) -> ExchangePlan:
+    """The plan that gives every rank what it needs of a tensor in layout `source`."""
+    owned = Demand.ownership(source)
+    axes = _moving_axes(owned, needs)
+    return ExchangePlan(
+        held=owned.region(rank),
+        needed=needs.region(rank),
+        forward=route(owned, needs, rank),
+        adjoint=route(needs, owned, rank),
+        carrier=_carrier(owned, needs, axes),
+        adjoint_carrier=_carrier(needs, owned, axes),
+        group_axes=axes,
+    )
+
+
+def plan_conversion(source: Layout, target: Layout, rank: int) -> ExchangePlan:
+    """The plan that turns one layout of a tensor into another."""
+    return plan_exchange(source, Demand.ownership(target), rank)
+
+
+def route(supply: Demand, demand: Demand, rank: int) -> Route:
+    """The messages of `rank` when suppliers give receivers what they demand."""
+    outgoing = list(_messages(supply, demand, rank, rank_supplies=True))
+    incoming = list(_messages(supply, demand, rank, rank_supplies=False))
+    kept = next((m.region for m in incoming if m.peer == rank), None)
+    return Route(
+        sends=tuple(m for m in outgoing if m.peer != rank),
+        receives=tuple(m for m in incoming if m.peer != rank),
+        kept=kept,
+    )
+
+
+def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) -> Iterator[Message]:
+    """All pairings of `rank` (as supplier or receiver) with a peer, by the supplier rule of this module."""
+    mesh = supply.mesh
+    mine, theirs = (supply, demand) if rank_supplies else (demand, supply)
+    here = mesh.coordinates(rank)
+    overlaps = [dim.overlapping(spans) for dim, spans in zip(theirs.dims, mine.region(rank).dims, strict=True)]
+    for choice in itertools.product(*overlaps):
+        place: dict[str, int] = {}
+        for dim, (part, _) in zip(theirs.dims, choice, strict=True):
+            place |= mesh.places(dim.axes, part)
+        region = Region(tuple(spans for _, spans in choice))
+        for peer in _peers(mesh, place, here, supply.axes, rank_supplies):
+            yield Message(peer, region)
+
+
+def _peers(
+    mesh: Mesh, place: dict[str, int], here: dict[str, int], supply_axes: frozenset[str], rank_supplies: bool
+) -> Iterator[int]:
+    """The ranks at `place` that `here` pairs with; `place` is silent on the axes where they are replicas."""
+    if not rank_supplies:
+        yield mesh.rank({**here, **place})
+        return
+    # Receivers must agree with their supplier where suppliers are replicas, and are all served elsewhere.
+    if any(place.get(name, here[name]) != here[name] for name in mesh.axes if name not in supply_axes):
+        return
+    free = [name for name in mesh.axes if name in supply_axes and name not in place]
+    for values in itertools.product(*(range(mesh.axes[name]) for name in free)):
+        yield mesh.rank({**here, **place, **dict(zip(free, values, strict=True))})
+
+
+def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:
+    """The axes along which messages can travel: all that cut a dim in which some rank lacks something."""
+    moving: set[str] = set()
+    for own, need in zip(owned.dims, needs.dims, strict=True):
+        if own.axes != need.axes or own.spans != need.spans:
+            moving |= {*own.axes, *need.axes}
+    return tuple(name for name in owned.mesh.axes if name in moving)
+
+
+def _carrier(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> Carrier:
+    """How messages travel. Looks at the whole mesh, dim by dim, so that every rank decides alike."""
+    fan_in = 1
+    sends_any = False
+    for given, asked in zip(supply.dims, demand.dims, strict=True):
+        degree = given.degree(asked)
+        fan_in *= degree
+        sends_any |= degree > 1 or _displaced(given.axes, given.spans, asked.axes, asked.spans)
+    if not sends_any or fan_in == 0:
+        return "none"
+    group = supply.mesh.extent(axes)
+    if fan_in == group and group > 2 and _is_gather(supply, demand, axes):
+        return "all_gather"
+    return "all_to_all" if fan_in > 1 + MOST_NEIGHBOURS else "neighbour"
+
+
+def _displaced(
+    given_axes: tuple[str, ...],
+    given: tuple[tuple[Span, ...], ...],
+    asked_axes: tuple[str, ...],
+    asked: tuple[tuple[Span, ...], ...],
+) -> bool:
+    """Whether some rank asks for what its own part does not give."""
+    if not given_axes:
+        return False
+    if given_axes != asked_axes:
+        return True
+    return any(want and (not have or want[0].start < have[0].start or want[-1].stop > have[-1].stop)
+               for have, want in zip(given, asked, strict=True))
+
+
+def _is_gather(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> bool:
+    """Whether one dim's parts, equal in extent, all go to all ranks of the group, and nothing else moves."""
+    moved = [(g, a) for g, a in zip(supply.dims, demand.dims, strict=True) if g.axes != a.axes or g.spans != a.spans]
+    if len(moved) != 1:
+        return False
+    given, asked = moved[0]
+    extents = {sum(s.extent for s in spans) for spans in given.spans}
+    return len(extents) == 1 and len(set(asked.spans)) == 1 and not asked.axes and given.axes == axes

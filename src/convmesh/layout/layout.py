@@ -1,0 +1,111 @@
+"""Which axes cut which dims of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from convmesh.errors import LayoutError
+from convmesh.layout.box import Box
+from convmesh.layout.mesh import Mesh
+from convmesh.layout.partition import Partition
+
+
+class Cut(NamedTuple):
+    """One dim: the axes that cut it (none: every rank holds all of it) and where."""
+
+    axes: tuple[str, ...]
+    partition: Partition
+
+
+class Layout:
+    """Where every index of one global tensor lives.
+
+    An axis that cuts no dim replicates the tensor: the ranks along it hold equal copies, and equal gradients.
+    """
+
+    def __init__(self, mesh: Mesh, cuts: Sequence[Cut]) -> None:
+        self.mesh = mesh
+        self.cuts = tuple(cuts)
+        self._check()
+        self._hash = hash((mesh, self.cuts))
+
+    @classmethod
+    def of(cls, mesh: Mesh, shape: Sequence[int], cut: Mapping[int, str | Sequence[str]] | None = None) -> Layout:
+        """Even cuts of `shape`: `Layout.of(mesh, x.shape, {0: "data", 2: "depth"})` maps dims to the axes that cut them."""
+        by_dim = {}
+        for dim, names in (cut or {}).items():
+            if not -len(shape) <= dim < len(shape):
+                raise LayoutError(f"`cut` names dim {dim}, but the tensor has {len(shape)} dims: {tuple(shape)}.")
+            axes = (names,) if isinstance(names, str) else tuple(names)
+            by_dim[dim % len(shape)] = tuple(name for name in axes if mesh.axes.get(name, 1) > 1)
+        axes_of = [by_dim.get(dim, ()) for dim in range(len(shape))]
+        return cls(mesh, [Cut(a, Partition.even(n, mesh.extent(a))) for n, a in zip(shape, axes_of, strict=True)])
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Layout)
+            and self._hash == other._hash
+            and self.mesh == other.mesh
+            and self.cuts == other.cuts
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        cuts = ", ".join(f"{dim}: {'*'.join(cut.axes)}" for dim, cut in enumerate(self.cuts) if cut.axes)
+        return f"Layout({self.mesh}, {self.shape}, {{{cuts}}})"
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return tuple(cut.partition.extent for cut in self.cuts)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that cut some dim, in mesh order."""
+        used = {name for cut in self.cuts for name in cut.axes}
+        return tuple(name for name in self.mesh.axes if name in used)
+
+    def axes_of(self, dims: Sequence[int]) -> tuple[str, ...]:
+        """The axes that cut any of `dims`, in mesh order."""
+        used = {name for dim in dims for name in self.cuts[dim].axes}
+        return tuple(name for name in self.mesh.axes if name in used)
+
+    def is_cut(self, dim: int) -> bool:
+        return bool(self.cuts[dim].axes)
+
+    def box(self, rank: int) -> Box:
+        """The box that `rank` holds."""
+        here = self.mesh.coordinates(rank)
+        return Box(tuple(p.span(self.mesh.part(axes, here)) for axes, p in self.cuts))
+
+    def with_shape(self, shape: Sequence[int]) -> Layout:
+        """The same axes on the same dims of a tensor of another shape."""
+        if tuple(shape) == self.shape:
+            return self
+        return Layout(self.mesh, [Cut(c.axes, c.partition.rescale(n)) for c, n in zip(self.cuts, shape, strict=True)])
+
+    def replacing(self, cuts: Mapping[int, Cut]) -> Layout:
+        """This layout with some dims cut otherwise."""
+        return Layout(self.mesh, [cuts.get(dim, cut) for dim, cut in enumerate(self.cuts)])
+
+    def with_whole(self, dims: Sequence[int]) -> Layout:
+        """This layout with `dims` no longer cut: their axes replicate."""
+        return self.replacing({d: Cut((), Partition.even(self.shape[d], 1)) for d in dims})
+
+    def _check(self) -> None:
+        names = [name for cut in self.cuts for name in cut.axes]
+        for name in names:
+            if name not in self.mesh.axes:
+                raise LayoutError(f"`cut` names axis {name!r}, but {self.mesh} has only {', '.join(self.mesh.axes)}.")
+            if names.count(name) > 1:
+                raise LayoutError(f"`cut` names axis {name!r} twice; one axis cuts one dim of a tensor.")
+        for dim, (axes, partition) in enumerate(self.cuts):
+            if partition.parts != self.mesh.extent(axes):
+                raise LayoutError(
+                    f"dim {dim} has {partition.parts} parts, but its axes {axes} of {self.mesh} "
+                    f"have {self.mesh.extent(axes)} ranks; give it that many parts."
+                )

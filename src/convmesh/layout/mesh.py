@@ -1,0 +1,88 @@
+"""The ranks as a grid with named axes: a value, without processes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from convmesh.errors import MeshError
+
+AXES = ("pipe", "data", "depth", "height", "width", "channel", "filter")
+"""Axis names, outermost first: the axes with the heaviest traffic vary fastest, so their ranks are closest together."""
+
+
+class Mesh:
+    """`Mesh(data=2, depth=2, height=2)`: 8 ranks; axes that are not named have size 1."""
+
+    def __init__(self, **axes: int) -> None:
+        for name, size in axes.items():
+            _check_axis(name, size)
+        self.axes: dict[str, int] = {name: axes[name] for name in AXES if axes.get(name, 1) > 1}
+        self._key = tuple(self.axes.items())
+        self._hash = hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+
+    @cached_property
+    def size(self) -> int:
+        """The number of ranks."""
+        return math.prod(self.axes.values())
+
+    def extent(self, axes: Iterable[str]) -> int:
+        """The number of ranks that a group over `axes` has."""
+        return math.prod(self.axes.get(name, 1) for name in axes)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on every axis."""
+        place = {}
+        for name, size in reversed(self.axes.items()):
+            rank, place[name] = divmod(rank, size)
+        return place
+
+    def rank(self, coordinates: dict[str, int]) -> int:
+        """The rank at a place."""
+        rank = 0
+        for name, size in self.axes.items():
+            rank = rank * size + coordinates[name]
+        return rank
+
+    def part(self, axes: Iterable[str], coordinates: dict[str, int]) -> int:
+        """The index of a place along several axes taken as one, the first varying slowest."""
+        index = 0
+        for name in axes:
+            index = index * self.axes.get(name, 1) + coordinates.get(name, 0)
+        return index
+
+    def places(self, axes: Iterable[str], part: int) -> dict[str, int]:
+        """The coordinates on `axes` of a part: the inverse of `part`."""
+        found = {}
+        for name in reversed(tuple(axes)):
+            part, place = divmod(part, self.axes.get(name, 1))
+            if name in self.axes:
+                found[name] = place
+        return found
+
+    def group(self, axes: Iterable[str], rank: int) -> list[int]:
+        """The ranks that differ from `rank` on `axes` only, in order, `rank` among them."""
+        return [self.rank(place) for place in self._varying(axes, self.coordinates(rank))]
+
+    def _varying(self, axes: Iterable[str], here: dict[str, int]) -> Iterator[dict[str, int]]:
+        names = [name for name in self.axes if name in set(axes)]
+        for values in itertools.product(*(range(self.axes[name]) for name in names)):
+            yield {**here, **dict(zip(names, values, strict=True))}
+
+
+def _check_axis(name: str, size: int) -> None:
+    if name not in AXES:
+        raise MeshError(f"`{name}` is no mesh axis; the axes are {', '.join(AXES)}.")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise MeshError(f"`{name}` (={size!r}) must be a positive whole number of ranks; leave it out for 1.")

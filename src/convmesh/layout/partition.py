@@ -1,0 +1,69 @@
+"""How one dim is cut over the ranks of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+from convmesh.errors import LayoutError
+from convmesh.layout.box import Span
+
+
+class Partition:
+    """Part `j` owns the indices from `bounds[j]` to `bounds[j + 1]`; parts may be uneven or empty."""
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = tuple(bounds)
+        if len(self.bounds) < 2 or self.bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+            raise LayoutError(f"`bounds` (={self.bounds}) must start at 0 and never fall, e.g. (0, 6, 11, 16).")
+        self._hash = hash(self.bounds)
+
+    @staticmethod
+    def even(extent: int, parts: int) -> Partition:
+        """Parts whose sizes differ by one at most, the larger ones first."""
+        return _even(extent, parts)
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> Partition:
+        bounds = [0]
+        for size in sizes:
+            bounds.append(bounds[-1] + size)
+        return cls(bounds)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Partition) and self.bounds == other.bounds)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Partition({self.bounds})"
+
+    @property
+    def extent(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def parts(self) -> int:
+        return len(self.bounds) - 1
+
+    def span(self, part: int) -> Span:
+        return Span(self.bounds[part], self.bounds[part + 1])
+
+    @cached_property
+    def is_even(self) -> bool:
+        return self == Partition.even(self.extent, self.parts)
+
+    def rescale(self, extent: int) -> Partition:
+        """The partition of a dim of another extent that follows this one: even stays even, uneven keeps its shares."""
+        if extent == self.extent:
+            return self
+        if self.is_even or self.extent == 0:
+            return Partition.even(extent, self.parts)
+        return Partition([(2 * b * extent + self.extent) // (2 * self.extent) for b in self.bounds])
+
+
+@lru_cache(maxsize=4096)
+def _even(extent: int, parts: int) -> Partition:
+    small, larger = divmod(extent, parts)
+    return Partition([j * small + min(j, larger) for j in range(parts + 1)])

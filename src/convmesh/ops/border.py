@@ -1,0 +1,48 @@
+"""Putting the padding of a rank's input in place once the input's own indices are here."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.layout import Region, Span
+from convmesh.layout.borders import PaddingMode, fold
+from convmesh.layout.box import merge
+
+
+def extend(
+    local: torch.Tensor, dim: int, extended: Span, extent: int, mode: PaddingMode = "zeros", value: float = 0.0
+) -> torch.Tensor:
+    """The values of `extended` in dim `dim`, beyond the borders too, from a fetched tensor.
+
+    `local` holds what `fold(extended, extent, mode)` asks for, back to back. `value` fills the "zeros".
+    """
+    pieces = fold(extended, extent, mode)
+    if mode == "zeros":
+        inside = extended.intersect(Span(0, extent))
+        # A span that lies wholly outside has no inside; all of it is padding.
+        low = inside.start - extended.start if inside.extent else extended.extent
+        return pad_dim(local, dim, low, extended.extent - low - inside.extent, value)
+    if len(pieces) == 1 and pieces[0].order == "same":
+        return local
+    held = Region((merge(piece.source for piece in pieces),))
+    parts = []
+    for piece in pieces:
+        (place,) = Region(((piece.source,),)).within(held).dims[0]
+        part = local.narrow(dim, place.start, place.extent)
+        if piece.order == "reversed":
+            part = part.flip(dim)
+        elif piece.order == "repeated":
+            part = part.expand([piece.target.extent if d == dim else -1 for d in range(local.dim())])
+        parts.append(part)
+    return torch.cat(parts, dim)
+
+
+def pad_dim(tensor: torch.Tensor, dim: int, low: int, high: int, value: float = 0.0) -> torch.Tensor:
+    """Constant padding of one dim; negative amounts crop."""
+    if low == high == 0:
+        return tensor
+    if low <= 0 and high <= 0:
+        return tensor.narrow(dim, -low, tensor.shape[dim] + low + high)
+    pads = [0, 0] * (tensor.dim() - dim - 1) + [low, high]
+    return F.pad(tensor, pads, value=value)

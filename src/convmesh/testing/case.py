@@ -1,0 +1,69 @@
+"""A split operator's test as a value that travels to the ranks of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from convmesh.dist import OpenMesh, open_mesh
+from convmesh.layout import Mesh
+from convmesh.testing.compare import check_split
+
+SPATIAL_AXES = ("depth", "height", "width")
+
+Cut = Mapping[int, str | tuple[str, ...]]
+
+
+def natural_cut(mesh: Mesh, dims: int) -> dict[int, str]:
+    """Samples by `data`, the last dims of a tensor of `dims` dims by `depth`, `height` and `width`."""
+    spatial = SPATIAL_AXES[-(dims - 2) :] if dims > 2 else ()
+    cut = {2 + i: name for i, name in enumerate(spatial) if name in mesh.axes}
+    return ({0: "data"} if "data" in mesh.axes else {}) | cut
+
+
+@dataclass(frozen=True)
+class SplitCase:
+    """`fn(*inputs, *params)` with random tensors of the given shapes, inputs cut over `mesh`.
+
+    `fn` must be picklable: a function of a module, or `functools.partial` of one. Integer inputs are drawn below
+    `classes`. `cuts` defaults to the natural cut of each input.
+    """
+
+    fn: Callable[..., Any]
+    mesh: Mesh
+    inputs: tuple[tuple[int, ...], ...]
+    params: tuple[tuple[int, ...], ...] = ()
+    dtype: torch.dtype = torch.float64
+    integer_inputs: frozenset[int] = field(default_factory=frozenset)
+    classes: int = 2
+    cuts: tuple[Cut, ...] | None = None
+    memory_format: torch.memory_format = torch.contiguous_format
+    seed: int = 0
+
+    def check(self) -> None:
+        """Compare with a single device; run it on every rank of a pool of `mesh.size`."""
+        generator = torch.Generator().manual_seed(self.seed)
+        inputs = [self._input(i, shape, generator) for i, shape in enumerate(self.inputs)]
+        params = [torch.randn(s, generator=generator, dtype=torch.float64).to(self.dtype) for s in self.params]
+        cuts = self.cuts or tuple(natural_cut(self.mesh, len(shape)) for shape in self.inputs)
+        check_split(self.fn, inputs, params, opened(self.mesh), cuts, self.seed)
+
+    def _input(self, index: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        if index in self.integer_inputs:
+            return torch.randint(0, self.classes, shape, generator=generator)
+        values = torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
+        wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+        return values.to(memory_format=self.memory_format) if self.memory_format == wanted else values
+
+
+_open: dict[Mesh, OpenMesh] = {}
+
+
+def opened(mesh: Mesh) -> OpenMesh:
+    """The mesh over all ranks of this process's job, opened once."""
+    if mesh not in _open:
+        _open[mesh] = open_mesh(mesh)
+    return _open[mesh]

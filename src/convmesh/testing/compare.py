@@ -1,0 +1,114 @@
+"""Is a split operator the operator? Outputs and all gradients against a single device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from convmesh.dist import OpenMesh, all_reduce
+from convmesh.ops import Sharded, shard
+
+Cut = Mapping[int, str | Sequence[str]]
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
+
+
+def check_split(
+    fn: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    mesh: OpenMesh,
+    cuts: Sequence[Cut],
+    seed: int = 0,
+) -> None:
+    """Assert that `fn(*inputs, *params)` on shards equals `fn` on whole tensors, with all gradients.
+
+    Call it on every rank with the same arguments. `inputs` are cut by `cuts`, `params` are replicated. Gradients are
+    taken for random cotangents; outputs, input gradients and parameter gradients must agree to the type's tolerance.
+    """
+    expected, expected_grads = _run(fn, [_leaf(t) for t in (*inputs, *params)], seed)
+    shards = [shard(t, mesh, cut) for t, cut in zip(inputs, cuts, strict=True)]
+    leaves = [_leaf(s.local) for s in shards] + [_leaf(p) for p in params]
+    wrapped = [s.like(leaf) for s, leaf in zip(shards, leaves, strict=False)]
+    outputs = _tensors(fn(*wrapped, *leaves[len(inputs) :]))
+    assert len(outputs) == len(expected), f"{len(outputs)} outputs instead of {len(expected)}"
+    for index, (found, whole) in enumerate(zip(outputs, expected, strict=True)):
+        assert isinstance(found, Sharded), f"output {index} is a {type(found).__name__}, not a Sharded tensor"
+        assert found.shape == whole.shape, f"output {index}: shape {found.shape} instead of {whole.shape}"
+        assert_close(found.local, _slice(found, whole), whole, f"output {index}")
+    grads = _grads([o.local for o in outputs], [_slice(o, c) for o, c in zip(outputs, _cotangents(expected, seed), strict=True)], leaves)
+    for index, (leaf, grad, whole) in enumerate(zip(leaves, grads, expected_grads, strict=True)):
+        if index < len(shards):
+            assert_close(grad, _slice(shards[index], whole), whole, f"gradient of input {index}")
+        else:
+            assert_close(grad, whole, whole, f"gradient of parameter {index - len(shards)}")
+        del leaf
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor, what: str) -> None:
+    """Largest difference relative to the largest value of the whole tensor."""
+    assert found.shape == expected.shape, f"{what}: local shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    assert found.dtype == expected.dtype, f"{what}: {found.dtype} instead of {expected.dtype}"
+    if not found.dtype.is_floating_point:
+        assert torch.equal(found, expected), f"{what} differs"
+        return
+    if not found.numel():
+        return
+    both = torch.isclose(found, expected, rtol=0, atol=0, equal_nan=True)  # infinities and NaNs must match exactly
+    difference = torch.where(both, 0, found - expected).abs().max().item()
+    scale = torch.where(whole.isfinite(), whole, 0).abs().max().item() or 1.0
+    limit = TOLERANCE[found.dtype]
+    assert difference <= limit * scale, f"{what}: relative error {difference / scale:.3g} > {limit:g}"
+
+
+def adjoint_error(
+    forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, y: torch.Tensor, mesh: OpenMesh
+) -> float:
+    """|⟨F x, y⟩ − ⟨x, F* y⟩| relative to its size, summed over ranks, for a linear `forward` on shards `x` and `y`."""
+    leaf = _leaf(x)
+    out = forward(leaf)
+    (pulled,) = _grads([out], [y], [leaf])
+    pair = torch.stack([(out.detach() * y).sum().double(), (x * pulled).sum().double()])
+    size = torch.stack([(out.detach() * y).abs().sum().double()])
+
+
+    left, right = all_reduce(pair, mesh, tuple(mesh.mesh.axes)).tolist()
+    scale = all_reduce(size, mesh, tuple(mesh.mesh.axes)).item()
+    return abs(left - right) / (scale or 1.0)
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    leaf = tensor.detach().clone()
+    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
+
+
+def _run(fn: Callable[..., Any], leaves: list[torch.Tensor], seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    outputs = _tensors(fn(*leaves))
+    return [o.detach() for o in outputs], _grads(outputs, _cotangents(outputs, seed), leaves)
+
+
+def _tensors(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _cotangents(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) if o.is_floating_point() else o
+        for o in outputs
+    ]
+
+
+def _grads(
+    outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    if pairs:
+        torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
+    return [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
+
+
+def _slice(like: Sharded, whole: torch.Tensor) -> torch.Tensor:
+    return whole[like.box.slices()]

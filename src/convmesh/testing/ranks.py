@@ -1,0 +1,173 @@
+"""Real ranks for tests: forked processes joined by Gloo, with a hard time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_fork = multiprocessing.get_context("fork")
+
+
+class RankError(AssertionError):
+    """A rank raised, died or hung; the message carries its whole traceback."""
+
+
+def run_ranks(n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0) -> list[Any]:
+    """Run `fn(*args)` on `n` forked ranks of one Gloo job; return what each returned, in rank order.
+
+    `fn` may be a closure. If a rank raises, dies or outlasts the time limit, all are killed and `RankError` tells why.
+    """
+    with RankPool(n, seconds_timeout=seconds_timeout, first=(fn, args)) as ranks:
+        return ranks.results()
+
+
+class RankPool:
+    """Ranks that stay up between calls: forking 8 of them once is cheaper than for each of a thousand examples."""
+
+    def __init__(
+        self,
+        n: int,
+        seconds_timeout: float = 60.0,
+        first: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+    ) -> None:
+        self.n = n
+        self.seconds_timeout = seconds_timeout
+        self._logs = tempfile.TemporaryDirectory(prefix="convmesh-ranks-")
+        # Rank 0 serves the store: a server thread in this process could hold a lock while a later rank is forked.
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=n)
+        pipes = [_fork.Pipe() for _ in range(n)]
+        self._pipes = [ours for ours, _ in pipes]
+        self._processes = [
+            _fork.Process(target=self._serve, args=(rank, theirs, first), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+        self._listener.close()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a picklable `fn(*args)` on every rank."""
+        call = pickle.dumps((fn, args))
+        for pipe in self._pipes:
+            pipe.send_bytes(call)
+        return self.results()
+
+    def results(self) -> list[Any]:
+        """What the ranks return from the call under way."""
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + self.seconds_timeout
+        while len(found) < self.n:
+            waiting = [self._pipes[r] for r in range(self.n) if r not in found]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._fail_hung([r for r in range(self.n) if r not in found])
+            for pipe in ready:
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                found[rank] = self._receive(rank)
+        return [found[rank] for rank in range(self.n)]
+
+    @property
+    def is_open(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._logs.cleanup()
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            ok, value = pickle.loads(self._pipes[rank].recv_bytes())
+        except EOFError:
+            self._processes[rank].join()
+            code = self._processes[rank].exitcode
+            self.close()
+            raise RankError(f"rank {rank} of {self.n} died with exit code {code} before it returned.") from None
+        if ok:
+            return value
+        self.close()
+        raise RankError(f"rank {rank} of {self.n} failed:\n{value}")
+
+    def _fail_hung(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+        stacks = "\n".join(f"rank {rank} hung at:\n{self._stack(rank)}" for rank in ranks)
+        self.close()
+        raise RankError(f"ranks {ranks} of {self.n} did not return within {self.seconds_timeout} s.\n{stacks}")
+
+    def _stack(self, rank: int) -> str:
+        """What the rank's fault handler wrote of its threads; it is written by a signal, so not at once."""
+        log = Path(self._logs.name) / str(rank)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            if log.exists() and (text := log.read_text()).count("\n") > 1:
+                return text
+            os.sched_yield()
+        return "(no stack could be had)"
+
+    def _serve(self, rank: int, pipe: Connection, first: tuple[Callable[..., Any], tuple[Any, ...]] | None) -> None:
+        # A parent that ran multi-threaded operators leaves a thread pool that children would wait for forever.
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        log = (Path(self._logs.name) / str(rank)).open("w")
+        faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+        try:
+            self._join(rank)
+            if first is not None:
+                _answer(pipe, *first)
+            else:
+                while True:
+                    _answer(pipe, *pickle.loads(pipe.recv_bytes()))
+        except (EOFError, BrokenPipeError):
+            pass
+        finally:
+            os._exit(0)  # no clean-up of what the parent set up
+
+    def _join(self, rank: int) -> None:
+        timeout = timedelta(seconds=self.seconds_timeout)
+        port, listener = self._listener.getsockname()[1], self._listener.detach()
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        else:
+            os.close(listener)
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=self.n, timeout=timeout)
+
+
+def _answer(pipe: Connection, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        reply = pickle.dumps((True, fn(*args)))
+    except BaseException:
+        reply = pickle.dumps((False, traceback.format_exc()))
+    pipe.send_bytes(reply)

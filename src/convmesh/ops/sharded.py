@@ -23,6 +23,15 @@ class MissingMethodError(UnsupportedError, AttributeError):
     """A tensor method without a split version; an AttributeError too, so that `hasattr` works."""
 
 
+def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
+    """A Python operator as the torch function behind it."""
+
+    def method(self: Sharded, other: Any) -> Any:
+        return handler_of(function)(*((other, self) if swapped else (self, other)))
+
+    return method
+
+
 class Sharded:
     """The local shard, the global layout and the mesh. Torch functions on it run their split versions.
 
@@ -47,7 +56,9 @@ class Sharded:
     def __getattr__(self, name: str) -> Any:
         method = tensor_method(name)
         if method is None:
-            raise MissingMethodError(f"`Sharded.{name}`: this tensor method has no split version; see `ops.supported()`.")
+            raise MissingMethodError(
+                f"`Sharded.{name}`: this tensor method has no split version; see `ops.supported()`."
+            )
         return partial(method, self)
 
     def __repr__(self) -> str:
@@ -123,30 +134,26 @@ class Sharded:
         """The whole global tensor, on every rank; differentiable."""
         return self.redistribute(Layout.of(self.mesh.mesh, self.layout.shape)).local
 
+    __add__, __radd__ = _operator(torch.add), _operator(torch.add, swapped=True)
+    __sub__, __rsub__ = _operator(torch.sub), _operator(torch.sub, swapped=True)
+    __mul__, __rmul__ = _operator(torch.mul), _operator(torch.mul, swapped=True)
+    __truediv__, __rtruediv__ = _operator(torch.div), _operator(torch.div, swapped=True)
+    __pow__, __rpow__ = _operator(torch.pow), _operator(torch.pow, swapped=True)
+    __lt__, __le__, __gt__, __ge__ = (_operator(f) for f in (torch.lt, torch.le, torch.gt, torch.ge))
+    __eq__, __ne__ = _operator(torch.eq), _operator(torch.ne)
+    __getitem__ = _operator(operator.getitem)
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Sharded:
+        result: Sharded = handler_of(torch.neg)(self)
+        return result
+
     def __bool__(self) -> bool:
         return bool(self.gather())
 
     def __float__(self) -> float:
         return self.item()
 
-
-def _binary(function: Callable[..., Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
-    def method(self: Sharded, other: Any) -> Any:
-        return handler_of(function)(*((other, self) if swapped else (self, other)))
-
-    return method
-
-
-for _name, _function in {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "pow": torch.pow,
-    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne,
-}.items():  # fmt: skip
-    setattr(Sharded, f"__{_name}__", _binary(_function))
-    if _name in {"add", "sub", "mul", "truediv", "pow"}:
-        setattr(Sharded, f"__r{_name}__", _binary(_function, swapped=True))
-setattr(Sharded, "__neg__", lambda self: handler_of(torch.neg)(self))  # noqa: B010
-setattr(Sharded, "__getitem__", lambda self, index: handler_of(operator.getitem)(self, index))  # noqa: B010
-setattr(Sharded, "__hash__", object.__hash__)  # noqa: B010
 
 _DTENSOR = (
     "a DTensor cannot take part in a split operator: torch's convolution on spatially sharded DTensors returns wrong "

@@ -42,28 +42,33 @@ class SplitCase:
     cuts: tuple[Cut, ...] | None = None
     memory_format: torch.memory_format = torch.contiguous_format
     seed: int = 0
+    device: str = "cpu"
 
     def check(self) -> None:
         """Compare with a single device; run it on every rank of a pool of `mesh.size`."""
         generator = torch.Generator().manual_seed(self.seed)
         inputs = [self._input(i, shape, generator) for i, shape in enumerate(self.inputs)]
-        params = [torch.randn(s, generator=generator, dtype=torch.float64).to(self.dtype) for s in self.params]
+        params = [self._values(shape, generator) for shape in self.params]
         cuts = self.cuts or tuple(natural_cut(self.mesh, len(shape)) for shape in self.inputs)
-        check_split(self.fn, inputs, params, opened(self.mesh), cuts, self.seed)
+        check_split(self.fn, inputs, params, opened(self.mesh, self.device), cuts, self.seed)
 
     def _input(self, index: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         if index in self.integer_inputs:
-            return torch.randint(0, self.classes, shape, generator=generator)
-        values = torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
+            return torch.randint(0, self.classes, shape, generator=generator).to(self.device)
+        values = self._values(shape, generator)
         wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
         return values.to(memory_format=self.memory_format) if self.memory_format == wanted else values
 
 
-_open: dict[Mesh, OpenMesh] = {}
+    def _values(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
 
 
-def opened(mesh: Mesh) -> OpenMesh:
+_open: dict[tuple[Mesh, str], OpenMesh] = {}
+
+
+def opened(mesh: Mesh, device: str = "cpu") -> OpenMesh:
     """The mesh over all ranks of this process's job, opened once."""
-    if mesh not in _open:
-        _open[mesh] = open_mesh(mesh)
-    return _open[mesh]
+    if (mesh, device) not in _open:
+        _open[mesh, device] = open_mesh(mesh, device=device)
+    return _open[mesh, device]

@@ -17,16 +17,26 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 _fork = multiprocessing.get_context("fork")
 
+_SECONDS_FOR_OTHERS = 0.1
+"""After one failure, how long to wait for the failures of other ranks."""
+
 
 class RankError(AssertionError):
     """A rank raised, died or hung; the message carries its whole traceback."""
+
+
+class _Failure(NamedTuple):
+    """What went wrong on a rank, and when by the machine's clock."""
+
+    at: float
+    text: str
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0) -> list[Any]:
@@ -55,14 +65,15 @@ class RankPool:
         pipes = [_fork.Pipe() for _ in range(n)]
         self._pipes = [ours for ours, _ in pipes]
         self._processes = [
-            _fork.Process(target=self._serve, args=(rank, theirs, first), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
+            _fork.Process(target=self._serve, args=(rank, [theirs for _, theirs in pipes], first), daemon=True)
+            for rank in range(n)
         ]
         for process in self._processes:
             process.start()
         self._listener.close()
         for _, theirs in pipes:
             theirs.close()
+        self.results()  # of joining the job
 
     def __enter__(self) -> RankPool:
         return self
@@ -74,7 +85,8 @@ class RankPool:
         """Run a picklable `fn(*args)` on every rank."""
         call = pickle.dumps((fn, args))
         for pipe in self._pipes:
-            pipe.send_bytes(call)
+            with contextlib.suppress(BrokenPipeError):  # of a dead rank; its reply will tell
+                pipe.send_bytes(call)
         return self.results()
 
     def results(self) -> list[Any]:
@@ -82,14 +94,19 @@ class RankPool:
         found: dict[int, Any] = {}
         deadline = time.monotonic() + self.seconds_timeout
         while len(found) < self.n:
-            waiting = [self._pipes[r] for r in range(self.n) if r not in found]
-            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
+            arrived = self._arrived(found, deadline - time.monotonic())
+            if not arrived:
                 self._fail_hung([r for r in range(self.n) if r not in found])
-            for pipe in ready:
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
-                found[rank] = self._receive(rank)
+            found |= arrived
+            if any(isinstance(reply, _Failure) for reply in arrived.values()):
+                found |= self._arrived(found, _SECONDS_FOR_OTHERS)
+                self._fail([reply for reply in found.values() if isinstance(reply, _Failure)])
         return [found[rank] for rank in range(self.n)]
+
+    def _arrived(self, found: dict[int, Any], seconds: float) -> dict[int, Any]:
+        """New replies, by rank; none if `seconds` pass without."""
+        ready = wait([self._pipes[r] for r in range(self.n) if r not in found], timeout=max(0.0, seconds))
+        return {rank: self._receive(rank) for rank in range(self.n) if self._pipes[rank] in ready}
 
     @property
     def is_open(self) -> bool:
@@ -106,17 +123,19 @@ class RankPool:
         self._logs.cleanup()
 
     def _receive(self, rank: int) -> Any:
+        """What a rank returned, or its failure."""
         try:
-            ok, value = pickle.loads(self._pipes[rank].recv_bytes())
-        except EOFError:
+            return pickle.loads(self._pipes[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
             self._processes[rank].join()
             code = self._processes[rank].exitcode
-            self.close()
-            raise RankError(f"rank {rank} of {self.n} died with exit code {code} before it returned.") from None
-        if ok:
-            return value
+            # No rank dies because another failed, so a death comes first in the report.
+            return _Failure(0.0, f"rank {rank} of {self.n} died with exit code {code} before it returned.")
+
+    def _fail(self, failures: list[_Failure]) -> None:
+        """Report failures in the order in which they happened: later ones may be mere consequences."""
         self.close()
-        raise RankError(f"rank {rank} of {self.n} failed:\n{value}")
+        raise RankError("\n".join(failure.text for failure in sorted(failures)))
 
     def _fail_hung(self, ranks: list[int]) -> None:
         for rank in ranks:
@@ -129,26 +148,33 @@ class RankPool:
     def _stack(self, rank: int) -> str:
         """What the rank's fault handler wrote of its threads; it is written by a signal, so not at once."""
         log = Path(self._logs.name) / str(rank)
-        deadline = time.monotonic() + 2.0
+        text, deadline = "", time.monotonic() + 2.0
         while time.monotonic() < deadline:
-            if log.exists() and (text := log.read_text()).count("\n") > 1:
+            time.sleep(0.05)
+            before, text = text, log.read_text() if log.exists() else ""
+            if text and text == before:
                 return text
-            os.sched_yield()
-        return "(no stack could be had)"
+        return text or "(no stack could be had)"
 
-    def _serve(self, rank: int, pipe: Connection, first: tuple[Callable[..., Any], tuple[Any, ...]] | None) -> None:
+    def _serve(
+        self, rank: int, pipes: list[Connection], first: tuple[Callable[..., Any], tuple[Any, ...]] | None
+    ) -> None:
+        pipe = pipes.pop(rank)
+        # A pipe ends when its last holder closes it: a rank must hold no other rank's end, and none of its parent's.
+        for other in (*pipes, *self._pipes):
+            other.close()
         # A parent that ran multi-threaded operators leaves a thread pool that children would wait for forever.
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         log = (Path(self._logs.name) / str(rank)).open("w")
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
         try:
-            self._join(rank)
-            if first is not None:
-                _answer(pipe, *first)
-            else:
-                while True:
-                    _answer(pipe, *pickle.loads(pipe.recv_bytes()))
+            _reply(pipe, f"rank {rank} of {self.n}", self._join, rank)
+            call = first
+            while True:
+                fn, args = call or pickle.loads(pipe.recv_bytes())
+                _reply(pipe, f"rank {rank} of {self.n}", fn, *args)
+                call = None
         except (EOFError, BrokenPipeError):
             pass
         finally:
@@ -165,9 +191,10 @@ class RankPool:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=self.n, timeout=timeout)
 
 
-def _answer(pipe: Connection, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _reply(pipe: Connection, who: str, fn: Callable[..., Any], *args: Any) -> None:
+    """Send what `fn` returns, or how it failed."""
     try:
-        reply = pickle.dumps((True, fn(*args)))
+        reply = pickle.dumps(fn(*args))
     except BaseException:
-        reply = pickle.dumps((False, traceback.format_exc()))
+        reply = pickle.dumps(_Failure(time.monotonic(), f"{who} failed:\n{traceback.format_exc()}"))
     pipe.send_bytes(reply)

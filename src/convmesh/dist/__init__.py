@@ -1,0 +1,8 @@
+"""Meshes of running processes, exchanges and sums between them."""
+
+from convmesh.dist.collectives import Reduction, all_reduce, copy_over, sum_over
+from convmesh.dist.exchange import exchange
+from convmesh.dist.mesh import OpenMesh, init, open_mesh
+from convmesh.dist.traffic import Traffic
+
+__all__ = ["OpenMesh", "Reduction", "Traffic", "all_reduce", "copy_over", "exchange", "init", "open_mesh", "sum_over"]

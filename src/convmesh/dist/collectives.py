@@ -1,0 +1,97 @@
+"""Sums over mesh axes and their adjoints.
+
+Gradients follow one rule: a tensor that is equal on several ranks has a gradient that is equal on them too. So a sum
+over ranks has the identity as its adjoint, and a copy used for different work on different ranks sums their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from convmesh.dist.mesh import OpenMesh
+from convmesh.dist.traffic import all_reduce_bytes
+
+Axes = tuple[str, ...]
+
+
+class Reduction:
+    """An all-reduce under way, over several tensors of one type packed into one buffer."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], mesh: OpenMesh, axes: Axes, op: Any = dist.ReduceOp.SUM
+    ) -> None:
+        self._shapes = [t.shape for t in tensors]
+        self._device = tensors[0].device
+        flat = [t.detach().reshape(-1) for t in tensors]
+        packed = torch.cat(flat) if len(flat) > 1 else flat[0].clone()
+        self._buffer = packed.cpu() if mesh.stages_through_host else packed
+        ranks = mesh.mesh.extent(axes)
+        self._work: Any = None
+        if ranks > 1:
+            mesh.traffic.record("all_reduce", all_reduce_bytes(packed.numel(), packed.element_size(), ranks))
+            self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
+
+    def wait(self) -> list[torch.Tensor]:
+        """The sums, in the shapes that were given."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        pieces = self._buffer.to(self._device).split([s.numel() for s in self._shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+
+def all_reduce(tensor: torch.Tensor, mesh: OpenMesh, axes: Axes, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    """The sum (or another reduction) over the ranks along `axes`, on each of them; not differentiable."""
+    if mesh.mesh.extent(axes) == 1:
+        return tensor.detach()
+    return Reduction([tensor], mesh, axes, op).wait()[0]
+
+
+class _SumOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, mesh: OpenMesh, axes: Axes) -> torch.Tensor:
+        del ctx
+        return all_reduce(partial, mesh, axes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        del ctx
+        return grad, None, None
+
+
+class _CopyOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mesh: OpenMesh, axes: Axes, *copies: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.mesh, ctx.axes = mesh, axes
+        return tuple(copy.view_as(copy) for copy in copies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return None, None, *Reduction(grads, ctx.mesh, ctx.axes).wait()
+
+
+def sum_over(partial: torch.Tensor, mesh: OpenMesh, axes: Axes) -> torch.Tensor:
+    """The sum of the ranks' partial results along `axes`; differentiable."""
+    if mesh.mesh.extent(axes) == 1:
+        return partial
+    result: torch.Tensor = _SumOver.apply(partial, mesh, axes)
+    return result
+
+
+def copy_over(mesh: OpenMesh, axes: Axes, *copies: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Tensors equal along `axes` (weights), about to be used for different work there: their gradients are summed."""
+    learning = [i for i, c in enumerate(copies) if c is not None and c.requires_grad]
+    if mesh.mesh.extent(axes) == 1 or not learning:
+        return copies
+    marked = list(copies)
+    # In the order given, not a set's: gradients must be summed in the same order on every rank.
+    for dtype in dict.fromkeys(c.dtype for c in copies if c is not None):
+        chosen = [i for i in learning if (c := copies[i]) is not None and c.dtype == dtype]
+        if chosen:
+            for i, copy in zip(chosen, _CopyOver.apply(mesh, axes, *(copies[i] for i in chosen)), strict=True):
+                marked[i] = copy
+    return tuple(marked)

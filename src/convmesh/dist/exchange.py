@@ -1,0 +1,185 @@
+"""Executing exchange plans: boxes move forward, gradients are added back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from convmesh.dist.mesh import OpenMesh
+from convmesh.dist.wire import add, empty_like_format, put, take
+from convmesh.layout import ExchangePlan, Region, Route
+from convmesh.layout.exchange import Carrier
+
+# torch 2.13 renamed the collective and warns about the name that 2.11 has.
+_gather_equal = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+Arrived = list[tuple[Region, torch.Tensor]]
+
+
+class Transfer:
+    """Messages under way. Keeps their buffers alive; `wait` gives what arrived, by global region."""
+
+    def __init__(self, works: list[Any], collect: Callable[[], Arrived], keep: object = None) -> None:
+        self._works = works
+        self._collect = collect
+        self._keep = keep
+
+    def wait(self) -> Arrived:
+        for work in self._works:
+            work.wait()
+        self._works = []
+        return self._collect()
+
+
+def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+    """Post this rank's messages of one direction of an exchange."""
+    if carrier == "neighbour":
+        return _start_neighbour(mesh, route, payload)
+    if carrier == "all_to_all":
+        return _start_all_to_all(mesh, route, axes, payload)
+    if carrier == "all_gather":
+        return _start_all_gather(mesh, route, axes, payload)
+    return Transfer([], list)
+
+
+class Pieces:
+    """Disjoint pieces of a global tensor, by the region that each holds; `like` gives type and device."""
+
+    def __init__(self, pieces: Arrived, like: torch.Tensor) -> None:
+        self.pieces = pieces
+        self.like = like
+
+    def gather(self, region: Region) -> torch.Tensor:
+        """A region's values: a view where one piece holds it, else a copy with zeros where no piece reaches."""
+        for held, tensor in self.pieces:
+            if held == region:
+                return tensor
+        common = [(held.intersect(region), held, tensor) for held, tensor in self.pieces]
+        for shared, held, tensor in common:
+            if shared == region:
+                return take(tensor, region.within(held))
+        out = empty_like_format(region.shape, self.pieces[0][1] if self.pieces else self.like)
+        if sum(shared.size for shared, _, _ in common) < region.size:
+            out.zero_()
+        for shared, held, tensor in common:
+            if shared.size:
+                put(out, shared.within(region), take(tensor, shared.within(held)))
+        return out
+
+    def flat(self, region: Region) -> torch.Tensor:
+        """A region's values as one plain contiguous run."""
+        return self.gather(region).reshape(-1)
+
+    def empty(self, elements: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(elements, dtype=self.like.dtype, device=device)
+
+
+def _start_neighbour(mesh: OpenMesh, route: Route, payload: Pieces) -> Transfer:
+    """One packed message per peer and direction."""
+    wire = _wire_device(mesh)
+    group = mesh.everyone
+    sent = [_on_wire(payload.flat(m.region), wire) for m in route.sends]
+    received = [payload.empty(m.region.size, wire) for m in route.receives]
+    ops = [
+        dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group)
+        for m, buffer in zip(route.receives, received, strict=True)
+    ] + [
+        dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group)
+        for m, buffer in zip(route.sends, sent, strict=True)
+    ]
+    for buffer in sent:
+        mesh.traffic.record("neighbour", buffer.nbytes)
+    works = dist.batch_isend_irecv(ops) if ops else []
+    return Transfer(works, lambda: _shaped(route, received, payload.like.device), keep=sent)
+
+
+def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+    """One collective over the group; ranks with nothing to say take part with empty pieces."""
+    wire = _wire_device(mesh)
+    group, members = mesh.group(axes), mesh.members(axes)
+    outgoing, incoming = ({m.peer: m.region for m in side} for side in (route.sends, route.receives))
+    pieces = [payload.flat(outgoing[peer]) for peer in members if peer in outgoing]
+    sent = _on_wire(torch.cat(pieces) if pieces else payload.empty(0, payload.like.device), wire)
+    received = payload.empty(route.elements_received, wire)
+    out_splits, in_splits = ([side[p].size if p in side else 0 for p in members] for side in (incoming, outgoing))
+    mesh.traffic.record("all_to_all", sent.nbytes)
+    work = dist.all_to_all_single(received, sent, out_splits, in_splits, group=group, async_op=True)
+    parts = dict(zip(members, received.split(out_splits), strict=True))
+    return Transfer(
+        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload.like.device), keep=sent
+    )
+
+
+def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+    """Equal pieces that everybody wants."""
+    if not route.sends:  # empty in another dim, on all ranks of the group alike
+        return Transfer([], list)
+    wire = _wire_device(mesh)
+    group, members = mesh.group(axes), mesh.members(axes)
+    sent = _on_wire(payload.flat(route.sends[0].region), wire)
+    received = payload.empty(sent.numel() * len(members), wire)
+    mesh.traffic.record("all_gather", sent.nbytes * (len(members) - 1))
+    work = _gather_equal(received, sent, group=group, async_op=True)
+    parts = dict(zip(members, received.split(sent.numel()), strict=True))
+    return Transfer(
+        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload.like.device), keep=sent
+    )
+
+
+def _wire_device(mesh: OpenMesh) -> torch.device:
+    return torch.device("cpu") if mesh.stages_through_host else mesh.device
+
+
+def _on_wire(flat: torch.Tensor, wire: torch.device) -> torch.Tensor:
+    return flat.detach().contiguous().to(wire)
+
+
+def _shaped(route: Route, buffers: list[torch.Tensor], device: torch.device) -> Arrived:
+    pairs = zip(route.receives, buffers, strict=True)
+    return [(m.region, buffer.to(device).view(m.region.shape)) for m, buffer in pairs]
+
+
+def accumulate(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torch.Tensor:
+    """The gradient of the held region: what this rank found for it plus what others found."""
+    own = Pieces([(plan.needed, grad)], grad).gather(plan.held)
+    if not arrived:
+        return own
+    out = own.clone() if own._base is not None or own is grad else own
+    add_arrived(plan, out, arrived)
+    return out
+
+
+def add_arrived(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> None:
+    """Add what others found to this rank's gradient of the held region, in place."""
+    for region, values in arrived:
+        add(grad, region.within(plan.held), values)
+
+
+class _Exchange(torch.autograd.Function):
+    """Gives this rank the region it needs; the adjoint adds gradients back where the values came from."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, plan: ExchangePlan, mesh: OpenMesh) -> torch.Tensor:
+        ctx.plan, ctx.mesh = plan, mesh
+        held = [(plan.held, local)]
+        transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces(held, local))
+        out = Pieces(held + transfer.wait(), local).gather(plan.needed)
+        return out.view_as(out) if out is local else out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        plan: ExchangePlan = ctx.plan
+        payload = Pieces([(plan.needed, grad)], grad)
+        transfer = start(ctx.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, payload)
+        return accumulate(plan, grad, transfer.wait()), None, None
+
+
+def exchange(local: torch.Tensor, plan: ExchangePlan, mesh: OpenMesh) -> torch.Tensor:
+    """This rank's needed region of the tensor of which it holds `local`; differentiable."""
+    if plan.is_identity:
+        return local
+    result: torch.Tensor = _Exchange.apply(local, plan, mesh)
+    return result

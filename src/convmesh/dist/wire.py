@@ -1,0 +1,61 @@
+"""Between tensors and the plain contiguous buffers that back-ends move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from convmesh.layout import Region, Span
+
+Slices = tuple[slice, ...]
+
+
+def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels-last if the tensor is stored so and not plainly contiguous too."""
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    for dims, candidate in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.dim() == dims and tensor.is_contiguous(memory_format=candidate):
+            return candidate
+    return torch.contiguous_format
+
+
+def empty_like_format(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Uninitialised, with the type, device and memory format of `like`."""
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format_of(like))
+
+
+def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """The values of a region, in the tensor's own indices: a view where the region is one box."""
+    for dim, spans in enumerate(region.dims):
+        if spans == (Span(0, tensor.shape[dim]),):
+            continue
+        views = [tensor.narrow(dim, s.start, s.extent) for s in spans]
+        tensor = views[0] if len(views) == 1 else torch.cat(views, dim) if views else tensor.narrow(dim, 0, 0)
+    return tensor
+
+
+def put(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
+    """Write `values` into a region."""
+    for there, here in _blocks(region):
+        tensor[there].copy_(values[here])
+
+
+def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
+    """Add `values` to a region."""
+    for there, here in _blocks(region):
+        tensor[there].add_(values[here])
+
+
+def _blocks(region: Region) -> Iterator[tuple[Slices, Slices]]:
+    """The boxes of a region with their places in its compact indices."""
+    per_dim = [list(zip(spans, _compact(spans), strict=True)) for spans in region.dims]
+    for choice in itertools.product(*per_dim):
+        yield tuple(s.slice() for s, _ in choice), tuple(c.slice() for _, c in choice)
+
+
+def _compact(spans: Sequence[Span]) -> list[Span]:
+    ends = list(itertools.accumulate((s.extent for s in spans), initial=0))
+    return [Span(a, b) for a, b in itertools.pairwise(ends)]

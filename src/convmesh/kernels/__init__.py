@@ -1,0 +1,1 @@
+"""Local kernels: how this device computes a shard fastest."""

@@ -1,0 +1,166 @@
+"""Split convolution, 1D to 3D."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.dist import copy_over
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Box, Layout
+from convmesh.layout.borders import check_padding
+from convmesh.layout.maps import DimMap, Same, Whole, Window
+from convmesh.layout.terms import Terms, split_terms
+from convmesh.ops.autocast import autocast_inputs
+from convmesh.ops.border import extend
+from convmesh.ops.conv_function import SplitConv, SplitConvFunction
+from convmesh.ops.fetch import fetch
+from convmesh.ops.plans import halo, output_layout
+from convmesh.ops.registry import implements
+from convmesh.ops.sharded import Sharded
+
+Ints = int | Sequence[int]
+
+
+@implements(F.conv1d, F.conv2d, F.conv3d)
+def conv(
+    input: Sharded,  # noqa: A002 - the name that torch gives it
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+) -> Sharded:
+    """Convolution of a sharded input with a replicated weight. `padding_mode` as in `torch.nn.Conv3d`."""
+    check_operands(input, weight, bias, groups)
+    windows = _windows(input.shape[2:], weight.shape[2:], stride, padding, dilation, padding_mode)
+    x, weight, bias = autocast_inputs(input, weight, bias)
+    run = _overlapped if padding_mode == "zeros" else _folded
+    return run(x, weight, bias, windows, groups)
+
+
+def _overlapped(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
+) -> Sharded:
+    maps = (Same(), Whole(weight.shape[0]), *windows)
+    work = output_layout(x.layout, maps)
+    split = SplitConv(
+        mesh=x.mesh,
+        plan=halo(x.layout, work, maps, x.mesh.rank),
+        terms=_terms(x.layout, work, windows, x.mesh.rank, x.mesh.overlap),
+        stride=tuple(w.stride for w in windows),
+        dilation=tuple(w.dilation for w in windows),
+        groups=groups,
+        out=work.box(x.mesh.rank),
+        reduce_axes=work.axes,
+    )
+    with torch.autocast(x.device.type, enabled=False):
+        y = SplitConvFunction.apply(x.local, weight, bias, split)
+    return Sharded(y, work, x.mesh)
+
+
+@cache
+def _terms(source: Layout, work: Layout, windows: tuple[Window, ...], rank: int, overlap: bool) -> Terms:
+    held, out = source.box(rank), work.box(rank)
+    if not out.size:
+        return Terms(None, ())
+    return split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
+
+
+def _folded(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
+) -> Sharded:
+    """Borders that repeat the input (circular, reflect, replicate): fetch, put the border on, convolve."""
+    maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[0]), *windows)
+    work = output_layout(x.layout, maps)
+    local = fetch(x, work, maps)
+    out = work.box(x.mesh.rank)
+    weight_here, bias_here = copy_over(x.mesh, work.axes, weight, bias)
+    assert weight_here is not None
+    if not out.size:
+        return Sharded(empty_result(local, out.shape, weight_here, bias_here), work, x.mesh)
+    for dim, window in enumerate(windows, start=2):
+        local = extend(local, dim, window.extended(out.spans[dim]), x.shape[dim], window.mode)
+    strides, dilations = [w.stride for w in windows], [w.dilation for w in windows]
+    none = [0] * len(windows)
+    y = torch.convolution(local, weight_here, bias_here, strides, none, dilations, False, none, groups)
+    return Sharded(y, work, x.mesh)
+
+
+def empty_result(x: torch.Tensor, shape: Sequence[int], *params: torch.Tensor | None) -> torch.Tensor:
+    """An empty result that still hangs on its inputs, so that this rank takes part in their gradients' transfers."""
+    nothing = x.sum() * 0
+    for param in params:
+        nothing = nothing if param is None else nothing + param.sum() * 0
+    return nothing.expand(tuple(shape))
+
+
+def check_operands(
+    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, transposed: bool = False
+) -> None:
+    """What torch would refuse, refused here before anything is sent."""
+    if not isinstance(x, Sharded) or isinstance(weight, Sharded) or isinstance(bias, Sharded):
+        raise UnsupportedError("a split convolution takes a Sharded input and plain (replicated) `weight` and `bias`.")
+    spatial = weight.dim() - 2
+    if x.dim() != weight.dim():
+        raise UnsupportedError(
+            f"`input` (shape {tuple(x.shape)}) must have a sample and a channel dim and {spatial} spatial ones for a "
+            f"`weight` of shape {tuple(weight.shape)}; add the sample dim before you shard a single sample."
+        )
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != channels:
+        raise UnsupportedError(
+            f"`input` has {x.shape[1]} channels, but `weight` of shape {tuple(weight.shape)} with groups={groups} "
+            f"takes {channels}."
+        )
+    if x.layout.is_cut(1):
+        raise UnsupportedError("`input` has its channels cut; convolutions are split over samples and space.")
+
+
+def _windows(
+    extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
+) -> tuple[Window, ...]:
+    dims = len(extents)
+    strides, dilations = spread("stride", stride, dims), spread("dilation", dilation, dims)
+    pads = _pads(padding, kernel, strides, dilations)
+    windows = []
+    for n, k, s, d, (low, high) in zip(extents, kernel, strides, dilations, pads, strict=True):
+        window = Window(k, s, d, low, high, check_padding(mode, (low, high), n))
+        if window.reach > n + low + high:
+            raise UnsupportedError(
+                f"the kernel reaches over {window.reach} indices, but the padded input has {n + low + high}."
+            )
+        windows.append(window)
+    return tuple(windows)
+
+
+def _pads(
+    padding: Ints | str, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[tuple[int, int]]:
+    if padding == "valid":
+        return [(0, 0)] * len(kernel)
+    if padding == "same":
+        if any(s != 1 for s in strides):
+            raise UnsupportedError(
+                f"`padding` (='same') needs stride 1, not {tuple(strides)}; give the padding in numbers."
+            )
+        totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    if isinstance(padding, str):
+        raise UnsupportedError(f"`padding` (={padding!r}) must be whole numbers, 'same' or 'valid'.")
+    return [(p, p) for p in spread("padding", padding, len(kernel), smallest=0)]
+
+
+def spread(name: str, value: Ints, dims: int, smallest: int = 1) -> tuple[int, ...]:
+    """One number for all dims, or one a dim."""
+    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    values = values * dims if len(values) == 1 else values
+    if len(values) != dims or min(values) < smallest:
+        raise UnsupportedError(f"`{name}` (={value}) must be one or {dims} whole numbers of at least {smallest}.")
+    return values

@@ -1,0 +1,87 @@
+"""Split transposed convolution, 1D to 3D."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.dist import copy_over
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Box
+from convmesh.layout.maps import DimMap, Same, Transposed, Whole
+from convmesh.ops.autocast import autocast_inputs
+from convmesh.ops.border import pad_dim
+from convmesh.ops.conv import Ints, check_operands, empty_result, spread
+from convmesh.ops.fetch import fetch
+from convmesh.ops.plans import output_layout
+from convmesh.ops.registry import implements
+from convmesh.ops.sharded import Sharded
+
+
+@implements(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def conv_transpose(
+    input: Sharded,  # noqa: A002 - the name that torch gives it
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Sharded:
+    """Transposed convolution of a sharded input with a replicated weight."""
+    check_operands(input, weight, bias, groups, transposed=True)
+    steps = _transposed(weight.shape[2:], stride, padding, output_padding, dilation)
+    x, weight, bias = autocast_inputs(input, weight, bias)
+    maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[1] * groups), *steps)
+    work = output_layout(x.layout, maps)
+    fetched = fetch(x, work, maps)
+    weight_here, bias_here = copy_over(x.mesh, work.axes, weight, bias)
+    assert weight_here is not None
+    out = work.box(x.mesh.rank)
+    if fetched.numel():
+        y = _local(fetched, weight_here, steps, groups, _excess(steps, out, x.shape))
+    else:  # an empty box, or one that no input writes to
+        y = empty_result(fetched, out.shape, weight_here)
+    if bias_here is not None:
+        y = y + bias_here.view(-1, *[1] * len(steps))
+    return Sharded(y, work, x.mesh)
+
+
+def _excess(steps: tuple[Transposed, ...], out: Box, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """How far the outputs of the fetched inputs reach below and above the box; negative where they fall short."""
+    found = []
+    for step, span, extent in zip(steps, out.spans[2:], shape[2:], strict=True):
+        (needed,) = step.needs(span, extent)
+        first = needed.start * step.stride - step.padding
+        last = (needed.stop - 1) * step.stride - step.padding + step.reach
+        found.append((span.start - first, last - span.stop))
+    return found
+
+
+def _local(
+    x: torch.Tensor, weight: torch.Tensor, steps: tuple[Transposed, ...], groups: int, excess: list[tuple[int, int]]
+) -> torch.Tensor:
+    """Everything that the fetched inputs write, cut to (or filled up to) the rank's output box."""
+    strides, dilations, none = [s.stride for s in steps], [s.dilation for s in steps], [0] * len(steps)
+    crop = [max(0, min(low, high)) for low, high in excess]
+    y = torch.convolution(x, weight, None, strides, crop, dilations, True, none, groups)
+    for dim, ((low, high), both) in enumerate(zip(excess, crop, strict=True), start=2):
+        y = pad_dim(y, dim, both - low, both - high)
+    return y
+
+
+def _transposed(
+    kernel: torch.Size, stride: Ints, padding: Ints, output_padding: Ints, dilation: Ints
+) -> tuple[Transposed, ...]:
+    dims = len(kernel)
+    strides, dilations = spread("stride", stride, dims), spread("dilation", dilation, dims)
+    pads, extras = spread("padding", padding, dims, 0), spread("output_padding", output_padding, dims, 0)
+    for extra, s, d in zip(extras, strides, dilations, strict=True):
+        if extra >= max(s, d):
+            raise UnsupportedError(
+                f"`output_padding` (={extra}) must be smaller than stride (={s}) or dilation (={d})."
+            )
+    return tuple(Transposed(*args) for args in zip(kernel, strides, dilations, pads, extras, strict=True))

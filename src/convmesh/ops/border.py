@@ -19,10 +19,7 @@ def extend(
     """
     pieces = fold(extended, extent, mode)
     if mode == "zeros":
-        inside = extended.intersect(Span(0, extent))
-        # A span that lies wholly outside has no inside; all of it is padding.
-        low = inside.start - extended.start if inside.extent else extended.extent
-        return pad_dim(local, dim, low, extended.extent - low - inside.extent, value)
+        return pad_dim(local, dim, *outside(extended, extent), value)
     if len(pieces) == 1 and pieces[0].order == "same":
         return local
     held = Region((merge(piece.source for piece in pieces),))
@@ -36,6 +33,14 @@ def extend(
             part = part.expand([piece.target.extent if d == dim else -1 for d in range(local.dim())])
         parts.append(part)
     return torch.cat(parts, dim)
+
+
+def outside(extended: Span, extent: int) -> tuple[int, int]:
+    """How many indices of `extended` lie below and above `[0, extent)`."""
+    inside = extended.intersect(Span(0, extent))
+    # A span that lies wholly outside has no inside; all of it is padding.
+    low = inside.start - extended.start if inside.extent else extended.extent
+    return low, extended.extent - low - inside.extent
 
 
 def pad_dim(tensor: torch.Tensor, dim: int, low: int, high: int, value: float = 0.0) -> torch.Tensor:

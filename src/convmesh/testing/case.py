@@ -59,7 +59,6 @@ class SplitCase:
         wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
         return values.to(memory_format=self.memory_format) if self.memory_format == wanted else values
 
-
     def _values(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
 

@@ -17,14 +17,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 
 _fork = multiprocessing.get_context("fork")
 
-_SECONDS_FOR_OTHERS = 0.1
+_SECONDS_FOR_OTHERS = 0.3
 """After one failure, how long to wait for the failures of other ranks."""
 
 
@@ -99,8 +99,7 @@ class RankPool:
                 self._fail_hung([r for r in range(self.n) if r not in found])
             found |= arrived
             if any(isinstance(reply, _Failure) for reply in arrived.values()):
-                found |= self._arrived(found, _SECONDS_FOR_OTHERS)
-                self._fail([reply for reply in found.values() if isinstance(reply, _Failure)])
+                self._fail(found)
         return [found[rank] for rank in range(self.n)]
 
     def _arrived(self, found: dict[int, Any], seconds: float) -> dict[int, Any]:
@@ -132,12 +131,16 @@ class RankPool:
             # No rank dies because another failed, so a death comes first in the report.
             return _Failure(0.0, f"rank {rank} of {self.n} died with exit code {code} before it returned.")
 
-    def _fail(self, failures: list[_Failure]) -> None:
+    def _fail(self, found: dict[int, Any]) -> NoReturn:
         """Report failures in the order in which they happened: later ones may be mere consequences."""
+        deadline = time.monotonic() + _SECONDS_FOR_OTHERS
+        while others := self._arrived(found, deadline - time.monotonic()):
+            found |= others
         self.close()
-        raise RankError("\n".join(failure.text for failure in sorted(failures)))
+        failures = sorted(reply for reply in found.values() if isinstance(reply, _Failure))
+        raise RankError("\n".join(failure.text for failure in failures))
 
-    def _fail_hung(self, ranks: list[int]) -> None:
+    def _fail_hung(self, ranks: list[int]) -> NoReturn:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
@@ -181,7 +184,7 @@ class RankPool:
             os._exit(0)  # no clean-up of what the parent set up
 
     def _join(self, rank: int) -> None:
-        timeout = timedelta(seconds=self.seconds_timeout)
+        timeout = timedelta(seconds=2 * self.seconds_timeout)  # the parent notices a hang first and shows where
         port, listener = self._listener.getsockname()[1], self._listener.detach()
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)

@@ -47,3 +47,14 @@ def test_broadcasting(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     thin = tuple(n if data.draw(st.booleans()) else 1 for n in shape)
     param = (3, *shape[2:]) if data.draw(st.booleans()) else (3, *[1] * spatial)
     check(SplitCase(arithmetic, mesh, (shape, thin), (param,)))
+
+
+def cropped_in_place(x: Any) -> Any:
+    cropped = x[:, :, 1:] * 1 if isinstance(x, torch.Tensor) else x[:, :, 1:]
+    result = F.relu(cropped, inplace=True)
+    return result + cropped
+
+
+@on_grids
+def test_in_place_activation_of_a_view(mesh: Mesh, check: Check) -> None:
+    check(SplitCase(cropped_in_place, mesh, ((2, 2, 5, 6, 4),)))

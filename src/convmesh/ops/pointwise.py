@@ -38,6 +38,10 @@ BINARY: tuple[Callable[..., Any], ...] = (
 def _register_unary(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
+        if kwargs.get("inplace"):
+            # A shard may be a view that an exchange gave out, which autograd lets nobody overwrite.
+            x.local = function(x.local, *args, **{**kwargs, "inplace": not x.local._is_view()})
+            return x
         return x.like(function(x.local, *args, **kwargs))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from convmesh.testing import RankPool, SplitCase
 from tests.matrix import matrix, write_readme
@@ -18,6 +18,7 @@ settings.register_profile(
     print_blob=False,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+settings.register_profile("noshrink", settings.get_profile("ranks"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("ranks")
 
 

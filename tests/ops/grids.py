@@ -21,4 +21,6 @@ GRIDS = [
     Mesh(width=8),
 ]
 
-on_grids = pytest.mark.parametrize("mesh", GRIDS, ids=lambda m: "x".join(f"{k}{v}" for k, v in m.axes.items()) or "single")
+on_grids = pytest.mark.parametrize(
+    "mesh", GRIDS, ids=lambda m: "x".join(f"{k}{v}" for k, v in m.axes.items()) or "single"
+)

@@ -46,11 +46,18 @@ def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...],
 
 
 class Pieces:
-    """Disjoint pieces of a global tensor, by the region that each holds; `like` gives type and device."""
+    """Disjoint pieces of a global tensor, by the region that each holds; `like` gives type and device.
 
-    def __init__(self, pieces: Arrived, like: torch.Tensor) -> None:
+    `wire` is the order in which values travel. Every rank of an exchange must name the same one, and a rank cannot
+    tell it from its shard: with one channel, or one row, both orders look alike.
+    """
+
+    def __init__(
+        self, pieces: Arrived, like: torch.Tensor, wire: torch.memory_format = torch.contiguous_format
+    ) -> None:
         self.pieces = pieces
         self.like = like
+        self._channels_last = wire != torch.contiguous_format
 
     def gather(self, region: Region) -> torch.Tensor:
         """A region's values: a view where one piece holds it, else a copy with zeros where no piece reaches."""
@@ -70,8 +77,16 @@ class Pieces:
         return out
 
     def flat(self, region: Region) -> torch.Tensor:
-        """A region's values as one plain contiguous run."""
-        return self.gather(region).reshape(-1)
+        """A region's values as one contiguous run, as they travel."""
+        values = self.gather(region)
+        return (values.movedim(1, -1) if self._channels_last else values).reshape(-1)
+
+    def shaped(self, region: Region, flat: torch.Tensor) -> torch.Tensor:
+        """A region's values from the run that arrived."""
+        if not self._channels_last:
+            return flat.view(region.shape)
+        samples, channels, *space = region.shape
+        return flat.view(samples, *space, channels).movedim(-1, 1)
 
     def empty(self, elements: int, device: torch.device) -> torch.Tensor:
         return torch.empty(elements, dtype=self.like.dtype, device=device)
@@ -93,7 +108,7 @@ def _start_neighbour(mesh: OpenMesh, route: Route, payload: Pieces) -> Transfer:
     for buffer in sent:
         mesh.traffic.record("neighbour", buffer.nbytes)
     works = dist.batch_isend_irecv(ops) if ops else []
-    return Transfer(works, lambda: _shaped(route, received, payload.like.device), keep=sent)
+    return Transfer(works, lambda: _shaped(route, received, payload), keep=sent)
 
 
 def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
@@ -109,7 +124,7 @@ def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     work = dist.all_to_all_single(received, sent, out_splits, in_splits, group=group, async_op=True)
     parts = dict(zip(members, received.split(out_splits), strict=True))
     return Transfer(
-        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload.like.device), keep=sent
+        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent
     )
 
 
@@ -125,7 +140,7 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     work = _gather_equal(received, sent, group=group, async_op=True)
     parts = dict(zip(members, received.split(sent.numel()), strict=True))
     return Transfer(
-        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload.like.device), keep=sent
+        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent
     )
 
 
@@ -137,14 +152,14 @@ def _on_wire(flat: torch.Tensor, wire: torch.device) -> torch.Tensor:
     return flat.detach().contiguous().to(wire)
 
 
-def _shaped(route: Route, buffers: list[torch.Tensor], device: torch.device) -> Arrived:
+def _shaped(route: Route, buffers: list[torch.Tensor], payload: Pieces) -> Arrived:
     pairs = zip(route.receives, buffers, strict=True)
-    return [(m.region, buffer.to(device).view(m.region.shape)) for m, buffer in pairs]
+    return [(m.region, payload.shaped(m.region, buffer.to(payload.like.device))) for m, buffer in pairs]
 
 
 def accumulate(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torch.Tensor:
     """The gradient of the held region: what this rank found for it plus what others found."""
-    own = Pieces([(plan.needed, grad)], grad).gather(plan.held)
+    own = Pieces([(plan.frame, grad)], grad).gather(plan.held)
     if not arrived:
         return own
     out = own.clone() if own._base is not None or own is grad else own
@@ -166,13 +181,13 @@ class _Exchange(torch.autograd.Function):
         ctx.plan, ctx.mesh = plan, mesh
         held = [(plan.held, local)]
         transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces(held, local))
-        out = Pieces(held + transfer.wait(), local).gather(plan.needed)
+        out = Pieces(held + transfer.wait(), local).gather(plan.frame)
         return out.view_as(out) if out is local else out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         plan: ExchangePlan = ctx.plan
-        payload = Pieces([(plan.needed, grad)], grad)
+        payload = Pieces([(plan.frame, grad)], grad)
         transfer = start(ctx.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, payload)
         return accumulate(plan, grad, transfer.wait()), None, None
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
 from convmesh.dist.traffic import Traffic
@@ -36,6 +37,10 @@ class OpenMesh:
         self.seeds = torch.Generator().manual_seed(0)
         self.overlap = True
         """Whether convolutions start before their halos arrive; off for debugging and comparison."""
+        self.device_meshes: dict[tuple[str, ...], DeviceMesh] = {}
+        """torch's views of this mesh, by order of axes; see `dist.weights`."""
+        self.keeps_gathered = True
+        """Whether layers with cut channels keep their gathered input for backward, or gather it again to save memory."""
         self._groups = groups
         self._agreed: set[tuple[str, str]] = set()
         self.stages_through_host = device.type != "cpu" and dist.get_backend(everyone) == "gloo"

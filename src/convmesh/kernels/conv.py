@@ -8,6 +8,7 @@ on the way down; oneDNN is then called by name.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,21 +59,25 @@ def _aten_args(params: ConvParams) -> tuple[object, ...]:
     return stride, padding, dilation, False, [0] * len(stride), params.groups
 
 
-def _is_onednn(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
+def best_format(dtype: torch.dtype, device: torch.device, dims: int, kernel: Sequence[int]) -> torch.memory_format:
+    """Channels-last in oneDNN for kernels with more than one tap; pointwise ones are matrix products in either format."""
+    best = _CHANNELS_LAST.get(dims)
+    return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, device) else torch.contiguous_format
+
+
+def _is_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
 def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Channels-last for kernels with more than one tap; pointwise ones are matrix products in either format."""
-    best = _CHANNELS_LAST.get(tensor.dim())
-    if best is None or not _is_onednn(tensor) or math.prod(weight.shape[2:]) == 1:
-        return tensor
-    return tensor.contiguous(memory_format=best)
+    """The tensor as the kernel for `weight` wants it; as it is where no format is better."""
+    best = best_format(tensor.dtype, tensor.device, tensor.dim(), weight.shape[2:])
+    return tensor if best == torch.contiguous_format else tensor.contiguous(memory_format=best)
 
 
 def _needs_naming(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
     """Whether ATen would not choose oneDNN by itself although oneDNN is faster."""
-    if not _is_onednn(x) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
+    if not _is_onednn(x.dtype, x.device) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
         return False
     if math.prod(weight.shape[2:]) == 1 and x.is_contiguous():
         return False

@@ -43,5 +43,7 @@ def check_padding(mode: str, pads: tuple[int, int], extent: int) -> PaddingMode:
         raise UnsupportedError(f"`padding_mode` (={mode!r}) must be one of {', '.join(get_args(PaddingMode))}.")
     most = {"circular": extent, "reflect": extent - 1}.get(mode)
     if most is not None and max(pads) > most:
-        raise UnsupportedError(f"`padding` (={max(pads)}) must be at most {most} for {mode} padding of extent {extent}.")
+        raise UnsupportedError(
+            f"`padding` (={max(pads)}) must be at most {most} for {mode} padding of extent {extent}."
+        )
     return mode  # type: ignore[return-value]

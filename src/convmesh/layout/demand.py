@@ -2,60 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from convmesh.layout.box import Region, Span, intersect_spans
+from convmesh.layout.box import Region, Span
 from convmesh.layout.layout import Layout
 from convmesh.layout.mesh import Mesh
 
+Ints = npt.NDArray[np.int64]
+
 
 class DimDemand:
-    """One dim: for each part along `axes` the spans that its ranks hold or need; parts may overlap."""
+    """One dim: for each part along `axes` the spans that its ranks hold or need; parts may overlap.
 
-    def __init__(self, axes: tuple[str, ...], spans: Sequence[tuple[Span, ...]]) -> None:
+    Kept as arrays: of many thousand parts a rank looks at a few, and carriers are chosen by counting. `frame` gives the
+    spans that a tensor for a part has room for, if that is more than the part needs: operators may skip indices.
+    """
+
+    def __init__(
+        self, axes: tuple[str, ...], spans: Iterable[tuple[Span, ...]], frame: Callable[[int], Span] | None = None
+    ) -> None:
+        counts: list[int] = []
+        numbers: list[int] = []
+        for part in spans:
+            counts.append(len(part))
+            for span in part:
+                numbers += span
         self.axes = axes
-        self.spans = tuple(spans)
+        self._frame = frame
+        self._spans = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+        self._first = np.cumsum([0, *counts])
 
     def __repr__(self) -> str:
-        return f"DimDemand({self.axes}, {self.spans})"
+        return f"DimDemand({self.axes}, {[self.part(index) for index in range(self.parts)]})"
+
+    def same_as(self, other: DimDemand) -> bool:
+        """Whether every rank holds or needs the same in both."""
+        return (
+            self.axes == other.axes
+            and np.array_equal(self._first, other._first)
+            and np.array_equal(self._spans, other._spans)
+        )
+
+    @property
+    def parts(self) -> int:
+        return len(self._first) - 1
+
+    def part(self, index: int) -> tuple[Span, ...]:
+        """The spans of one part."""
+        rows = self._spans[self._first[index] : self._first[index + 1]]
+        return tuple(Span(start, stop) for start, stop in rows.tolist())
+
+    def frame(self, index: int) -> tuple[Span, ...]:
+        """The spans that a tensor for one part has room for."""
+        if self._frame is None:
+            return self.part(index)
+        span = self._frame(index)
+        return (span,) if span.extent else ()
 
     @cached_property
-    def hulls(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """First and last-plus-one index of every part: a quick rejection test for meshes of many ranks."""
-        starts = [spans[0].start if spans else 0 for spans in self.spans]
-        stops = [spans[-1].stop if spans else 0 for spans in self.spans]
-        return np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
+    def hulls(self) -> tuple[Ints, Ints]:
+        """First and last-plus-one index of every part; zeros for parts without indices."""
+        starts, stops = np.zeros((2, self.parts), dtype=np.int64)
+        filled = np.diff(self._first) > 0
+        starts[filled] = self._spans[self._first[:-1][filled], 0]
+        stops[filled] = self._spans[self._first[1:][filled] - 1, 1]
+        return starts, stops
+
+    @cached_property
+    def extents(self) -> Ints:
+        """The number of indices of every part."""
+        return self._summed(self._spans[:, 1] - self._spans[:, 0])
 
     def degree(self, asked: DimDemand) -> int:
-        """At most how many of these parts one part of `asked` shares indices with."""
-        starts, stops = self._sorted_hulls
-        wanted = [(span, part) for part, spans in enumerate(asked.spans) for span in spans]
-        if not wanted or not len(starts):
-            return 0
-        first = np.searchsorted(stops, [span.start for span, _ in wanted], side="right")
-        last = np.searchsorted(starts, [span.stop for span, _ in wanted], side="left")
-        per_part = np.bincount([part for _, part in wanted], weights=np.maximum(last - first, 0))
-        return int(per_part.max())
-
-    @cached_property
-    def _sorted_hulls(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Hulls of the non-empty parts. Sorted one by one, so that counts are exact or too high for jumbled parts."""
+        """At most how many of these parts one part of `asked` shares indices with: exact, or too high for holes."""
         starts, stops = self.hulls
         filled = stops > starts
-        return np.sort(starts[filled]), np.sort(stops[filled])
+        begun = np.searchsorted(np.sort(starts[filled]), asked._spans[:, 1], side="left")
+        ended = np.searchsorted(np.sort(stops[filled]), asked._spans[:, 0], side="right")
+        return int(min(asked._summed(begun - ended).max(), filled.sum()))
 
-    def overlapping(self, spans: tuple[Span, ...]) -> list[tuple[int, tuple[Span, ...]]]:
-        """The parts that share indices with `spans`, with those indices."""
+    def covers(self, asked: DimDemand) -> bool:
+        """Whether the hull of each part holds what the same part of `asked` has."""
+        (starts, stops), (asked_starts, asked_stops) = self.hulls, asked.hulls
+        inside = (starts <= asked_starts) & (asked_stops <= stops)
+        return bool(np.all(inside | (asked_starts == asked_stops)))
+
+    def near(self, spans: tuple[Span, ...]) -> list[int]:
+        """The parts that may share indices with `spans`: those whose hulls do."""
         if not spans:
             return []
         starts, stops = self.hulls
-        candidates = np.flatnonzero((starts < spans[-1].stop) & (stops > spans[0].start))
-        found = ((int(part), intersect_spans(self.spans[part], spans)) for part in candidates)
-        return [(part, common) for part, common in found if common]
+        found: list[int] = np.flatnonzero((starts < spans[-1].stop) & (stops > spans[0].start)).tolist()
+        return found
+
+    def _summed(self, values: Ints) -> Ints:
+        """Values of spans, summed for each part."""
+        sums: Ints = np.concatenate(([0], np.cumsum(values)))[self._first]
+        return sums[1:] - sums[:-1]
 
 
 class Demand:
@@ -76,10 +124,15 @@ class Demand:
         return frozenset(name for dim in self.dims for name in dim.axes)
 
     def region(self, rank: int) -> Region:
+        """What `rank` holds or needs."""
         here = self.mesh.coordinates(rank)
-        return Region(tuple(dim.spans[self.mesh.part(dim.axes, here)] for dim in self.dims))
+        return Region(tuple(dim.part(self.mesh.part(dim.axes, here)) for dim in self.dims))
+
+    def frame(self, rank: int) -> Region:
+        """The same with the holes that a tensor for it has room for."""
+        here = self.mesh.coordinates(rank)
+        return Region(tuple(dim.frame(self.mesh.part(dim.axes, here)) for dim in self.dims))
 
 
 def _owned(axes: tuple[str, ...], bounds: tuple[int, ...]) -> DimDemand:
-    spans = (Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
-    return DimDemand(axes, [(span,) if span.extent else () for span in spans])
+    return DimDemand(axes, ((Span(a, b),) if a < b else () for a, b in itertools.pairwise(bounds)))

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from convmesh.layout.box import Region, Span
-from convmesh.layout.demand import Demand
+from convmesh.layout.box import Region, Span, intersect_spans
+from convmesh.layout.demand import Demand, DimDemand
 from convmesh.layout.layout import Layout
 from convmesh.layout.mesh import Mesh
 
 Carrier = Literal["none", "neighbour", "all_to_all", "all_gather"]
+
+Met = tuple[dict[str, int], tuple[Span, ...]]
 
 MOST_NEIGHBOURS = 26
 """Up to the neighbours of a cube, single messages beat a collective over the whole group."""
@@ -56,6 +58,8 @@ class ExchangePlan:
 
     held: Region
     needed: Region
+    frame: Region
+    """`needed` with the holes that operators skip over: what the fetched tensor has room for."""
     forward: Route
     adjoint: Route
     carrier: Carrier
@@ -65,7 +69,7 @@ class ExchangePlan:
     @property
     def is_identity(self) -> bool:
         """Nothing moves and nothing changes shape on any rank of the mesh."""
-        return self.carrier == "none" and self.adjoint_carrier == "none" and self.held == self.needed
+        return self.carrier == "none" and self.adjoint_carrier == "none" and self.held == self.frame
 
 
 def plan_exchange(source: Layout, needs: Demand, rank: int) -> ExchangePlan:
@@ -75,6 +79,7 @@ def plan_exchange(source: Layout, needs: Demand, rank: int) -> ExchangePlan:
     return ExchangePlan(
         held=owned.region(rank),
         needed=needs.region(rank),
+        frame=needs.frame(rank),
         forward=route(owned, needs, rank),
         adjoint=route(needs, owned, rank),
         carrier=_carrier(owned, needs, axes),
@@ -103,38 +108,36 @@ def route(supply: Demand, demand: Demand, rank: int) -> Route:
 def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) -> Iterator[Message]:
     """All pairings of `rank` (as supplier or receiver) with a peer, by the supplier rule of this module."""
     mesh = supply.mesh
-    mine, theirs = (supply, demand) if rank_supplies else (demand, supply)
     here = mesh.coordinates(rank)
-    overlaps = [dim.overlapping(spans) for dim, spans in zip(theirs.dims, mine.region(rank).dims, strict=True)]
-    for choice in itertools.product(*overlaps):
-        place: dict[str, int] = {}
-        for dim, (part, _) in zip(theirs.dims, choice, strict=True):
-            place |= mesh.places(dim.axes, part)
-        region = Region(tuple(spans for _, spans in choice))
-        for peer in _peers(mesh, place, here, supply.axes, rank_supplies):
-            yield Message(peer, region)
-
-
-def _peers(
-    mesh: Mesh, place: dict[str, int], here: dict[str, int], supply_axes: frozenset[str], rank_supplies: bool
-) -> Iterator[int]:
-    """The ranks at `place` that `here` pairs with; `place` is silent on the axes where they are replicas."""
-    if not rank_supplies:
-        yield mesh.rank({**here, **place})
-        return
+    mine, theirs = (supply, demand) if rank_supplies else (demand, supply)
     # Receivers must agree with their supplier where suppliers are replicas, and are all served elsewhere.
-    if any(place.get(name, here[name]) != here[name] for name in mesh.axes if name not in supply_axes):
-        return
-    free = [name for name in mesh.axes if name in supply_axes and name not in place]
-    for values in itertools.product(*(range(mesh.axes[name]) for name in free)):
-        yield mesh.rank({**here, **place, **dict(zip(free, values, strict=True))})
+    fixed = {name: here[name] for name in mesh.axes if name not in supply.axes} if rank_supplies else {}
+    free = [name for name in mesh.axes if name in supply.axes - theirs.axes] if rank_supplies else []
+    met = [list(_met(mesh, dim, spans, fixed)) for dim, spans in zip(theirs.dims, mine.region(rank).dims, strict=True)]
+    for choice in itertools.product(*met):
+        place = dict(here)
+        for part, _ in choice:
+            place.update(part)
+        region = Region(tuple(spans for _, spans in choice))
+        for values in itertools.product(*(range(mesh.axes[name]) for name in free)):
+            yield Message(mesh.rank({**place, **dict(zip(free, values, strict=True))}), region)
+
+
+def _met(mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], fixed: dict[str, int]) -> Iterator[Met]:
+    """The places of `dim`'s parts that share indices with `spans`, with those indices."""
+    for part in dim.near(spans):
+        place = mesh.places(dim.axes, part)
+        if all(fixed.get(name, at) == at for name, at in place.items()):
+            common = intersect_spans(dim.part(part), spans)
+            if common:
+                yield place, common
 
 
 def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:
     """The axes along which messages can travel: all that cut a dim in which some rank lacks something."""
     moving: set[str] = set()
     for own, need in zip(owned.dims, needs.dims, strict=True):
-        if own.axes != need.axes or own.spans != need.spans:
+        if not own.same_as(need):
             moving |= {*own.axes, *need.axes}
     return tuple(name for name in owned.mesh.axes if name in moving)
 
@@ -146,7 +149,7 @@ def _carrier(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> Carrier:
     for given, asked in zip(supply.dims, demand.dims, strict=True):
         degree = given.degree(asked)
         fan_in *= degree
-        sends_any |= degree > 1 or _displaced(given.axes, given.spans, asked.axes, asked.spans)
+        sends_any |= degree > 1 or _displaced(given, asked)
     if not sends_any or fan_in == 0:
         return "none"
     group = supply.mesh.extent(axes)
@@ -155,26 +158,19 @@ def _carrier(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> Carrier:
     return "all_to_all" if fan_in > 1 + MOST_NEIGHBOURS else "neighbour"
 
 
-def _displaced(
-    given_axes: tuple[str, ...],
-    given: tuple[tuple[Span, ...], ...],
-    asked_axes: tuple[str, ...],
-    asked: tuple[tuple[Span, ...], ...],
-) -> bool:
-    """Whether some rank asks for what its own part does not give."""
-    if not given_axes:
+def _displaced(given: DimDemand, asked: DimDemand) -> bool:
+    """Whether some rank asks for what its own part may not give."""
+    if not given.axes:
         return False
-    if given_axes != asked_axes:
-        return True
-    return any(want and (not have or want[0].start < have[0].start or want[-1].stop > have[-1].stop)
-               for have, want in zip(given, asked, strict=True))
+    return given.axes != asked.axes or not given.covers(asked)
 
 
 def _is_gather(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> bool:
-    """Whether one dim's parts, equal in extent, all go to all ranks of the group, and nothing else moves."""
-    moved = [(g, a) for g, a in zip(supply.dims, demand.dims, strict=True) if g.axes != a.axes or g.spans != a.spans]
-    if len(moved) != 1:
+    """Whether one dim's parts, equal in extent, go whole to all ranks of the group, and nothing else moves."""
+    moved = [(g, a) for g, a in zip(supply.dims, demand.dims, strict=True) if not g.same_as(a)]
+    if len(moved) != 1 or moved[0][0].axes != axes or moved[0][1].axes:
         return False
     given, asked = moved[0]
-    extents = {sum(s.extent for s in spans) for spans in given.spans}
-    return len(extents) == 1 and len(set(asked.spans)) == 1 and not asked.axes and given.axes == axes
+    starts, stops = given.hulls
+    equal = given.extents.min() == given.extents.max()
+    return bool(equal) and asked.part(0) == (Span(int(starts.min()), int(stops.max())),)

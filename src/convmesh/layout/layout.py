@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from convmesh.errors import LayoutError
 from convmesh.layout.box import Box
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.mesh import AXES, CHANNEL_AXES, Mesh
 from convmesh.layout.partition import Partition
 
 
@@ -17,6 +17,13 @@ class Cut(NamedTuple):
 
     axes: tuple[str, ...]
     partition: Partition
+
+
+def even_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
+    """A dim cut as evenly as its axes' convention has it."""
+    if axes and {*axes} <= {*CHANNEL_AXES}:
+        return Cut(axes, Partition.nested(extent, [mesh.axes[name] for name in axes]))
+    return Cut(axes, Partition.even(extent, mesh.extent(axes)))
 
 
 class Layout:
@@ -33,15 +40,20 @@ class Layout:
 
     @classmethod
     def of(cls, mesh: Mesh, shape: Sequence[int], cut: Mapping[int, str | Sequence[str]] | None = None) -> Layout:
-        """Even cuts of `shape`: `Layout.of(mesh, x.shape, {0: "data", 2: "depth"})` maps dims to the axes that cut them."""
-        by_dim = {}
+        """Even cuts of `shape`; `cut` maps dims to the axes that cut them: `{0: "data", 2: ("depth", "height")}`.
+
+        Dims cut by channel axes are cut axis by axis, as DTensor cuts weights, so that weights and activations agree.
+        """
+        axes_of: list[tuple[str, ...]] = [()] * len(shape)
         for dim, names in (cut or {}).items():
             if not -len(shape) <= dim < len(shape):
                 raise LayoutError(f"`cut` names dim {dim}, but the tensor has {len(shape)} dims: {tuple(shape)}.")
-            axes = (names,) if isinstance(names, str) else tuple(names)
-            by_dim[dim % len(shape)] = tuple(name for name in axes if mesh.axes.get(name, 1) > 1)
-        axes_of = [by_dim.get(dim, ()) for dim in range(len(shape))]
-        return cls(mesh, [Cut(a, Partition.even(n, mesh.extent(a))) for n, a in zip(shape, axes_of, strict=True)])
+            if axes_of[dim]:
+                raise LayoutError(f"`cut` (={dict(cut or {})}) names dim {dim} twice; give all its axes at once.")
+            axes_of[dim] = (names,) if isinstance(names, str) else tuple(names)
+        _check_names(axes_of)
+        used = [tuple(name for name in axes if name in mesh.axes) for axes in axes_of]
+        return cls(mesh, [even_cut(mesh, n, axes) for n, axes in zip(shape, used, strict=True)])
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -53,6 +65,10 @@ class Layout:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[Mesh, tuple[Cut, ...]]]:
+        """Made anew when unpickled: another process hashes names otherwise."""
+        return Layout, (self.mesh, self.cuts)
 
     def __repr__(self) -> str:
         cuts = ", ".join(f"{dim}: {'*'.join(cut.axes)}" for dim, cut in enumerate(self.cuts) if cut.axes)
@@ -86,7 +102,15 @@ class Layout:
         """The same axes on the same dims of a tensor of another shape."""
         if tuple(shape) == self.shape:
             return self
-        return Layout(self.mesh, [Cut(c.axes, c.partition.rescale(n)) for c, n in zip(self.cuts, shape, strict=True)])
+        return Layout(self.mesh, [self._rescaled(cut, n) for cut, n in zip(self.cuts, shape, strict=True)])
+
+    def _rescaled(self, cut: Cut, extent: int) -> Cut:
+        """Even stays even, uneven keeps its shares."""
+        if extent == cut.partition.extent:
+            return cut
+        if cut == even_cut(self.mesh, cut.partition.extent, cut.axes):
+            return even_cut(self.mesh, extent, cut.axes)
+        return Cut(cut.axes, cut.partition.rescale(extent))
 
     def replacing(self, cuts: Mapping[int, Cut]) -> Layout:
         """This layout with some dims cut otherwise."""
@@ -97,15 +121,23 @@ class Layout:
         return self.replacing({d: Cut((), Partition.even(self.shape[d], 1)) for d in dims})
 
     def _check(self) -> None:
-        names = [name for cut in self.cuts for name in cut.axes]
-        for name in names:
-            if name not in self.mesh.axes:
-                raise LayoutError(f"`cut` names axis {name!r}, but {self.mesh} has only {', '.join(self.mesh.axes)}.")
-            if names.count(name) > 1:
-                raise LayoutError(f"`cut` names axis {name!r} twice; one axis cuts one dim of a tensor.")
+        _check_names([cut.axes for cut in self.cuts])
         for dim, (axes, partition) in enumerate(self.cuts):
+            for name in axes:
+                if name not in self.mesh.axes:
+                    known = ", ".join(self.mesh.axes) or "none"
+                    raise LayoutError(f"dim {dim} is cut by axis {name!r}, but {self.mesh} has {known} only.")
             if partition.parts != self.mesh.extent(axes):
                 raise LayoutError(
                     f"dim {dim} has {partition.parts} parts, but its axes {axes} of {self.mesh} "
                     f"have {self.mesh.extent(axes)} ranks; give it that many parts."
                 )
+
+
+def _check_names(axes_of: Sequence[tuple[str, ...]]) -> None:
+    names = [name for axes in axes_of for name in axes]
+    for name in names:
+        if name not in AXES:
+            raise LayoutError(f"`cut` names axis {name!r}, which is no mesh axis; the axes are {', '.join(AXES)}.")
+        if names.count(name) > 1:
+            raise LayoutError(f"`cut` names axis {name!r} twice; one axis cuts one dim of a tensor.")

@@ -6,12 +6,13 @@ halos, uneven, thin and empty shards all follow.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from convmesh.layout.borders import PaddingMode, fold
-from convmesh.layout.box import Span, merge
+from convmesh.layout.box import Box, Span, merge
 from convmesh.layout.demand import Demand, DimDemand
 from convmesh.layout.layout import Layout
 
@@ -40,7 +41,7 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Every output index needs the whole dim, e.g. the contracted dim of a dense layer; `out` is the output's extent."""
+    """Every output index needs the whole dim, as in a dense layer's contracted dim; `out` is the output's extent."""
 
     out: int
 
@@ -72,19 +73,25 @@ class Window:
 
     def out_extent(self, extent: int) -> int:
         room = extent + self.low + self.high - self.reach
-        if room < 0:
-            return 0
-        out = room // self.stride + 1
-        if self.ceil and room % self.stride and out * self.stride < extent + self.low:
-            out += 1  # torch keeps a last partial window only if it starts inside the input or its left padding
-        return out
+        last = (-(-room // self.stride) if self.ceil else room // self.stride) * self.stride
+        if self.ceil and last >= extent + self.low:
+            last -= self.stride  # torch keeps a partial window only if it starts inside the input or its low padding
+        return max(0, last // self.stride + 1)
 
     def extended(self, out: Span) -> Span:
         """The indices under the windows of `out`, beyond the borders too."""
         return Span(out.start * self.stride - self.low, (out.stop - 1) * self.stride - self.low + self.reach)
 
+    def frame(self, out: Span, extent: int) -> Span:
+        """The indices of a zero-padded input from the first to the last under the windows of `out`."""
+        return self.extended(out).intersect(Span(0, extent)) if out.extent else Span(0, 0)
+
     def needs(self, out: Span, extent: int) -> tuple[Span, ...]:
-        return merge(piece.source for piece in fold(self.extended(out), extent, self.mode))
+        if self.mode == "zeros" and self.stride == 1 and out.extent < self.dilation:
+            # Between the taps of a dilated kernel lie indices that no output of a thin box reads.
+            taps = (out.shift(tap * self.dilation - self.low) for tap in range(self.kernel))
+            return merge(tap.intersect(Span(0, extent)) for tap in taps)
+        return _sources(self.extended(out), extent, self.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +117,20 @@ class Transposed:
         return merge([Span(first, last + 1).intersect(Span(0, extent))])
 
 
+def excess(steps: Sequence[Transposed], out: Box, extents: Sequence[int]) -> list[tuple[int, int]]:
+    """How far the outputs of the inputs that `out` needs reach below and above it; negative where they fall short."""
+    found = []
+    for step, span, extent in zip(steps, out.spans, extents, strict=True):
+        (needed,) = step.needs(span, extent)
+        first = needed.start * step.stride - step.padding
+        last = (needed.stop - 1) * step.stride - step.padding + step.reach
+        found.append((span.start - first, last - span.stop))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """`F.pad` of one dim; negative pads crop."""
+    """`F.pad` of one dim; negative pads crop. Circular padding takes no crop on the other side: torch wraps it askew."""
 
     low: int
     high: int
@@ -125,7 +143,7 @@ class Padded:
         return out.shift(-self.low)
 
     def needs(self, out: Span, extent: int) -> tuple[Span, ...]:
-        return merge(piece.source for piece in fold(self.extended(out), extent, self.mode))
+        return _sources(self.extended(out), extent, self.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +194,13 @@ class Spread:
         return (Span(0, 1),)
 
 
+def _sources(extended: Span, extent: int, mode: PaddingMode) -> tuple[Span, ...]:
+    """The indices of the input that an extended span, which may reach beyond the borders, is made of."""
+    if extended.start >= 0 and extended.stop <= extent:
+        return (extended,)
+    return merge(piece.source for piece in fold(extended, extent, mode))
+
+
 def demand(work: Layout, maps: Sequence[DimMap], shape: Sequence[int]) -> Demand:
     """What every rank needs of an input of `shape` to compute its box of the output laid out as `work`."""
     return Demand(work.mesh, [_dim_demand(work, d, m, n) for d, (m, n) in enumerate(zip(maps, shape, strict=True))])
@@ -183,8 +208,11 @@ def demand(work: Layout, maps: Sequence[DimMap], shape: Sequence[int]) -> Demand
 
 def _dim_demand(work: Layout, dim: int, dim_map: DimMap, extent: int) -> DimDemand:
     axes, partition = work.cuts[dim]
-    spans = (partition.span(part) for part in range(partition.parts))
-    return DimDemand(axes, [dim_map.needs(span, extent) if span.extent else () for span in spans])
+    bounds = itertools.pairwise(partition.bounds)
+    spans = (dim_map.needs(Span(a, b), extent) if a < b else () for a, b in bounds)
+    if not isinstance(dim_map, Window) or dim_map.mode != "zeros":
+        return DimDemand(axes, spans)
+    return DimDemand(axes, spans, lambda part: dim_map.frame(partition.span(part), extent))
 
 
 def out_shape(maps: Sequence[DimMap], shape: Sequence[int]) -> tuple[int, ...]:

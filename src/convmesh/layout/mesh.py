@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 
 from convmesh.errors import MeshError
 
 AXES = ("pipe", "data", "depth", "height", "width", "channel", "filter")
 """Axis names, outermost first: the axes with the heaviest traffic vary fastest, so their ranks are closest together."""
+
+
+CHANNEL_AXES = ("channel", "filter")
+"""The axes that cut channels, outermost first."""
 
 
 class Mesh:
@@ -32,6 +36,10 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
 
+    def __reduce__(self) -> tuple[partial[Mesh], tuple[()]]:
+        """Made anew when unpickled: another process hashes names otherwise."""
+        return partial(Mesh, **self.axes), ()
+
     @cached_property
     def size(self) -> int:
         """The number of ranks."""
@@ -39,7 +47,12 @@ class Mesh:
 
     def extent(self, axes: Iterable[str]) -> int:
         """The number of ranks that a group over `axes` has."""
-        return math.prod(self.axes.get(name, 1) for name in axes)
+        return math.prod(self._size(name) for name in axes)
+
+    def _size(self, name: str) -> int:
+        if name not in AXES:
+            raise MeshError(_unknown(name))
+        return self.axes.get(name, 1)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank stands on every axis."""
@@ -76,13 +89,18 @@ class Mesh:
         return [self.rank(place) for place in self._varying(axes, self.coordinates(rank))]
 
     def _varying(self, axes: Iterable[str], here: dict[str, int]) -> Iterator[dict[str, int]]:
-        names = [name for name in self.axes if name in set(axes)]
+        chosen = set(axes)
+        names = [name for name in self.axes if name in chosen]
         for values in itertools.product(*(range(self.axes[name]) for name in names)):
             yield {**here, **dict(zip(names, values, strict=True))}
 
 
+def _unknown(name: str) -> str:
+    return f"`{name}` is no mesh axis; the axes are {', '.join(AXES)}."
+
+
 def _check_axis(name: str, size: int) -> None:
     if name not in AXES:
-        raise MeshError(f"`{name}` is no mesh axis; the axes are {', '.join(AXES)}.")
+        raise MeshError(_unknown(name))
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise MeshError(f"`{name}` (={size!r}) must be a positive whole number of ranks; leave it out for 1.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
@@ -14,14 +15,26 @@ class Partition:
 
     def __init__(self, bounds: Sequence[int]) -> None:
         self.bounds = tuple(bounds)
-        if len(self.bounds) < 2 or self.bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
-            raise LayoutError(f"`bounds` (={self.bounds}) must start at 0 and never fall, e.g. (0, 6, 11, 16).")
+        if not _is_valid(self.bounds):
+            raise LayoutError(
+                f"`bounds` (={self.bounds}) must be whole numbers that start at 0 and never fall, e.g. (0, 6, 11, 16)."
+            )
         self._hash = hash(self.bounds)
 
     @staticmethod
     def even(extent: int, parts: int) -> Partition:
         """Parts whose sizes differ by one at most, the larger ones first."""
+        if extent < 0 or parts < 1:
+            raise LayoutError(f"`extent` (={extent}) must not be negative, and `parts` (={parts}) at least 1.")
         return _even(extent, parts)
+
+    @staticmethod
+    def nested(extent: int, sizes: Sequence[int]) -> Partition:
+        """Cut axis by axis into pieces of equal extent but the last ones, as `torch.chunk` and DTensor do."""
+        spans = [Span(0, extent)]
+        for size in sizes:
+            spans = [piece for span in spans for piece in _chunks(span, size)]
+        return Partition([0, *(span.stop for span in spans)])
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> Partition:
@@ -61,6 +74,18 @@ class Partition:
         if self.is_even or self.extent == 0:
             return Partition.even(extent, self.parts)
         return Partition([(2 * b * extent + self.extent) // (2 * self.extent) for b in self.bounds])
+
+
+def _chunks(span: Span, parts: int) -> list[Span]:
+    step = -(-span.extent // parts)
+    starts = [min(span.stop, span.start + j * step) for j in range(parts + 1)]
+    return [Span(a, b) for a, b in itertools.pairwise(starts)]
+
+
+def _is_valid(bounds: tuple[int, ...]) -> bool:
+    if len(bounds) < 2 or not all(isinstance(bound, int) for bound in bounds):
+        return False
+    return bounds[0] == 0 and all(a <= b for a, b in itertools.pairwise(bounds))
 
 
 @lru_cache(maxsize=4096)

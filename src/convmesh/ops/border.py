@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -51,3 +53,15 @@ def pad_dim(tensor: torch.Tensor, dim: int, low: int, high: int, value: float = 
         return tensor.narrow(dim, -low, tensor.shape[dim] + low + high)
     pads = [0, 0] * (tensor.dim() - dim - 1) + [low, high]
     return F.pad(tensor, pads, value=value)
+
+
+def pad_dims(tensor: torch.Tensor, pads: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Zero padding of the spatial dims; negative amounts crop."""
+    for dim, (low, high) in enumerate(pads, start=2):
+        tensor = pad_dim(tensor, dim, low, high)
+    return tensor
+
+
+def unpad_dims(tensor: torch.Tensor, pads: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The adjoint of `pad_dims`."""
+    return pad_dims(tensor, [(-low, -high) for low, high in pads])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
@@ -17,6 +18,7 @@ from convmesh.layout.maps import DimMap, Same, Whole, Window
 from convmesh.layout.terms import Terms, split_terms
 from convmesh.ops.autocast import autocast_inputs
 from convmesh.ops.border import extend
+from convmesh.ops.channel_layers import cut_conv
 from convmesh.ops.conv_function import SplitConv, SplitConvFunction
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import halo, output_layout
@@ -26,7 +28,7 @@ from convmesh.ops.sharded import Sharded
 Ints = int | Sequence[int]
 
 
-@implements(F.conv1d, F.conv2d, F.conv3d)
+@implements(F.conv1d, F.conv2d, F.conv3d, takes_cut_weights=True)
 def conv(
     input: Sharded,  # noqa: A002 - the name that torch gives it
     weight: torch.Tensor,
@@ -40,6 +42,8 @@ def conv(
     """Convolution of a sharded input with a replicated weight. `padding_mode` as in `torch.nn.Conv3d`."""
     check_operands(input, weight, bias, groups)
     windows = _windows(input.shape[2:], weight.shape[2:], stride, padding, dilation, padding_mode)
+    if isinstance(weight, DTensor):
+        return cut_conv(input, weight, bias, windows, groups)
     x, weight, bias = autocast_inputs(input, weight, bias)
     run = _overlapped if padding_mode == "zeros" else _folded
     return run(x, weight, bias, windows, groups)
@@ -119,8 +123,10 @@ def check_operands(
             f"`input` has {x.shape[1]} channels, but `weight` of shape {tuple(weight.shape)} with groups={groups} "
             f"takes {channels}."
         )
-    if x.layout.is_cut(1):
-        raise UnsupportedError("`input` has its channels cut; convolutions are split over samples and space.")
+    if x.layout.is_cut(1) and not isinstance(weight, DTensor):
+        raise UnsupportedError(
+            "`input` has its channels cut, but `weight` is whole; cut the weights too, with `convmesh.cut_channels`."
+        )
 
 
 def _windows(

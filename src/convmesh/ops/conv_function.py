@@ -11,8 +11,9 @@ from convmesh.dist import OpenMesh, Reduction
 from convmesh.dist.exchange import Arrived, Pieces, add_arrived, start
 from convmesh.kernels.conv import ConvParams, convolution, convolution_backward, in_best_format
 from convmesh.layout import Box, ExchangePlan, Region
-from convmesh.layout.terms import Term, Terms, symmetric_padding
-from convmesh.ops.border import pad_dim
+from convmesh.layout.terms import Term, Terms
+from convmesh.ops.border import pad_dims, unpad_dims
+from convmesh.ops.local_layers import Pads, constant, term_call
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,8 @@ class SplitConv:
     reduce_axes: tuple[str, ...]
     """The axes that cut the work: weight gradients are summed over them."""
 
-    def spatial_params(self, term: Term) -> tuple[ConvParams, list[tuple[int, int]]]:
-        """The local call for a term, and the explicit pads that its input needs first."""
-        found = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, self.stride, self.dilation, strict=True)]
-        params = ConvParams(self.stride, tuple(sym for *_, sym in found), self.dilation, self.groups)
-        return params, [(low, high) for low, high, _ in found]
+    def call(self, term: Term) -> tuple[ConvParams, Pads]:
+        return term_call(term, self.stride, self.dilation, self.groups)
 
     def source_region(self, term: Term) -> Region:
         """The input that a term reads, with all samples and channels that this rank needs."""
@@ -87,8 +85,8 @@ class _Inputs:
         self.split = split
         self._pieces = Pieces([(split.plan.held, x), *arrived], x)
 
-    def of(self, term: Term, pads: list[tuple[int, int]]) -> torch.Tensor:
-        return _padded(self._pieces.gather(self.split.source_region(term)), pads)
+    def of(self, term: Term, pads: Pads) -> torch.Tensor:
+        return pad_dims(self._pieces.gather(self.split.source_region(term)), pads)
 
 
 def _own_term(
@@ -113,17 +111,11 @@ def _late_terms(
             y = _apply(inputs, term, weight, bias)
         else:
             _outputs(split, term, y).add_(_apply(inputs, term, _taps(weight, term), None))
-    return y if y is not None else _constant(split, x, bias)
-
-
-def _constant(split: SplitConv, like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The output where no input reaches: empty, or windows that lie in the padding alone."""
-    y = like.new_zeros(split.out.shape)
-    return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+    return y if y is not None else constant(split.out.shape, x, bias)
 
 
 def _apply(inputs: _Inputs, term: Term, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    params, pads = inputs.split.spatial_params(term)
+    params, pads = inputs.split.call(term)
     return convolution(inputs.of(term, pads), weight, bias, params)
 
 
@@ -131,7 +123,7 @@ def _late_backward(
     inputs: _Inputs, term: Term, dy: torch.Tensor, weight: torch.Tensor, dw: torch.Tensor | None, wants_x: bool
 ) -> tuple[Region, torch.Tensor] | None:
     """Add a term's part of the weight's gradient; give its part of the input's."""
-    params, pads = inputs.split.spatial_params(term)
+    params, pads = inputs.split.call(term)
     source = inputs.of(term, pads)
     near = _outputs(inputs.split, term, dy)
     dx, dw_taps = convolution_backward(near, source, _taps(weight, term), params, (wants_x, dw is not None))
@@ -139,13 +131,13 @@ def _late_backward(
         _taps(dw, term).add_(dw_taps)
     if dx is None:
         return None
-    return inputs.split.source_region(term), _unpadded(dx, pads)
+    return inputs.split.source_region(term), unpad_dims(dx, pads)
 
 
 def _own_weight_gradient(inputs: _Inputs, dy: torch.Tensor, weight: torch.Tensor, dw: torch.Tensor) -> None:
     own = inputs.split.terms.own
     if own is not None:
-        params, pads = inputs.split.spatial_params(own)
+        params, pads = inputs.split.call(own)
         _, found = convolution_backward(dy, inputs.of(own, pads), weight, params, (False, True))
         assert found is not None
         dw.add_(found)
@@ -159,10 +151,10 @@ def _own_input_gradient(
     own = split.terms.own
     pieces = list(late)
     if own is not None:
-        params, pads = split.spatial_params(own)
+        params, pads = split.call(own)
         found, _ = convolution_backward(dy, inputs.of(own, pads), weight, params, (True, False))
         assert found is not None
-        pieces = [(split.source_region(own), _unpadded(found, pads))]
+        pieces = [(split.source_region(own), unpad_dims(found, pads))]
     return Pieces(pieces, dy).gather(split.plan.held)
 
 
@@ -184,15 +176,3 @@ def _outputs(split: SplitConv, term: Term, y: torch.Tensor) -> torch.Tensor:
 
 def _taps(weight: torch.Tensor, term: Term) -> torch.Tensor:
     return weight[(slice(None), slice(None), *term.taps.slices())]
-
-
-def _padded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
-    for dim, (low, high) in enumerate(pads, start=2):
-        x = pad_dim(x, dim, low, high)
-    return x
-
-
-def _unpadded(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
-    for dim, (low, high) in enumerate(pads, start=2):
-        x = pad_dim(x, dim, -low, -high)
-    return x

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box
-from convmesh.layout.maps import DimMap, Same, Transposed, Whole
+from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess
 from convmesh.ops.autocast import autocast_inputs
 from convmesh.ops.border import pad_dim
 from convmesh.ops.conv import Ints, check_operands, empty_result, spread
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import output_layout
 from convmesh.ops.registry import implements
+from convmesh.ops.channel_layers import cut_conv_transpose
 from convmesh.ops.sharded import Sharded
 
 
-@implements(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+@implements(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, takes_cut_weights=True)
 def conv_transpose(
     input: Sharded,  # noqa: A002 - the name that torch gives it
     weight: torch.Tensor,
@@ -34,6 +36,8 @@ def conv_transpose(
     """Transposed convolution of a sharded input with a replicated weight."""
     check_operands(input, weight, bias, groups, transposed=True)
     steps = _transposed(weight.shape[2:], stride, padding, output_padding, dilation)
+    if isinstance(weight, DTensor):
+        return cut_conv_transpose(input, weight, bias, steps, groups)
     x, weight, bias = autocast_inputs(input, weight, bias)
     maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[1] * groups), *steps)
     work = output_layout(x.layout, maps)
@@ -42,23 +46,12 @@ def conv_transpose(
     assert weight_here is not None
     out = work.box(x.mesh.rank)
     if fetched.numel():
-        y = _local(fetched, weight_here, steps, groups, _excess(steps, out, x.shape))
+        y = _local(fetched, weight_here, steps, groups, excess(steps, Box(out.spans[2:]), x.shape[2:]))
     else:  # an empty box, or one that no input writes to
         y = empty_result(fetched, out.shape, weight_here)
     if bias_here is not None:
         y = y + bias_here.view(-1, *[1] * len(steps))
     return Sharded(y, work, x.mesh)
-
-
-def _excess(steps: tuple[Transposed, ...], out: Box, shape: Sequence[int]) -> list[tuple[int, int]]:
-    """How far the outputs of the fetched inputs reach below and above the box; negative where they fall short."""
-    found = []
-    for step, span, extent in zip(steps, out.spans[2:], shape[2:], strict=True):
-        (needed,) = step.needs(span, extent)
-        first = needed.start * step.stride - step.padding
-        last = (needed.stop - 1) * step.stride - step.padding + step.reach
-        found.append((span.start - first, last - span.stop))
-    return found
 
 
 def _local(

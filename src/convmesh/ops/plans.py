@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from convmesh.layout import ExchangePlan, Layout, plan_conversion, plan_exchange
 from convmesh.layout.maps import DimMap, demand, out_shape
@@ -10,18 +10,18 @@ from convmesh.layout.maps import DimMap, demand, out_shape
 Maps = tuple[DimMap, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def halo(source: Layout, work: Layout, maps: Maps, rank: int) -> ExchangePlan:
     """What `rank` must fetch of an input laid out as `source` to compute its box of an output laid out as `work`."""
     return plan_exchange(source, demand(work, maps, source.shape), rank)
 
 
-@lru_cache(maxsize=None)
+@cache
 def conversion(source: Layout, target: Layout, rank: int) -> ExchangePlan:
     return plan_conversion(source, target, rank)
 
 
-@lru_cache(maxsize=None)
+@cache
 def output_layout(source: Layout, maps: Maps) -> Layout:
     """The output's layout when the axes stay on their dims."""
     return source.with_shape(out_shape(maps, source.shape))

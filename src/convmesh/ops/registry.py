@@ -12,14 +12,22 @@ from convmesh.errors import UnsupportedError
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _handlers: dict[Callable[..., Any], Callable[..., Any]] = {}
+_take_cut_weights: set[Callable[..., Any]] = set()
 
 
-def implements(*functions: Callable[..., Any]) -> Callable[[Handler], Handler]:
-    """Register the split version of torch functions; it takes their arguments, with `Sharded` in place of tensors."""
+def implements(
+    *functions: Callable[..., Any], takes_cut_weights: bool = False
+) -> Callable[[Handler], Handler]:
+    """Register the split version of torch functions; it takes their arguments, with `Sharded` in place of tensors.
+
+    Only one that `takes_cut_weights` is ever given a DTensor.
+    """
 
     def register(handler: Handler) -> Handler:
         for function in functions:
             _handlers[function] = handler
+            if takes_cut_weights:
+                _take_cut_weights.add(function)
         return handler
 
     return register
@@ -38,6 +46,10 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_handler(function: Callable[..., Any]) -> bool:
     return function in _handlers
+
+
+def takes_cut_weights(function: Callable[..., Any]) -> bool:
+    return function in _take_cut_weights
 
 
 def supported() -> list[str]:

@@ -14,7 +14,7 @@ from convmesh.dist import OpenMesh, exchange
 from convmesh.errors import LayoutError, UnsupportedError
 from convmesh.layout import Box, Layout
 from convmesh.ops.plans import conversion
-from convmesh.ops.registry import handler_of, tensor_method
+from convmesh.ops.registry import handler_of, takes_cut_weights, tensor_method
 
 CutOf = Mapping[int, str | Sequence[str]]
 
@@ -49,8 +49,11 @@ class Sharded:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
-            raise UnsupportedError(_DTENSOR)
+        del types  # torch leaves DTensors out of it
+        if not takes_cut_weights(func):
+            for argument in (*args, *(kwargs or {}).values()):
+                for value in argument if isinstance(argument, (list, tuple)) else (argument,):
+                    _refuse_dtensor(value)
         return handler_of(func)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
@@ -127,6 +130,8 @@ class Sharded:
         """The same tensor in another layout; differentiable."""
         if target == self.layout:
             return self
+        if (target.mesh, target.shape) != (self.layout.mesh, self.layout.shape):
+            raise LayoutError(f"`target` (={target}) must lay out {self.layout.shape} on {self.layout.mesh}.")
         plan = conversion(self.layout, target, self.mesh.rank)
         return Sharded(exchange(self.local, plan, self.mesh), target, self.mesh)
 
@@ -162,8 +167,8 @@ _DTENSOR = (
 )
 
 
-def _refuse_dtensor(tensor: torch.Tensor) -> None:
-    if isinstance(tensor, DTensor):
+def _refuse_dtensor(value: object) -> None:
+    if isinstance(value, DTensor):
         raise UnsupportedError(_DTENSOR)
 
 
@@ -173,6 +178,9 @@ def shard(tensor: torch.Tensor, mesh: OpenMesh, cut: CutOf | Layout) -> Sharded:
     layout = cut if isinstance(cut, Layout) else Layout.of(mesh.mesh, tensor.shape, cut)
     if layout.shape != tuple(tensor.shape):
         raise LayoutError(f"`cut` lays out a tensor of shape {layout.shape}, but `tensor` has {tuple(tensor.shape)}.")
+    if problem := _wrong_mesh(layout, mesh):
+        raise LayoutError(f"`cut`: {problem}.")
+    mesh.agree_once("`shard`", _identity(layout, tensor))
     if tensor.requires_grad:
         return replicated(tensor, mesh).redistribute(layout)
     # A plain slice: no memory of the whole tensor is kept.
@@ -182,12 +190,21 @@ def shard(tensor: torch.Tensor, mesh: OpenMesh, cut: CutOf | Layout) -> Sharded:
 def from_local(local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> Sharded:
     """A shard that this rank already has (it read it, say). Checked on all ranks together, so that none hangs."""
     _refuse_dtensor(local)
-    expected = layout.box(mesh.rank).shape
-    problem = None
-    if tuple(local.shape) != expected:
+    problem, expected = _wrong_mesh(layout, mesh), layout.box(mesh.rank).shape
+    if not problem and tuple(local.shape) != expected:
         problem = f"`local` has shape {tuple(local.shape)}, but {layout} gives this rank {expected}"
-    mesh.agree("`from_local`", f"{layout} {[cut.partition for cut in layout.cuts]} {local.dtype}", problem)
+    mesh.agree("`from_local`", _identity(layout, local), problem)
     return Sharded(local, layout, mesh)
+
+
+def _wrong_mesh(layout: Layout, mesh: OpenMesh) -> str | None:
+    return None if layout.mesh == mesh.mesh else f"the layout is for {layout.mesh}, but the open mesh is {mesh.mesh}"
+
+
+def _identity(layout: Layout, tensor: torch.Tensor) -> str:
+    """What ranks must agree on about a tensor, or a later exchange would hang: backward is one too."""
+    learns = " with gradient" if tensor.requires_grad else ""
+    return f"{layout} cut at {[cut.partition.bounds for cut in layout.cuts]}, {tensor.dtype}{learns}"
 
 
 def replicated(tensor: torch.Tensor, mesh: OpenMesh) -> Sharded:

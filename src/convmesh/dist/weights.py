@@ -1,0 +1,47 @@
+"""Weights that live only as shards: DTensors, so that optimisers, clipping and checkpoints know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from convmesh.dist.mesh import OpenMesh
+from convmesh.layout import Layout
+
+Cuts = Mapping[int, tuple[str, ...]]
+
+
+def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
+    """This rank's shard of a whole weight, its dims cut by axes, outermost first; differentiable.
+
+    A DTensor cuts a dim by mesh axes in their order, so its device mesh lists the axes in the order that is asked for.
+    """
+    names = _ordered(mesh, cuts)
+    layout = Layout.of(mesh.mesh, weight.shape, cuts)
+    by_name = {name: dim for dim, axes in cuts.items() for name in axes}
+    placements: list[Placement] = [Shard(by_name[n]) if n in by_name else Replicate() for n in names]
+    # A clone, so that the whole weight can be freed.
+    local = weight[layout.box(mesh.rank).slices()].clone()
+    return DTensor.from_local(
+        local, device_mesh(mesh, names), placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
+
+
+def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
+    """torch's view of an open mesh, over the same process groups, its axes in the order of `names`."""
+    if names not in mesh.device_meshes:
+        order = [list(mesh.mesh.axes).index(name) for name in names]
+        ranks = torch.tensor(mesh.world_ranks).view(*mesh.mesh.axes.values()).permute(order).contiguous()
+        groups = [mesh.group([name]) for name in names]
+        mesh.device_meshes[names] = DeviceMesh.from_group(
+            groups, mesh.device.type, mesh=ranks, mesh_dim_names=names
+        )
+    return mesh.device_meshes[names]
+
+
+def _ordered(mesh: OpenMesh, cuts: Cuts) -> tuple[str, ...]:
+    cutting = [name for axes in cuts.values() for name in axes]
+    return tuple([name for name in mesh.mesh.axes if name not in cutting] + cutting)

@@ -1,0 +1,102 @@
+"""Channel and filter parallelism: one pattern, three names.
+
+The channels of a layer's input and output are cut over the same axes. The layer splits those axes into `kept` ones, which cut the
+input channels of its weight, and `gathered` ones, which cut its filters. Then
+
+    forward     gather x over `gathered`;  convolve with w[F / gathered, C / kept];  sum-scatter y over `kept`
+    backward    gather dy over `kept`;     find dw and dx;                           sum-scatter dx over `gathered`
+
+With nothing gathered this is stationary-x, with nothing kept stationary-y, with both stationary-w (Dryden et al., SC'19).
+Input channels are cut by (kept, gathered) and output channels by (gathered, kept), the outer axes first, so what a
+collective moves is one run of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from convmesh.layout.box import Span
+from convmesh.layout.demand import Demand, DimDemand
+from convmesh.layout.layout import Cut, Layout, even_cut
+from convmesh.layout.maps import DimMap, demand, out_shape
+from convmesh.layout.mesh import Mesh
+
+Algorithm = Literal["x", "y", "w"]
+Axes = tuple[str, ...]
+
+@dataclass(frozen=True, slots=True)
+class ChannelSplit:
+    """Which axes cut a weight's input channels (`kept`) and which its filters (`gathered`)."""
+
+    kept: Axes = ()
+    gathered: Axes = ()
+
+    @property
+    def algorithm(self) -> Algorithm:
+        if not self.gathered:
+            return "x"
+        return "w" if self.kept else "y"
+
+    @property
+    def axes(self) -> Axes:
+        return self.kept + self.gathered
+
+
+def split_for(algorithm: Algorithm, channels_cut_by: Axes) -> ChannelSplit:
+    """The split that an algorithm means for an input whose channels are cut by these axes, outermost first."""
+    if algorithm == "x":
+        return ChannelSplit(kept=channels_cut_by)
+    if algorithm == "y":
+        return ChannelSplit(gathered=channels_cut_by)
+    return ChannelSplit(kept=channels_cut_by[:1], gathered=channels_cut_by[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLayouts:
+    """Where a cut layer's output lives, and what every rank needs of its input and finds of its output."""
+
+    output: Layout
+    input_needs: Demand
+    output_parts: Demand
+
+
+def channel_layouts(
+    source: Layout, maps: Sequence[DimMap], filters: int, split: ChannelSplit, groups: int = 1
+) -> ChannelLayouts:
+    """The layouts of a layer with `maps` for all dims but channels (dim 1, whose map is not looked at)."""
+    mesh, channels = source.mesh, source.shape[1]
+    shape = [*out_shape(maps, source.shape)]
+    shape[1] = filters
+    output = _with_channels(source.with_shape(shape), even_cut(mesh, filters, split.gathered + split.kept))
+    kept = even_cut(mesh, channels, split.kept).partition
+    gathered = even_cut(mesh, filters, split.gathered).partition
+    wanted = [_inputs_of(gathered.span(g), filters, channels, groups) for g in range(gathered.parts)]
+    if groups == 1:
+        wanted = [Span(0, channels)] * gathered.parts
+    inputs = [kept.span(k).intersect(w) for k in range(kept.parts) for w in wanted]
+    parts = [gathered.span(g) for g in range(gathered.parts) for _ in range(kept.parts)]
+    spatial = demand(output, maps, source.shape).dims
+    return ChannelLayouts(
+        output=output,
+        input_needs=_with_channel_demand(mesh, spatial, split.axes, inputs),
+        output_parts=_with_channel_demand(mesh, Demand.ownership(output).dims, split.gathered + split.kept, parts),
+    )
+
+
+def _inputs_of(filters: Span, of_filters: int, of_channels: int, groups: int) -> Span:
+    """The channels that a span of filters reads in a grouped convolution."""
+    if not filters.extent:
+        return Span(0, 0)
+    first, last = filters.start * groups // of_filters, (filters.stop - 1) * groups // of_filters
+    return Span(first * of_channels // groups, (last + 1) * of_channels // groups)
+
+
+def _with_channels(layout: Layout, cut: Cut) -> Layout:
+    return layout.replacing({1: cut})
+
+
+def _with_channel_demand(mesh: Mesh, dims: Sequence[DimDemand], axes: Axes, spans: list[Span]) -> Demand:
+    own = DimDemand(axes, [(span,) if span.extent else () for span in spans])
+    return Demand(mesh, [own if dim == 1 else given for dim, given in enumerate(dims)])

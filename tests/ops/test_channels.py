@@ -1,0 +1,154 @@
+"""Layers with cut channels: stationary-x, -y and -w against a single device."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convmesh import Mesh, Sharded
+from convmesh.dist import copy_over
+from convmesh.dist.weights import cut_weight
+from convmesh.layout.channels import Algorithm, ChannelSplit, split_for
+from convmesh.testing import SplitCase
+from convmesh.testing.strategies import extents, spatial_dims
+
+Check = Callable[[SplitCase], None]
+Cut = dict[int, Any]
+CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+GRIDS: list[Mesh] = [
+    Mesh(channel=2),
+    Mesh(filter=3),
+    Mesh(channel=2, filter=2),
+    Mesh(channel=4),
+    Mesh(data=2, channel=2),
+    Mesh(height=2, filter=2),
+    Mesh(width=2, channel=3),
+    Mesh(channel=2, filter=3),
+    Mesh(data=2, width=2, channel=2),
+    Mesh(height=2, channel=2, filter=2),
+    Mesh(depth=2, height=2, filter=2),
+]
+on_channel_grids = pytest.mark.parametrize("mesh", GRIDS, ids=lambda m: "x".join(f"{k}{v}" for k, v in m.axes.items()))
+
+
+def channel_axes(mesh: Mesh) -> tuple[str, ...]:
+    return tuple(name for name in ("channel", "filter") if name in mesh.axes)
+
+
+def algorithms(mesh: Mesh) -> st.SearchStrategy[Algorithm]:
+    return st.sampled_from(["x", "y", "w"] if len(channel_axes(mesh)) == 2 else ["x", "y"])
+
+
+def cut(x: Any, weight: Any, bias: Any, split: ChannelSplit, filter_dim: int = 0) -> tuple[Any, Any]:
+    """The weight and bias as shards if the input is one; their gradients are summed so that whole leaves see them."""
+    if not isinstance(x, Sharded):
+        return weight, bias
+    (weight,) = copy_over(x.mesh, split.axes, weight)
+    # Ranks along the kept axes hold the same bias block and find the same gradient: it counts once.
+    (bias,) = copy_over(x.mesh, split.gathered, bias)
+    weight = cut_weight(weight, x.mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
+    return weight, None if bias is None else cut_weight(bias, x.mesh, {0: split.gathered})
+
+
+def convolve(x: Any, weight: Any, bias: Any = None, *, split: ChannelSplit, **options: Any) -> Any:
+    weight, bias = cut(x, weight, bias, split)
+    return CONV[weight.dim() - 2](x, weight, bias, **options)
+
+
+def convolve_transposed(x: Any, weight: Any, bias: Any = None, *, split: ChannelSplit, **options: Any) -> Any:
+    weight, bias = cut(x, weight, bias, split, filter_dim=1)
+    return CONV_TRANSPOSE[weight.dim() - 2](x, weight, bias, **options)
+
+
+def dense(x: Any, weight: Any, bias: Any = None, *, split: ChannelSplit) -> Any:
+    weight, bias = cut(x, weight, bias, split)
+    return F.linear(x, weight, bias)
+
+
+def natural(mesh: Mesh, dims: int, channels_by: tuple[str, ...]) -> Cut:
+    spatial = ("depth", "height", "width")[3 - (dims - 2) :] if dims > 2 else ()
+    found: Cut = {2 + i: name for i, name in enumerate(spatial) if name in mesh.axes}
+    if "data" in mesh.axes:
+        found[0] = "data"
+    return found | ({1: channels_by} if channels_by else {})
+
+
+@on_channel_grids
+@settings(max_examples=20)
+@given(data=st.data())
+@pytest.mark.operator("convolution, cut channels", "stationary-x, -y and -w; uneven channels; stride, dilation, halos")
+def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    spatial = data.draw(spatial_dims(mesh))
+    axes = channel_axes(mesh)
+    split = split_for(data.draw(algorithms(mesh)), data.draw(st.sampled_from([axes, axes[::-1]])))
+    channels, filters = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    kernel, stride, dilation, padding = (
+        tuple(data.draw(st.integers(low, high)) for _ in range(spatial)) for low, high in ((1, 4), (1, 2), (1, 2), (0, 2))
+    )
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    space = tuple(max(n, m) for n, m in zip(data.draw(extents(spatial, 1, 8)), least, strict=True))
+    shape = (data.draw(st.integers(1, 3)), channels, *space)
+    # Inputs come cut to suit, cut in another order, or whole, as a first layer's do.
+    channels_by = data.draw(st.sampled_from([split.axes, axes, ()]))
+    params: tuple[tuple[int, ...], ...] = ((filters, channels, *kernel),)
+    if data.draw(st.booleans()):
+        params += ((filters,),)
+    fn = partial(convolve, split=split, stride=stride, padding=padding, dilation=dilation)
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
+    check(SplitCase(fn, mesh, (shape,), params, dtype=dtype, cuts=(natural(mesh, len(shape), channels_by),)))
+
+
+@on_channel_grids
+@settings(max_examples=12)
+@given(data=st.data())
+@pytest.mark.operator("transposed convolution, cut channels", "stationary-x, -y and -w; uneven channels; halos")
+def test_transposed_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    spatial = data.draw(spatial_dims(mesh))
+    axes = channel_axes(mesh)
+    split = split_for(data.draw(algorithms(mesh)), axes)
+    channels, filters = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
+    kernel, stride = (tuple(data.draw(st.integers(1, top)) for _ in range(spatial)) for top in (4, 3))
+    space = data.draw(extents(spatial, 1, 6))
+    most = [((n - 1) * s + k - 1) // 2 for n, s, k in zip(space, stride, kernel, strict=True)]
+    padding = tuple(data.draw(st.integers(0, min(2, m))) for m in most)
+    extra = tuple(data.draw(st.integers(0, s - 1)) for s in stride)
+    fn = partial(convolve_transposed, split=split, stride=stride, padding=padding, output_padding=extra)
+    shape = (data.draw(st.integers(1, 2)), channels, *space)
+    params: tuple[tuple[int, ...], ...] = ((channels, filters, *kernel), (filters,))
+    check(SplitCase(fn, mesh, (shape,), params, cuts=(natural(mesh, len(shape), axes),)))
+
+
+FLAT_GRIDS = [mesh for mesh in GRIDS if not {*mesh.axes} & {"depth", "height", "width"}]
+
+
+@pytest.mark.parametrize("mesh", FLAT_GRIDS, ids=str)
+@given(data=st.data())
+@pytest.mark.operator("linear, cut channels", "stationary-x, -y and -w; uneven features")
+def test_dense(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    axes = channel_axes(mesh)
+    split = split_for(data.draw(algorithms(mesh)), axes)
+    samples, features, out = (data.draw(st.integers(1, 9)) for _ in range(3))
+    params = ((out, features), (out,))
+    check(SplitCase(partial(dense, split=split), mesh, ((samples, features),), params, cuts=(natural(mesh, 2, axes),)))
+
+
+@on_channel_grids
+@given(data=st.data())
+@pytest.mark.operator("grouped and depthwise convolution, cut channels", "nothing travels but halos")
+def test_groups(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    spatial = data.draw(spatial_dims(mesh))
+    axes = channel_axes(mesh)
+    groups = mesh.extent(axes) * data.draw(st.integers(1, 2))
+    width, ratio = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    split = ChannelSplit(gathered=axes)
+    shape = (data.draw(st.integers(1, 2)), groups * width, *data.draw(extents(spatial, 3, 7)))
+    params = ((groups * ratio, width, *[3] * spatial), (groups * ratio,))
+    fn = partial(convolve, split=split, groups=groups, padding=1)
+    check(SplitCase(fn, mesh, (shape,), params, cuts=(natural(mesh, len(shape), axes),)))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from convmesh import Layout, Mesh, Sharded, UnsupportedError, open_mesh, shard
+from convmesh import Layout, Mesh, Sharded, open_mesh, shard
 from convmesh.testing import RankPool, SplitCase, check_split, opened, run_ranks
 
 Pools = dict[int, RankPool]
@@ -147,22 +147,10 @@ def test_10_ranks_with_nothing_still_take_part(pools: Pools) -> None:
     split(pools, partial(conv2d, padding=1), Mesh(height=8), (1, 2, 3, 5), (2, 2, 3, 3), (2,))
 
 
-def channels_cut(mesh: Mesh) -> str:
-    x = shard(torch.randn(1, 4, 6, 6), opened(mesh), {1: "height"})
-    before = opened(mesh).traffic.bytes_total
-    try:
-        F.conv2d(x, torch.randn(4, 1, 3, 3), groups=4)  # type: ignore[call-overload]
-    except UnsupportedError as error:
-        assert opened(mesh).traffic.bytes_total == before
-        return str(error)
-    return "no error"
-
-
-def test_11_groups_and_depthwise_are_exact_and_cut_channels_refused(pools: Pools) -> None:
+def test_11_groups_and_depthwise_are_exact_with_space_or_channels_cut(pools: Pools) -> None:
     split(pools, partial(conv2d, padding=1, groups=4), Mesh(height=2, width=2), (1, 4, 6, 7), (4, 1, 3, 3))
     split(pools, partial(conv2d, padding=2, groups=2, dilation=2), Mesh(height=3), (1, 4, 9, 7), (6, 2, 3, 3))
-    for message in pools[2].run(channels_cut, Mesh(height=2)):
-        assert message.startswith("`input` has its channels cut, but `weight` is whole; cut the weights too")
+    split(pools, partial(conv2d, groups=4), Mesh(channel=2), (1, 4, 6, 7), (4, 1, 3, 3), cuts=({1: "channel"},))
 
 
 def masked(mesh: Mesh) -> torch.Tensor:

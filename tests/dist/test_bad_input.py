@@ -242,7 +242,7 @@ def dtensor_as_weight() -> None:
 
 
 def dtensor_by_keyword() -> None:
-    F.group_norm(image(), 1, weight=dtensor(2, dim=0))  # type: ignore[arg-type]
+    torch.add(image(), other=dtensor(1, 2, 4, 4))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,18 @@ def test_a_raw_dtensor(mistake: Mistake, pools: Pools) -> None:
         "a DTensor cannot take part in a split operator: torch's convolution on spatially sharded DTensors returns "
         "wrong numbers without an error. Pass `x.to_local()` through `from_local(local, layout, mesh)`, or "
         "`x.full_tensor()` through `shard(x, mesh, cut)`.",
+    )
+
+
+def dtensor_as_bias_alone() -> None:
+    F.conv2d(image(), torch.ones(2, 2, 3, 3), dtensor(2, dim=0), padding=1)  # type: ignore[call-overload]
+
+
+def test_a_bias_that_is_cut_beside_a_weight_that_is_not(pools: Pools) -> None:
+    """Refused before halos are sent: a local error with messages under way would hang the next collective."""
+    assert everywhere(pools, 2, dtensor_as_bias_alone) == (
+        UnsupportedError,
+        "`bias` is a DTensor but `weight` is not; cut both, or pass `bias.full_tensor()`.",
     )
 
 

@@ -135,15 +135,23 @@ def test_a_job_of_one_process_needs_no_launcher() -> None:
     assert found.stdout == "0 cpu (2, 3)\n"
 
 
-def test_a_job_that_a_launcher_described() -> None:
-    code = (
-        "import convmesh as cm, os, torch; cm.init(60); mesh = cm.open_mesh(cm.Mesh(width=2));"
-        "whole = cm.shard(torch.arange(5), mesh, {0: 'width'}).gather().tolist();"
-        "os.write(1, f'{mesh.rank} {whole}\\n'.encode())"
-    )
+def launched(code: str) -> list[str]:
+    """What two ranks of a program print, started as users start them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     found = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(found.stdout.splitlines()) == ["0 [0, 1, 2, 3, 4]", "1 [0, 1, 2, 3, 4]"]
+    return sorted(found.stdout.splitlines())
+
+
+def test_a_job_that_a_launcher_started() -> None:
+    """Groups wait as long as the job does: torch would give them half an hour."""
+    code = (
+        "import convmesh as cm, os, torch; cm.init(77); mesh = cm.open_mesh(cm.Mesh(width=2));"
+        "whole = cm.shard(torch.arange(5), mesh, {0: 'width'}).gather().tolist();"
+        "alone = cm.open_mesh(cm.Mesh(), ranks=[mesh.rank]).everyone;"
+        "seconds = alone._get_backend(torch.device('cpu')).options._timeout.seconds;"
+        "os.write(1, f'{mesh.rank} {whole} {seconds}\\n'.encode())"
+    )
+    assert launched(code) == ["0 [0, 1, 2, 3, 4] 77", "1 [0, 1, 2, 3, 4] 77"]
 
 
 def test_a_mesh_is_not_opened_before_the_job_is_joined() -> None:

@@ -2,7 +2,18 @@
 
 from convmesh.dist.collectives import Reduction, all_reduce, copy_over, sum_over
 from convmesh.dist.exchange import exchange
-from convmesh.dist.mesh import OpenMesh, init, open_mesh
+from convmesh.dist.mesh import OpenMesh, dry_mesh, init, open_mesh
 from convmesh.dist.traffic import Traffic
 
-__all__ = ["OpenMesh", "Reduction", "Traffic", "all_reduce", "copy_over", "exchange", "init", "open_mesh", "sum_over"]
+__all__ = [
+    "OpenMesh",
+    "Reduction",
+    "Traffic",
+    "all_reduce",
+    "copy_over",
+    "dry_mesh",
+    "exchange",
+    "init",
+    "open_mesh",
+    "sum_over",
+]

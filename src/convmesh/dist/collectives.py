@@ -33,7 +33,8 @@ class Reduction:
         self._work: Any = None
         if ranks > 1:
             mesh.traffic.record("all_reduce", all_reduce_bytes(packed.numel(), packed.element_size(), ranks))
-            self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
+            if not mesh.is_dry:
+                self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
 
     def wait(self) -> list[torch.Tensor]:
         """The sums, in the shapes that were given."""
@@ -58,7 +59,7 @@ class _SumOver(torch.autograd.Function):
         return all_reduce(partial, mesh, axes)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         del ctx
         return grad, None, None
 
@@ -70,7 +71,7 @@ class _CopyOver(torch.autograd.Function):
         return tuple(copy.view_as(copy) for copy in copies)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         return None, None, *Reduction(grads, ctx.mesh, ctx.axes).wait()
 
 

@@ -36,6 +36,8 @@ class Transfer:
 
 def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
     """Post this rank's messages of one direction of an exchange."""
+    if mesh.is_dry:
+        return _start_dry(mesh, route, carrier, payload)
     if carrier == "neighbour":
         return _start_neighbour(mesh, route, payload)
     if carrier == "all_to_all":
@@ -92,6 +94,18 @@ class Pieces:
         return torch.empty(elements, dtype=self.like.dtype, device=device)
 
 
+def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, payload: Pieces) -> Transfer:
+    """Count what would be sent; what would arrive has no values."""
+    itemsize = payload.like.element_size()
+    if carrier == "neighbour":
+        for message in route.sends:
+            mesh.traffic.record(carrier, message.region.size * itemsize)
+    elif carrier != "none" and (route.sends or carrier == "all_to_all"):
+        mesh.traffic.record(carrier, route.elements_sent * itemsize)
+    received = [payload.empty(message.region.size, mesh.device) for message in route.receives]
+    return Transfer([], lambda: _shaped(route, received, payload))
+
+
 def _start_neighbour(mesh: OpenMesh, route: Route, payload: Pieces) -> Transfer:
     """One packed message per peer and direction."""
     wire = _wire_device(mesh)
@@ -123,9 +137,7 @@ def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     mesh.traffic.record("all_to_all", sent.nbytes)
     work = dist.all_to_all_single(received, sent, out_splits, in_splits, group=group, async_op=True)
     parts = dict(zip(members, received.split(out_splits), strict=True))
-    return Transfer(
-        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent
-    )
+    return Transfer([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
 
 
 def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
@@ -139,9 +151,7 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     mesh.traffic.record("all_gather", sent.nbytes * (len(members) - 1))
     work = _gather_equal(received, sent, group=group, async_op=True)
     parts = dict(zip(members, received.split(sent.numel()), strict=True))
-    return Transfer(
-        [work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent
-    )
+    return Transfer([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
 
 
 def _wire_device(mesh: OpenMesh) -> torch.device:
@@ -185,7 +195,7 @@ class _Exchange(torch.autograd.Function):
         return out.view_as(out) if out is local else out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         plan: ExchangePlan = ctx.plan
         payload = Pieces([(plan.frame, grad)], grad)
         transfer = start(ctx.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, payload)

@@ -13,25 +13,27 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
 from convmesh.dist.traffic import Traffic
-from convmesh.errors import MeshError
+from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
 
 
 class OpenMesh:
-    """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`."""
+    """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`, or dry by `dry_mesh`."""
 
     def __init__(
         self,
         mesh: Mesh,
         ranks: Sequence[int],
+        rank: int,
         groups: dict[tuple[str, ...], dist.ProcessGroup],
-        everyone: dist.ProcessGroup,
+        everyone: dist.ProcessGroup | None,
         device: torch.device,
     ) -> None:
         self.mesh = mesh
-        self.world_ranks = tuple(ranks)
-        self.rank = self.world_ranks.index(dist.get_rank()) if dist.is_initialized() else 0
+        self.world_ranks = ranks
+        self.rank = rank
         self.everyone = everyone
+        self.is_dry = everyone is None
         self.device = device
         self.traffic = Traffic()
         self.seeds = torch.Generator().manual_seed(0)
@@ -40,10 +42,10 @@ class OpenMesh:
         self.device_meshes: dict[tuple[str, ...], DeviceMesh] = {}
         """torch's views of this mesh, by order of axes; see `dist.weights`."""
         self.keeps_gathered = True
-        """Whether layers with cut channels keep their gathered input for backward, or gather it again to save memory."""
+        """Whether layers with cut channels keep their gathered input for backward, or gather it again (less memory)."""
         self._groups = groups
         self._agreed: set[tuple[str, str]] = set()
-        self.stages_through_host = device.type != "cpu" and dist.get_backend(everyone) == "gloo"
+        self.stages_through_host = device.type == "cuda" and dist.get_backend(everyone) == "gloo"
 
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
         """The ranks that differ from this one on `axes` only."""
@@ -59,7 +61,10 @@ class OpenMesh:
 
     def agree(self, what: str, value: str, problem: str | None = None) -> None:
         """Raise on every rank if any rank has a `problem`, or another `value` than the others."""
-        agree(self.everyone, self.world_ranks, what, value, problem)
+        if self.everyone is not None:
+            agree(self.everyone, self.world_ranks, what, value, problem)
+        elif problem:
+            raise DisagreementError(f"{what}: {problem}")
 
     def agree_once(self, what: str, value: str) -> None:
         """`agree` when `value` first comes up: a check at the start that costs later steps nothing."""
@@ -80,10 +85,11 @@ def init(seconds_timeout: float = 600.0) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=seconds_timeout)
     if int(os.environ["WORLD_SIZE"]) == 1:
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if one_gpu_each else "gloo", store=store, rank=0, world_size=1, timeout=timeout)
     else:
         dist.init_process_group("nccl" if one_gpu_each else "gloo", timeout=timeout)
+    _timeouts[dist.group.WORLD] = timeout
 
 
 def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.device | str | None = None) -> OpenMesh:
@@ -96,7 +102,18 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     # Before any group is opened along axes: ranks that disagree about them would wait for each other there.
     agree(everyone, members, "`mesh`", f"{mesh} over {_listed(members)}")
     _check_size(mesh, members, given=ranks is not None)
-    return OpenMesh(mesh, members, _open_groups(mesh, members), everyone, _device(device, everyone))
+    here = members.index(dist.get_rank())
+    return OpenMesh(mesh, members, here, _open_groups(mesh, members), everyone, _device(device, everyone))
+
+
+def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
+    """One rank's view of a mesh of any size without processes.
+
+    Tensors on it live on the meta device; what would be sent is counted, and arrives without values.
+    """
+    if not 0 <= rank < mesh.size:
+        raise MeshError(f"`rank` (={rank}) must be one of the {mesh.size} ranks of {mesh}: 0 to {mesh.size - 1}.")
+    return OpenMesh(mesh, range(mesh.size), rank, {}, None, torch.device("meta"))
 
 
 def _check_members(members: tuple[int, ...]) -> None:
@@ -132,6 +149,9 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
 _opened: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups by job and members: meshes over the same ranks share connections."""
 
+_timeouts: dict[object, timedelta] = {}
+"""How long jobs wait for a rank: torch gives a new group its own default, not the job's."""
+
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroup:
     world = dist.group.WORLD
@@ -141,7 +161,7 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroup:
         return world
     key = (world, ranks)
     if key not in _opened:
-        _opened[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+        _opened[key] = dist.new_group(list(ranks), timeout=_timeouts.get(world), use_local_synchronization=True)
     return _opened[key]
 
 

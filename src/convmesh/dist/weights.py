@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,15 +30,18 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
     )
 
 
+def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, ...]:
+    """The shape of this rank's shard of a weight."""
+    return Layout.of(mesh.mesh, shape, cuts).box(mesh.rank).shape
+
+
 def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
     """torch's view of an open mesh, over the same process groups, its axes in the order of `names`."""
     if names not in mesh.device_meshes:
         order = [list(mesh.mesh.axes).index(name) for name in names]
         ranks = torch.tensor(mesh.world_ranks).view(*mesh.mesh.axes.values()).permute(order).contiguous()
         groups = [mesh.group([name]) for name in names]
-        mesh.device_meshes[names] = DeviceMesh.from_group(
-            groups, mesh.device.type, mesh=ranks, mesh_dim_names=names
-        )
+        mesh.device_meshes[names] = DeviceMesh.from_group(groups, mesh.device.type, mesh=ranks, mesh_dim_names=names)
     return mesh.device_meshes[names]
 
 

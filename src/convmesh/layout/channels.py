@@ -1,14 +1,14 @@
 """Channel and filter parallelism: one pattern, three names.
 
-The channels of a layer's input and output are cut over the same axes. The layer splits those axes into `kept` ones, which cut the
-input channels of its weight, and `gathered` ones, which cut its filters. Then
+The channels of a layer's input and output are cut over the same axes. The layer splits those axes into `kept` ones,
+which cut the input channels of its weight, and `gathered` ones, which cut its filters. Then
 
     forward     gather x over `gathered`;  convolve with w[F / gathered, C / kept];  sum-scatter y over `kept`
     backward    gather dy over `kept`;     find dw and dx;                           sum-scatter dx over `gathered`
 
-With nothing gathered this is stationary-x, with nothing kept stationary-y, with both stationary-w (Dryden et al., SC'19).
-Input channels are cut by (kept, gathered) and output channels by (gathered, kept), the outer axes first, so what a
-collective moves is one run of channels.
+With nothing gathered this is stationary-x, with nothing kept stationary-y, with both stationary-w (Dryden et al., SC
+2019). Input channels are cut by (kept, gathered) and output channels by (gathered, kept), the outer axes first, so what
+a collective moves is one run of channels.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Literal
 
 from convmesh.layout.box import Span
 from convmesh.layout.demand import Demand, DimDemand
+from convmesh.layout.exchange import ExchangePlan
 from convmesh.layout.layout import Cut, Layout, even_cut
 from convmesh.layout.maps import DimMap, demand, out_shape
 from convmesh.layout.mesh import Mesh
 
 Algorithm = Literal["x", "y", "w"]
 Axes = tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelSplit:
@@ -100,3 +102,34 @@ def _with_channels(layout: Layout, cut: Cut) -> Layout:
 def _with_channel_demand(mesh: Mesh, dims: Sequence[DimDemand], axes: Axes, spans: list[Span]) -> Demand:
     own = DimDemand(axes, [(span,) if span.extent else () for span in spans])
     return Demand(mesh, [own if dim == 1 else given for dim, given in enumerate(dims)])
+
+
+def candidates(channels_cut_by: Axes) -> list[ChannelSplit]:
+    """The splits to choose from: y, x and, for channels cut by two axes, w."""
+    names: tuple[Algorithm, ...] = ("y", "x", "w") if len(channels_cut_by) > 1 else ("y", "x")
+    return [split_for(name, channels_cut_by) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """Elements that one rank sends for a layer in a step; `gather_input` once more if the input is gathered again."""
+
+    gather_input: int
+    scatter_output: int
+    gather_output_gradient: int
+    scatter_input_gradient: int
+
+    @property
+    def total(self) -> int:
+        forward = self.gather_input + self.scatter_output
+        return forward + self.gather_output_gradient + self.scatter_input_gradient
+
+
+def volumes(inputs: ExchangePlan, outputs: ExchangePlan) -> Volumes:
+    """What the two exchanges of a layer move, each in both directions."""
+    return Volumes(
+        gather_input=inputs.forward.elements_sent,
+        scatter_output=outputs.adjoint.elements_sent,
+        gather_output_gradient=outputs.forward.elements_sent,
+        scatter_input_gradient=inputs.adjoint.elements_sent,
+    )

@@ -130,7 +130,7 @@ def excess(steps: Sequence[Transposed], out: Box, extents: Sequence[int]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """`F.pad` of one dim; negative pads crop. Circular padding takes no crop on the other side: torch wraps it askew."""
+    """`F.pad` of one dim; negative pads crop, but not beside circular padding, which torch then wraps askew."""
 
     low: int
     high: int

@@ -21,7 +21,7 @@ from convmesh.layout import Box, Layout, Span
 from convmesh.layout.adaptive import Adaptive, unrolled
 from convmesh.layout.maps import DimMap, Same
 from convmesh.ops.border import pad_dim
-from convmesh.ops.conv import empty_result
+from convmesh.ops.empty import empty_result
 from convmesh.ops.election import NOBODY, elect
 from convmesh.ops.fetch import fetch
 from convmesh.ops.flat_index import ravel, unravel

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Span
 from convmesh.layout.maps import Window
-from convmesh.ops.conv import Ints, empty_result
+from convmesh.ops.conv import Ints
+from convmesh.ops.empty import empty_result
 from convmesh.ops.pool_windows import Covered, Pooling, cover, one_device_shape, vector
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded

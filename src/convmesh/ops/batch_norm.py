@@ -7,8 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
+from convmesh.ops.channel_params import channel_buffers, channel_params
 from convmesh.ops.moments import Population
 from convmesh.ops.norm import Normaliser, apply_moments, normalise, per_row
 from convmesh.ops.registry import implements
@@ -18,7 +18,7 @@ from convmesh.ops.sharded import Sharded
 Buffer = torch.Tensor | None
 
 
-@implements(F.batch_norm)
+@implements(F.batch_norm, takes_cut_weights=True)
 def batch_norm(
     x: Sharded,
     running_mean: Buffer,
@@ -32,13 +32,13 @@ def batch_norm(
     """Statistics of all samples and all of space, on whatever ranks; running statistics are updated on each rank."""
     if not training:
         return normalise_given(x, running_mean, running_var, weight, bias, eps)
-    x = with_whole_channels(x)
     dims = (0, *range(2, x.dim()))
     population = Population(x.mesh, x.layout.axes_of(dims), math.prod(x.shape[dim] for dim in dims))
     require_several(population.count, x)
     rows = rows_of_channels(x.local)
-    weight, bias = copy_over(x.mesh, x.layout.axes, weight, bias)
-    if population.is_here and rows.shape[::2] == (1, 1):  # torch's own kernels do as well, in fewer calls
+    weight, bias = channel_params(x, weight, bias)
+    running_mean, running_var = channel_buffers(x, running_mean, running_var)
+    if population.is_here and x.local.numel() and rows.shape[::2] == (1, 1):  # torch's own kernels do as well, in fewer calls
         return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))
     moments = statistics(rows, population)
     update_running(running_mean, running_var, moments, population.count, momentum)
@@ -52,16 +52,13 @@ def normalise_given(x: Sharded, mean: Buffer, variance: Buffer, weight: Buffer, 
         raise UnsupportedError(
             "`running_mean` and `running_var` must both be given to normalise without the input's own statistics."
         )
-    x = with_whole_channels(x)
+    mean, variance = channel_buffers(x, mean, variance)
+    assert mean is not None
+    assert variance is not None
     rows = rows_of_channels(x.local)
     moments = rows.spread(torch.stack([mean, variance]).view(2, 1, -1, 1))
-    weight, bias = (per_row(p, rows.shape) for p in copy_over(x.mesh, x.layout.axes, weight, bias))
+    weight, bias = (per_row(p, rows.shape) for p in channel_params(x, weight, bias))
     return x.like(apply_moments(rows, moments[0], moments[1], (weight, bias), eps).view(x.local.shape))
-
-
-def with_whole_channels(x: Sharded) -> Sharded:
-    """`x` with all channels on every rank, as the parameters are."""
-    return x.redistribute(x.layout.with_whole([1])) if x.layout.is_cut(1) else x
 
 
 def require_several(values: int, x: Sharded) -> None:

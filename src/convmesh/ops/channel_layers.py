@@ -6,43 +6,51 @@ sum-scatters its output, one cut by both does both (stationary-y, -x and -w; see
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TypeGuard
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from convmesh.dist import OpenMesh
+from convmesh.dist.weights import Cuts, local_shape
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.conv import best_format
-from convmesh.layout import Box, ExchangePlan, Layout, plan_exchange
+from convmesh.layout import Box, Layout, Region, plan_exchange
 from convmesh.layout.channels import ChannelSplit, channel_layouts
-from convmesh.layout.maps import DimMap, Same, Transposed, Window, excess
+from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
-from convmesh.ops.autocast import autocast_inputs
+from convmesh.ops.autocast import autocast_inputs, without_autocast
 from convmesh.ops.channel_function import CutLayer, CutLayerFunction, LocalLayer
 from convmesh.ops.local_layers import LocalConv, LocalDense, LocalTransposed
+from convmesh.ops.planned import PlannedWeight, Plans
+from convmesh.ops.plans import Maps
 from convmesh.ops.sharded import Sharded
 
-Plans = tuple[Layout, ExchangePlan, ExchangePlan]
+CutWeight = DTensor | PlannedWeight
 
 
-def channel_split(weight: DTensor, transposed: bool = False) -> ChannelSplit:
+def is_cut(weight: object) -> TypeGuard[CutWeight]:
+    return isinstance(weight, (DTensor, PlannedWeight))
+
+
+def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
     """Which axes cut a weight's input channels and which its filters, outermost first."""
     names = weight.device_mesh.mesh_dim_names or ()
-    filter_dim, channel_dim = (1, 0) if transposed else (0, 1)
-    by_dim: dict[int, list[str]] = {filter_dim: [], channel_dim: []}
+    by_dim: dict[int, list[str]] = {0: [], 1: []}
     for name, placement in zip(names, weight.placements, strict=True):
         if placement.is_replicate():
             continue
-        if not placement.is_shard() or placement.dim not in by_dim:  # type: ignore[attr-defined]
+        if not isinstance(placement, Shard) or placement.dim not in by_dim:
             raise UnsupportedError(f"`weight` is placed {placement} along {name!r}; cut it by filters or channels.")
-        by_dim[placement.dim].append(name)  # type: ignore[attr-defined]
-    return ChannelSplit(kept=tuple(by_dim[channel_dim]), gathered=tuple(by_dim[filter_dim]))
+        by_dim[placement.dim].append(name)
+    return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _plans(
-    source: Layout, maps: tuple[DimMap, ...], filters: int, split: ChannelSplit, groups: int, rank: int
+    source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit
 ) -> Plans:
     found = channel_layouts(source, maps, filters, split, groups)
     inputs = plan_exchange(source, found.input_needs, rank)
@@ -50,21 +58,21 @@ def _plans(
 
 
 def cut_conv(
-    x: Sharded, weight: DTensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
 ) -> Sharded:
     """Convolution with a cut weight."""
-    split = channel_split(weight)
-    check_groups(split, groups, x.mesh)
-    maps: tuple[DimMap, ...] = (Same(), Same(), *windows)
-    plans = _plans(x.layout, maps, weight.shape[0], split, groups, x.mesh.rank)
+    maps: Maps = (Same(), Same(), *windows)
+    plans_of = partial(_plans, x.layout, maps, weight.shape[0], groups, x.mesh.rank)
+    split = _split(x, weight, plans_of, groups)
+    output, _, outputs = plans_of(split)
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
     local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
-    term = _covering_term(x.layout, plans[0], windows, x.mesh.rank)
-    local = LocalConv(term, plans[2].frame.shape, stride, dilation, local_groups)
-    return _run(x, weight, bias, split, plans, local)
+    term = _covering_term(x.layout, output, windows, x.mesh.rank)
+    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups)
+    return _run(x, weight, bias, split, plans_of(split), local)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], rank: int) -> Term | None:
     out = Box(work.box(rank).spans[2:])
     terms = split_terms(windows, Box(source.box(rank).spans[2:]), out, source.shape[2:], overlap=False)
@@ -72,49 +80,75 @@ def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], ra
 
 
 def cut_conv_transpose(
-    x: Sharded, weight: DTensor, bias: torch.Tensor | None, steps: tuple[Transposed, ...], groups: int
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, steps: tuple[Transposed, ...], groups: int
 ) -> Sharded:
     """Transposed convolution with a cut weight."""
-    split = channel_split(weight, transposed=True)
     if groups > 1:
         raise UnsupportedError(f"`groups` (={groups}) must be 1 for a transposed convolution with cut channels.")
-    plans = _plans(x.layout, (Same(), Same(), *steps), weight.shape[1], split, groups, x.mesh.rank)
+    plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1], groups, x.mesh.rank)
+    split = _split(x, weight, plans_of, groups, filter_dim=1)
+    output, inputs, outputs = plans_of(split)
     stride, dilation = tuple(s.stride for s in steps), tuple(s.dilation for s in steps)
-    space = Box(plans[0].box(x.mesh.rank).spans[2:])
-    reaches = plans[1].frame.size > 0
-    pads = tuple((-low, -high) for low, high in excess(steps, space, x.shape[2:])) if reaches else ()
-    local = LocalTransposed(plans[2].frame.shape, stride, dilation, 1, pads)
-    return _run(x, weight, bias, split, plans, local)
+    space = Box(output.box(x.mesh.rank).spans[2:])
+    pads = _crop(steps, space, x.shape[2:]) if _reaches(inputs.frame) else ()
+    local = LocalTransposed(outputs.frame.shape, stride, dilation, 1, pads)
+    return _run(x, weight, bias, split, plans_of(split), local, filter_dim=1)
 
 
-def cut_linear(x: Sharded, weight: DTensor, bias: torch.Tensor | None) -> Sharded:
+def _reaches(inputs: Region) -> bool:
+    return all(inputs.dims[2:])
+
+
+def _crop(steps: tuple[Transposed, ...], out: Box, extents: torch.Size) -> tuple[tuple[int, int], ...]:
+    return tuple((-low, -high) for low, high in excess(steps, out, extents))
+
+
+def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Sharded:
     """Dense layer with a cut weight on a matrix of samples."""
     if x.dim() != 2:
-        raise UnsupportedError(f"`input` (shape {tuple(x.shape)}) must have 2 dims for a dense layer with a cut weight.")
-    split = channel_split(weight)
-    plans = _plans(x.layout, (Same(), Same()), weight.shape[0], split, 1, x.mesh.rank)
-    return _run(x, weight, bias, split, plans, LocalDense())
+        raise UnsupportedError(
+            f"`input` (shape {tuple(x.shape)}) must have 2 dims for a dense layer with a cut weight."
+        )
+    plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
+    split = _split(x, weight, plans_of, 1)
+    return _run(x, weight, bias, split, plans_of(split), LocalDense())
+
+
+def _split(
+    x: Sharded, weight: CutWeight, plans_of: Callable[[ChannelSplit], Plans], groups: int, filter_dim: int = 0
+) -> ChannelSplit:
+    """The weight's cut: given, or decided now."""
+    if isinstance(weight, PlannedWeight):
+        return weight.decide(x, plans_of, groups)
+    split = channel_split(weight, filter_dim)
+    check_groups(split, groups, x.mesh)
+    return split
 
 
 def check_groups(split: ChannelSplit, groups: int, mesh: OpenMesh) -> None:
+    """Groups are cut like channels: every rank must have whole ones."""
     ranks = mesh.mesh.extent(split.axes)
     if groups > 1 and (split.kept or groups % ranks):
         most = max(n for n in range(1, ranks + 1) if groups % n == 0)
         raise UnsupportedError(
-            f"`groups` (={groups}) must be a multiple of the {ranks} ranks that cut the channels, and the weight cut by "
-            f"filters; the largest split that works is {most} ways."
+            f"`groups` (={groups}) must be a multiple of the {ranks} ranks that cut the channels, and the weight be "
+            f"cut by filters; the largest split that works is {most} ways."
         )
 
 
 def _run(
-    x: Sharded, weight: DTensor, bias: torch.Tensor | None, split: ChannelSplit, plans: Plans, local: LocalLayer
+    x: Sharded,
+    weight: CutWeight,
+    bias: torch.Tensor | None,
+    split: ChannelSplit,
+    plans: Plans,
+    local: LocalLayer,
+    filter_dim: int = 0,
 ) -> Sharded:
     output, inputs, outputs = plans
-    here = weight.to_local()
-    if bias is not None and not isinstance(bias, DTensor):
-        raise UnsupportedError("`bias` must be cut like the filters of its cut `weight`; see `convmesh.cut_channels`.")
-    bias_here = None if bias is None else bias.to_local()
-    x, here, bias_here = autocast_inputs(x, here, bias_here)
+    weight_here = _local_part(weight, x.mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
+    bias_here = None if bias is None else _local_part(bias, x.mesh, {0: split.gathered})
+    x, weight_here, bias_here = autocast_inputs(x, weight_here, bias_here)
     layer = CutLayer(
         mesh=x.mesh,
         local=local,
@@ -123,8 +157,16 @@ def _run(
         reduce_axes=tuple(name for name in output.axes if name not in split.axes),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=x.mesh.keeps_gathered,
-        wire=best_format(x.dtype, x.device, x.dim(), here.shape[2:]),
+        wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
     )
-    with torch.autocast(x.device.type, enabled=False):
-        y = CutLayerFunction.apply(x.local, here, bias_here, layer)
+    with without_autocast(x.device):
+        y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
     return Sharded(y, output, x.mesh)
+
+
+def _local_part(param: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> torch.Tensor:
+    if isinstance(param, DTensor):
+        return param.to_local()
+    if mesh.is_dry:
+        return torch.empty(local_shape(param.shape, mesh, cuts), dtype=param.dtype, device="meta", requires_grad=True)
+    raise UnsupportedError("`bias` must be cut like the filters of its cut `weight`; see `convmesh.cut_channels`.")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
@@ -16,10 +15,11 @@ from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
 from convmesh.layout.maps import DimMap, Same, Whole, Window
 from convmesh.layout.terms import Terms, split_terms
-from convmesh.ops.autocast import autocast_inputs
+from convmesh.ops.autocast import autocast_inputs, without_autocast
 from convmesh.ops.border import extend
-from convmesh.ops.channel_layers import cut_conv
+from convmesh.ops.channel_layers import cut_conv, is_cut
 from convmesh.ops.conv_function import SplitConv, SplitConvFunction
+from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import halo, output_layout
 from convmesh.ops.registry import implements
@@ -42,9 +42,9 @@ def conv(
     """Convolution of a sharded input with a replicated weight. `padding_mode` as in `torch.nn.Conv3d`."""
     check_operands(input, weight, bias, groups)
     windows = _windows(input.shape[2:], weight.shape[2:], stride, padding, dilation, padding_mode)
-    if isinstance(weight, DTensor):
+    if is_cut(weight):
         return cut_conv(input, weight, bias, windows, groups)
-    x, weight, bias = autocast_inputs(input, weight, bias)
+    x, weight, bias = autocast_inputs(input.with_whole([1]), weight, bias)
     run = _overlapped if padding_mode == "zeros" else _folded
     return run(x, weight, bias, windows, groups)
 
@@ -64,7 +64,7 @@ def _overlapped(
         out=work.box(x.mesh.rank),
         reduce_axes=work.axes,
     )
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         y = SplitConvFunction.apply(x.local, weight, bias, split)
     return Sharded(y, work, x.mesh)
 
@@ -97,20 +97,14 @@ def _folded(
     return Sharded(y, work, x.mesh)
 
 
-def empty_result(x: torch.Tensor, shape: Sequence[int], *params: torch.Tensor | None) -> torch.Tensor:
-    """An empty result that still hangs on its inputs, so that this rank takes part in their gradients' transfers."""
-    nothing = x.sum() * 0
-    for param in params:
-        nothing = nothing if param is None else nothing + param.sum() * 0
-    return nothing.expand(tuple(shape))
-
-
 def check_operands(
     x: Any, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, transposed: bool = False
 ) -> None:
     """What torch would refuse, refused here before anything is sent."""
     if not isinstance(x, Sharded) or isinstance(weight, Sharded) or isinstance(bias, Sharded):
         raise UnsupportedError("a split convolution takes a Sharded input and plain (replicated) `weight` and `bias`.")
+    if bias is not None and is_cut(bias) and not is_cut(weight):
+        raise UnsupportedError("`bias` is a DTensor but `weight` is not; cut both, or pass `bias.full_tensor()`.")
     spatial = weight.dim() - 2
     if x.dim() != weight.dim():
         raise UnsupportedError(
@@ -122,10 +116,6 @@ def check_operands(
         raise UnsupportedError(
             f"`input` has {x.shape[1]} channels, but `weight` of shape {tuple(weight.shape)} with groups={groups} "
             f"takes {channels}."
-        )
-    if x.layout.is_cut(1) and not isinstance(weight, DTensor):
-        raise UnsupportedError(
-            "`input` has its channels cut, but `weight` is whole; cut the weights too, with `convmesh.cut_channels`."
         )
 
 

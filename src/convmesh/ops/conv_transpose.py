@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
@@ -14,11 +13,12 @@ from convmesh.layout import Box
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess
 from convmesh.ops.autocast import autocast_inputs
 from convmesh.ops.border import pad_dim
-from convmesh.ops.conv import Ints, check_operands, empty_result, spread
+from convmesh.ops.conv import Ints, check_operands, spread
+from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import output_layout
 from convmesh.ops.registry import implements
-from convmesh.ops.channel_layers import cut_conv_transpose
+from convmesh.ops.channel_layers import cut_conv_transpose, is_cut
 from convmesh.ops.sharded import Sharded
 
 
@@ -36,9 +36,9 @@ def conv_transpose(
     """Transposed convolution of a sharded input with a replicated weight."""
     check_operands(input, weight, bias, groups, transposed=True)
     steps = _transposed(weight.shape[2:], stride, padding, output_padding, dilation)
-    if isinstance(weight, DTensor):
+    if is_cut(weight):
         return cut_conv_transpose(input, weight, bias, steps, groups)
-    x, weight, bias = autocast_inputs(input, weight, bias)
+    x, weight, bias = autocast_inputs(input.with_whole([1]), weight, bias)
     maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[1] * groups), *steps)
     work = output_layout(x.layout, maps)
     fetched = fetch(x, work, maps)

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Partition
-from convmesh.ops.channel_layers import cut_linear
+from convmesh.ops.channel_layers import cut_linear, is_cut
 from convmesh.ops.registry import implements
 from convmesh.ops.reshape import make_whole
 from convmesh.ops.sharded import Sharded
@@ -27,7 +26,7 @@ Weight = torch.Tensor | Sharded
 def linear(input: Any, weight: Weight, bias: Weight | None = None) -> Sharded:  # noqa: A002
     """`x @ weight.T + bias` on the last dim."""
     x = _input("linear", input, weight, contracted=-1)
-    if isinstance(weight, DTensor):
+    if is_cut(weight):
         return cut_linear(x, weight, bias)  # type: ignore[arg-type]
     return _dense(F.linear, x, weight.shape[0], weight, bias)
 

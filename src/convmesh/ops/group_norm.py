@@ -7,33 +7,37 @@ import math
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
-from convmesh.ops.batch_norm import Buffer, normalise_given, require_several, update_running, with_whole_channels
+from convmesh.ops.batch_norm import Buffer, normalise_given, require_several, update_running
+from convmesh.ops.channel_params import channel_buffers, channel_params
 from convmesh.ops.moments import Population
 from convmesh.ops.norm import Normaliser, normalise, per_row
 from convmesh.ops.precision import as_autocast_asks
 from convmesh.ops.registry import implements
 from convmesh.ops.rows import Rows, pieces, rows_of_groups, statistics
 from convmesh.ops.sharded import Sharded
+from convmesh.ops.wide_groups import normalise_groups
 
 
-@implements(F.group_norm)
+@implements(F.group_norm, takes_cut_weights=True)
 def group_norm(x: Sharded, num_groups: int, weight: Buffer = None, bias: Buffer = None, eps: float = 1e-5) -> Sharded:
     """Statistics of each sample and group of channels."""
     if num_groups < 1 or x.shape[1] % num_groups:
         raise UnsupportedError(f"`num_groups` (={num_groups}) must divide the {x.shape[1]} channels of the input.")
-    x = as_autocast_asks(with_whole_channels(x))
+    x = as_autocast_asks(x)
     require_several(x.numel() // num_groups, x)  # torch counts all samples here
+    weight, bias = channel_params(x, weight, bias)
+    groups_here = _whole_groups(x, num_groups)
+    if groups_here is None:
+        return x.like(_affine(normalise_groups(x, num_groups, eps), weight, bias))
     population = _population(x, num_groups)
-    weight, bias = copy_over(x.mesh, x.layout.axes, weight, bias)
     if _suits_torch(x, population):
-        return x.like(F.group_norm(x.local, num_groups, weight, bias, eps))
-    rows = _rows(x, num_groups)
+        return x.like(F.group_norm(x.local, groups_here, weight, bias, eps))
+    rows = _rows(x, groups_here)
     return _normalised(x, rows, statistics(rows, population), (weight, bias), Normaliser(population, eps))
 
 
-@implements(F.instance_norm)
+@implements(F.instance_norm, takes_cut_weights=True)
 def instance_norm(
     x: Sharded,
     running_mean: Buffer = None,
@@ -47,18 +51,32 @@ def instance_norm(
     """Statistics of each sample and channel."""
     if not use_input_stats:
         return normalise_given(x, running_mean, running_var, weight, bias, eps)
-    x = with_whole_channels(x)
     population = _population(x, x.shape[1])
     require_several(population.count, x)
-    weight, bias = copy_over(x.mesh, x.layout.axes, weight, bias)
+    weight, bias = channel_params(x, weight, bias)
+    running_mean, running_var = channel_buffers(x, running_mean, running_var)
     untracked = running_mean is None and running_var is None
     if untracked and _suits_torch(x, population):
         return x.like(F.instance_norm(x.local, None, None, weight, bias, eps=eps))
-    rows = _rows(x, x.shape[1])
+    rows = _rows(x, x.local.shape[1])
     moments = statistics(rows, population)
     if not untracked:
         update_running(running_mean, running_var, _over_samples(x, moments), population.count, momentum)
     return _normalised(x, rows, moments, (weight, bias), Normaliser(population, eps))
+
+
+def _whole_groups(x: Sharded, groups: int) -> int | None:
+    """How many groups of channels this rank has, if every rank has whole ones."""
+    size = x.shape[1] // groups
+    if any(bound % size for bound in x.layout.cuts[1].partition.bounds):
+        return None
+    return x.box.spans[1].extent // size
+
+
+def _affine(normalised: torch.Tensor, weight: Buffer, bias: Buffer) -> torch.Tensor:
+    for_each = (-1, *[1] * (normalised.dim() - 2))
+    scaled = normalised if weight is None else normalised * weight.view(for_each).to(normalised.dtype)
+    return scaled if bias is None else scaled + bias.view(for_each).to(normalised.dtype)
 
 
 def _population(x: Sharded, groups: int) -> Population:
@@ -67,13 +85,13 @@ def _population(x: Sharded, groups: int) -> Population:
 
 
 def _rows(x: Sharded, groups: int) -> Rows:
-    return rows_of_groups(x.local, x.local.shape[0], groups, x.shape[1] // groups)
+    return rows_of_groups(x.local, x.local.shape[0], groups, x.local.shape[1] // max(1, groups))
 
 
 def _suits_torch(x: Sharded, population: Population) -> bool:
     """Whether torch's own kernels do as well, in fewer calls: all values are here and there are rows enough."""
     samples, channels, *space = x.local.shape
-    return population.is_here and samples > 0 and pieces(samples * channels, math.prod(space)) == 1
+    return population.is_here and samples > 0 and channels > 0 and pieces(samples * channels, math.prod(space)) == 1
 
 
 def _normalised(
@@ -81,7 +99,7 @@ def _normalised(
 ) -> Sharded:
     samples, groups, members = rows.shape
     channels = x.local.shape[1]
-    shape = (samples, channels, groups * members // channels)
+    shape = (samples, channels, groups * members // max(1, channels))
     weight, bias = (per_row(p, shape) for p in params)
     even = weight is None or groups == channels
     result = normalise(rows, moments, (weight, bias), Normaliser(how.population, how.eps, even))

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
-from convmesh.ops.batch_norm import with_whole_channels
 from convmesh.ops.moments import Population
 from convmesh.ops.norm import Normaliser, normalise
-from convmesh.ops.precision import as_autocast_asks
+from convmesh.ops.precision import as_autocast_asks, wide
 from convmesh.ops.registry import implements
 from convmesh.ops.rows import rows_of_groups, statistics
 from convmesh.ops.sharded import Sharded
@@ -52,10 +51,10 @@ def _affine(normalised: torch.Tensor, weight: Param, bias: Param) -> torch.Tenso
 def rms_norm(x: Sharded, normalized_shape: Sequence[int], weight: Param = None, eps: float | None = None) -> Any:
     """Division by the root of the mean square over the last dims."""
     dims = _last_dims(x, normalized_shape)
-    wide: Any = as_autocast_asks(x)
-    smallest = torch.finfo(wide.dtype).eps if eps is None else eps
-    result = wide * torch.rsqrt((wide * wide).mean(dims, keepdim=True) + smallest)
-    return result if weight is None else result * weight
+    smallest = torch.finfo(x.dtype).eps if eps is None else eps
+    typed: Any = x.like(x.local.to(wide(x.dtype)))
+    result = typed * torch.rsqrt((typed * typed).mean(dims, keepdim=True) + smallest)
+    return (result if weight is None else result * weight).to(x.dtype)
 
 
 def _last_dims(x: Sharded, normalized_shape: Sequence[int]) -> tuple[int, ...]:
@@ -78,5 +77,5 @@ def normalize(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Non
 @implements(F.local_response_norm)
 def local_response_norm(x: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Sharded:
     """Normalisation over neighbouring channels, which are all here."""
-    x = with_whole_channels(x)
+    x = x.with_whole([1])
     return x.like(F.local_response_norm(x.local, size, alpha, beta, k))

@@ -19,9 +19,7 @@ def constant(shape: tuple[int, ...], like: torch.Tensor, bias: torch.Tensor | No
     return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
 
 
-def term_call(
-    term: Term, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
-) -> tuple[ConvParams, Pads]:
+def term_call(term: Term, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> tuple[ConvParams, Pads]:
     """The local convolution for a term, and the explicit pads that its input needs first."""
     found = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
     params = ConvParams(stride, tuple(both for *_, both in found), dilation, groups)

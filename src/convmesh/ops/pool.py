@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from convmesh.dist.wire import memory_format_of
 from convmesh.errors import UnsupportedError
-from convmesh.ops.conv import Ints, empty_result
+from convmesh.ops.conv import Ints
+from convmesh.ops.empty import empty_result
 from convmesh.ops.flat_index import ravel, rebase
 from convmesh.ops.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape, vector
 from convmesh.ops.registry import implements

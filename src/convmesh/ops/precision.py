@@ -14,8 +14,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _NARROW else dtype
 
 
+def result_type(x: Sharded) -> torch.dtype:
+    """The type of results of operators that autocast on GPUs computes in float32."""
+    asked = x.is_cuda and torch.is_autocast_enabled("cuda")
+    return wide(x.dtype) if asked else x.dtype
+
+
 def as_autocast_asks(x: Sharded) -> Sharded:
-    """`x` in float32 for operators that autocast on GPUs computes, and returns, in float32."""
-    if x.is_cuda and x.dtype in _NARROW and torch.is_autocast_enabled("cuda"):
-        return x.like(x.local.float())
-    return x
+    """`x` in the type that such operators compute in."""
+    return x.like(x.local.to(result_type(x)))

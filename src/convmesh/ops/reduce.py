@@ -14,7 +14,7 @@ from convmesh.dist import all_reduce, sum_over
 from convmesh.errors import UnsupportedError
 from convmesh.ops.moments import Population, moments_over
 from convmesh.ops.partials import Dims, has_none_of, no_partial, reduced, reduced_dims, reduces, side_by_side
-from convmesh.ops.precision import wide
+from convmesh.ops.precision import as_autocast_asks, result_type, wide
 from convmesh.ops.sharded import Sharded
 
 _T = torch.Tensor
@@ -27,7 +27,7 @@ def total(x: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.d
     partial = x.local.sum(dims, keepdim=True, dtype=dtype or (wide(x.dtype) if x.is_floating_point() else None))
     local = sum_over(partial, x.mesh, x.layout.axes_of(dims))
     if x.is_floating_point():
-        local = local.to(dtype or x.dtype)
+        local = local.to(dtype or result_type(x))
     return reduced(x, local, dims, keepdim)
 
 
@@ -105,6 +105,7 @@ def std_mean(x: Sharded, dim: Dims = None, *args: Any, keepdim: bool = False, **
 def prod(x: Sharded, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Sharded:
     """`torch.prod`."""
     dims = reduced_dims(x, dim)
+    x = as_autocast_asks(x)
     if dtype or not x.is_floating_point():
         x = x.like(x.local.to(dtype or torch.int64))
     partial = no_partial(x, dims) if has_none_of(x, dims) else _prod(x.local, dims)
@@ -126,7 +127,7 @@ def vector_norm(
 ) -> Sharded:
     """`torch.linalg.vector_norm`: the norm of the ranks' norms."""
     dims = reduced_dims(x, dim)
-    x = x if dtype is None else x.like(x.local.to(dtype))
+    x = as_autocast_asks(x) if dtype is None else x.like(x.local.to(dtype))
     if math.isinf(ord):
         extreme = torch.amax if ord > 0 else torch.amin
         return extreme(torch.abs(x), dims, keepdim=keepdim)  # type: ignore[arg-type,return-value]

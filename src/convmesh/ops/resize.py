@@ -13,6 +13,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Span
 from convmesh.layout.maps import DimMap, Same
 from convmesh.layout.resize import Alone, Arithmetic, Method, Resized, step_of
+from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import output_layout
 from convmesh.ops.probe import probe
@@ -46,8 +47,7 @@ def interpolate(
     """`F.interpolate` of a sharded input; local where no spatial dim is cut."""
     x = input
     if not x.layout.axes_of(range(2, x.dim())):
-        y = F.interpolate(x.local, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-        return Sharded(y, x.layout.with_shape((*x.shape[:2], *y.shape[2:])), x.mesh)
+        return _uncut(x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     _check(x, mode, antialias)
     # Nearest stands for all modes: their sizes are the same.
     refuses_align = align_corners if mode in ("nearest", "nearest-exact", "area") else None
@@ -58,6 +58,15 @@ def interpolate(
     given = scale_factor is not None and not recompute_scale_factor
     scales = _per_dim(scale_factor, len(outs)) if given else (None,) * len(outs)
     return _resize(x, _resizes(x, mode, tuple(outs), scales, bool(align_corners)), mode, align_corners)
+
+
+def _uncut(x: Sharded, *args: Any) -> Sharded:
+    """All of space is here: torch's own operator."""
+    whole = F.interpolate(probe(x), *args).shape
+    work = x.layout.with_shape(whole)
+    if not x.local.numel():  # torch's meta kernels stumble over empty tensors
+        return Sharded(empty_result(x.local, work.box(x.mesh.rank).shape), work, x.mesh)
+    return Sharded(F.interpolate(x.local, *args), work, x.mesh)
 
 
 def _check(x: Sharded, mode: str, antialias: bool) -> None:

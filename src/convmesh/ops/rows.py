@@ -16,7 +16,7 @@ from convmesh.dist.wire import memory_format_of
 from convmesh.ops.moments import Population, moments_of_parts
 from convmesh.ops.precision import wide
 
-ENOUGH_ROWS = 1024
+ENOUGH_ROWS = 512
 SHORTEST_ROW = 1024
 LARGE_CHANNEL = 32768
 """Values for which one block of threads takes longer than the calls that more rows cost."""
@@ -91,7 +91,7 @@ def statistics(rows: Rows, population: Population) -> torch.Tensor:
 def _row_moments(values: torch.Tensor) -> torch.Tensor:
     if values.is_cuda:
         return torch.stack(torch.batch_norm_update_stats(values, None, None, 0.0)).double()
-    if not values.is_contiguous():
+    if not values.is_contiguous() or values.is_meta:
         # Torch's channels-last kernel adds up float32 values one by one and loses four digits when the mean is not 0.
         dims = (0, *range(2, values.dim()))
         values = values.to(wide(values.dtype))

@@ -135,6 +135,10 @@ class Sharded:
         plan = conversion(self.layout, target, self.mesh.rank)
         return Sharded(exchange(self.local, plan, self.mesh), target, self.mesh)
 
+    def with_whole(self, dims: Sequence[int]) -> Sharded:
+        """The same tensor with `dims` no longer cut: their axes replicate."""
+        return self.redistribute(self.layout.with_whole(dims)) if self.layout.axes_of(dims) else self
+
     def gather(self) -> torch.Tensor:
         """The whole global tensor, on every rank; differentiable."""
         return self.redistribute(Layout.of(self.mesh.mesh, self.layout.shape)).local

@@ -9,7 +9,7 @@ import torch
 from convmesh.errors import UnsupportedError
 from convmesh.layout.maps import DimMap, Same, Whole, Window
 from convmesh.layout.resize import Repeated
-from convmesh.ops.conv import empty_result
+from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import Maps, output_layout
 from convmesh.ops.registry import implements

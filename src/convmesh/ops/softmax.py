@@ -66,6 +66,7 @@ def log_softmax(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype:
 def logsumexp(x: Sharded, dim: Dims, keepdim: bool = False) -> Sharded:
     """`torch.logsumexp`."""
     dims = reduced_dims(x, dim)
+    x = as_autocast_asks(x)
     along = Along(dims, x.mesh, x.layout.axes_of(dims))
     local: torch.Tensor = _LogSumExp.apply(x.local, along)
     return reduced(x, local, dims, keepdim)

@@ -13,7 +13,8 @@ from convmesh.dist import all_reduce
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Layout, Span
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole
-from convmesh.ops.conv import Ints, empty_result
+from convmesh.ops.conv import Ints
+from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.flat_index import ravel, unravel
 from convmesh.ops.plans import Maps

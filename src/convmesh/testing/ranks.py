@@ -21,8 +21,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 _fork = multiprocessing.get_context("fork")
+
+_SECONDS_TO_JOIN = 60.0
 
 _SECONDS_FOR_OTHERS = 0.3
 """After one failure, how long to wait for the failures of other ranks."""
@@ -73,7 +76,7 @@ class RankPool:
         self._listener.close()
         for _, theirs in pipes:
             theirs.close()
-        self.results()  # of joining the job
+        self.results(_SECONDS_TO_JOIN)
 
     def __enter__(self) -> RankPool:
         return self
@@ -89,14 +92,15 @@ class RankPool:
                 pipe.send_bytes(call)
         return self.results()
 
-    def results(self) -> list[Any]:
+    def results(self, seconds_timeout: float | None = None) -> list[Any]:
         """What the ranks return from the call under way."""
         found: dict[int, Any] = {}
-        deadline = time.monotonic() + self.seconds_timeout
+        seconds = seconds_timeout or self.seconds_timeout
+        deadline = time.monotonic() + seconds
         while len(found) < self.n:
             arrived = self._arrived(found, deadline - time.monotonic())
             if not arrived:
-                self._fail_hung([r for r in range(self.n) if r not in found])
+                self._fail_hung([r for r in range(self.n) if r not in found], seconds)
             found |= arrived
             if any(isinstance(reply, _Failure) for reply in arrived.values()):
                 self._fail(found)
@@ -140,13 +144,13 @@ class RankPool:
         failures = sorted(reply for reply in found.values() if isinstance(reply, _Failure))
         raise RankError("\n".join(failure.text for failure in failures))
 
-    def _fail_hung(self, ranks: list[int]) -> NoReturn:
+    def _fail_hung(self, ranks: list[int], seconds: float) -> NoReturn:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
         stacks = "\n".join(f"rank {rank} hung at:\n{self._stack(rank)}" for rank in ranks)
         self.close()
-        raise RankError(f"ranks {ranks} of {self.n} did not return within {self.seconds_timeout} s.\n{stacks}")
+        raise RankError(f"ranks {ranks} of {self.n} did not return within {seconds} s.\n{stacks}")
 
     def _stack(self, rank: int) -> str:
         """What the rank's fault handler wrote of its threads; it is written by a signal, so not at once."""
@@ -184,13 +188,14 @@ class RankPool:
             os._exit(0)  # no clean-up of what the parent set up
 
     def _join(self, rank: int) -> None:
-        timeout = timedelta(seconds=2 * self.seconds_timeout)  # the parent notices a hang first and shows where
+        # Longer than ours, so that this process notices a hang first and shows where.
+        timeout = timedelta(seconds=2 * self.seconds_timeout + _SECONDS_TO_JOIN)
         port, listener = self._listener.getsockname()[1], self._listener.detach()
         if rank == 0:
-            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
         else:
             os.close(listener)
-            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+            store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=self.n, timeout=timeout)
 
 

@@ -1,0 +1,26 @@
+"""Weights of a dry run whose cut is not decided yet: they decide when they meet their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from convmesh.layout import ExchangePlan, Layout
+from convmesh.layout.channels import ChannelSplit
+
+Plans = tuple[Layout, ExchangePlan, ExchangePlan]
+Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int], ChannelSplit]
+
+
+class PlannedWeight(torch.Tensor):
+    """A meta tensor of a whole weight with a rule that picks its cut from the input and the plans of each candidate."""
+
+    decide: Decide
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, decide: Decide) -> PlannedWeight:
+        made = torch.Tensor._make_subclass(cls, torch.empty_like(weight, device="meta"), weight.requires_grad)
+        made.decide = decide
+        return made

@@ -11,7 +11,7 @@ from convmesh import Mesh
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- support matrix: made by `make matrix` -->", "<!-- end of support matrix -->"
-COLUMNS = {"data": "N", "depth": "D", "height": "H", "width": "W"}
+COLUMNS = {"data": "N", "depth": "D", "height": "H", "width": "W", "channel": "C", "filter": "F"}
 
 
 def matrix(items: Iterable[pytest.Item]) -> str:
@@ -23,7 +23,7 @@ def matrix(items: Iterable[pytest.Item]) -> str:
             mesh = item.callspec.params["mesh"]
             assert isinstance(mesh, Mesh)
             rows.setdefault(mark.args, []).append(mesh)
-    head = f"| operator | options | {' | '.join(COLUMNS.values())} | together | ranks |"
+    head = f"| operator | options | {' | '.join(COLUMNS.values())} | at once | ranks |"
     lines = [head, "| --- | --- |" + " :-: |" * (len(COLUMNS) + 2)]
     return "\n".join(lines + [_row(name, options, meshes) for (name, options), meshes in sorted(rows.items())])
 
@@ -32,7 +32,7 @@ def _row(name: str, options: str, meshes: list[Mesh]) -> str:
     cut = ["✓" if any(axis in mesh.axes for mesh in meshes) else "–" for axis in COLUMNS]
     most = max(len(mesh.axes) for mesh in meshes)
     ranks = ", ".join(str(n) for n in sorted({mesh.size for mesh in meshes}))
-    return f"| {name} | {options} | {' | '.join(cut)} | {most} dims | {ranks} |"
+    return f"| {name} | {options} | {' | '.join(cut)} | {most} | {ranks} |"
 
 
 def in_readme() -> str:

@@ -9,18 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from convmesh.dist import OpenMesh, init, open_mesh
+    from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import ConvMeshError, DisagreementError, LayoutError, MeshError, UnsupportedError
     from convmesh.layout import Layout, Mesh
     from convmesh.ops import Sharded, from_local, replicated, shard
+    from convmesh.parallel import cut_channels, plan_channels
 
 _HOME = {
-    **dict.fromkeys(["OpenMesh", "init", "open_mesh"], "convmesh.dist"),
+    **dict.fromkeys(["OpenMesh", "dry_mesh", "init", "open_mesh"], "convmesh.dist"),
     **dict.fromkeys(
         ["ConvMeshError", "DisagreementError", "LayoutError", "MeshError", "UnsupportedError"], "convmesh.errors"
     ),
     **dict.fromkeys(["Layout", "Mesh"], "convmesh.layout"),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
+    **dict.fromkeys(["cut_channels", "plan_channels"], "convmesh.parallel"),
 }
 
 __all__ = [
@@ -33,9 +35,12 @@ __all__ = [
     "OpenMesh",
     "Sharded",
     "UnsupportedError",
+    "cut_channels",
+    "dry_mesh",
     "from_local",
     "init",
     "open_mesh",
+    "plan_channels",
     "replicated",
     "shard",
 ]

@@ -23,7 +23,9 @@ Check = Callable[[SplitCase], None]
 def normalise(x: Any, weight: Any, bias: Any, kind: str, groups: int, cuts_params: bool) -> Any:
     if cuts_params and isinstance(x, Sharded):
         axes = x.layout.cuts[1].axes
-        weight, bias = (cut_weight(p, x.mesh, {0: axes}) for p in copy_over(x.mesh, axes, weight, bias) if p is not None)
+        weight, bias = (
+            cut_weight(p, x.mesh, {0: axes}) for p in copy_over(x.mesh, axes, weight, bias) if p is not None
+        )
     if kind == "batch":
         return F.batch_norm(x, None, None, weight, bias, training=True)
     if kind == "instance":
@@ -34,7 +36,9 @@ def normalise(x: Any, weight: Any, bias: Any, kind: str, groups: int, cuts_param
 @on_channel_grids
 @settings(max_examples=12)
 @given(data=st.data())
-@pytest.mark.operator("batch, instance and group norm, cut channels", "whole or cut parameters; groups that straddle ranks")
+@pytest.mark.operator(
+    "batch, instance and group norm, cut channels", "whole or cut parameters; groups that straddle ranks"
+)
 def test_norms(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     spatial = data.draw(spatial_dims(mesh))
     groups = data.draw(st.integers(1, 4))
@@ -76,8 +80,8 @@ def norm_traffic(mesh: Mesh, kind: str) -> int:
     x = shard(torch.randn(2, 8, 6, 4), opened(mesh), natural(mesh, 4, channel_axes(mesh)))
     x = x.like(x.local.requires_grad_())
     with opened(mesh).traffic.watch() as sent:
-        weights = [cut_weight(torch.ones(8), opened(mesh), {0: channel_axes(mesh)}).requires_grad_() for _ in range(2)]
-        y = normalise(x, *weights, kind=kind, groups=4, cuts_params=False)
+        weight, bias = (cut_weight(torch.ones(8), opened(mesh), {0: channel_axes(mesh)}) for _ in range(2))
+        y = normalise(x, weight.requires_grad_(), bias.requires_grad_(), kind, groups=4, cuts_params=False)
         y.backward(torch.randn(y.local.shape))
     return sent.bytes_total
 

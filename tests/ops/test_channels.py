@@ -90,7 +90,8 @@ def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     split = split_for(data.draw(algorithms(mesh)), data.draw(st.sampled_from([axes, axes[::-1]])))
     channels, filters = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
     kernel, stride, dilation, padding = (
-        tuple(data.draw(st.integers(low, high)) for _ in range(spatial)) for low, high in ((1, 4), (1, 2), (1, 2), (0, 2))
+        tuple(data.draw(st.integers(low, high)) for _ in range(spatial))
+        for low, high in ((1, 4), (1, 2), (1, 2), (0, 2))
     )
     least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
     space = tuple(max(n, m) for n, m in zip(data.draw(extents(spatial, 1, 8)), least, strict=True))

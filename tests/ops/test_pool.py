@@ -1,4 +1,4 @@
-"""Max, average and power-average pooling, and unpooling."""
+"""Max, average and power-average pooling."""
 
 import math
 from collections.abc import Callable
@@ -50,21 +50,6 @@ def tied_max_pool(x: Any, **given: Any) -> Any:
 
 def odd_max_pool(x: Any, share: float, **given: Any) -> Any:
     return pool(with_odd_values(x, share), "Max", **given)
-
-
-def pool_and_unpool(x: Any, y: Any, dims: int, options: Options, full_size: bool, functional: bool) -> Any:
-    """Unpool values other than those pooled, so that an index taken twice makes a difference."""
-    pooled, indices = pool(x, "Max", dims, {**options, "return_indices": True}, functional)
-    size = x.shape[2:] if full_size else None
-    kept = {key: value for key, value in options.items() if key in ("kernel_size", "stride", "padding")}
-    if functional:
-        return getattr(F, f"max_unpool{dims}d")(pooled * y, indices, **kept, output_size=size)
-    return getattr(nn, f"MaxUnpool{dims}d")(**kept)(pooled * y, indices, output_size=size)
-
-
-def unpool_anywhere(x: Any, indices: Any, dims: int) -> Any:
-    """Indices that no pooling could have found."""
-    return getattr(F, f"max_unpool{dims}d")(x, indices, 2)
 
 
 def shape_of(mesh: Mesh, data: st.DataObject, **bounds: int) -> tuple[int, ...]:
@@ -158,50 +143,6 @@ def test_lp_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
             partial(pool, kind="LP", dims=dims, options=options, functional=data.draw(st.booleans())), mesh, (shape,)
         )
     )
-
-
-def default_sizes(spatial: tuple[int, ...], options: Options) -> tuple[int, ...]:
-    """The extents that unpooling gives without an `output_size`."""
-    dims = len(spatial)
-    pooled = getattr(F, f"max_pool{dims}d")(torch.empty(1, 1, *spatial), **options).shape[2:]
-    each = zip(pooled, strides(options), options["kernel_size"], options["padding"], strict=True)
-    return tuple((out - 1) * s + k - 2 * p for out, s, k, p in each)
-
-
-def strides(options: Options) -> tuple[int, ...]:
-    stride = options["stride"] or options["kernel_size"]
-    return (stride,) * len(options["kernel_size"]) if isinstance(stride, int) else stride
-
-
-@on_grids
-@settings(max_examples=15)
-@given(data=st.data())
-@pytest.mark.operator("max_unpool", "1D–3D; kernel, stride, padding, output_size; overlapping and dilated windows")
-def test_max_unpool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
-    shape = shape_of(mesh, data, smallest=2, largest=10)
-    dims = len(shape) - 2
-    options = draw_windows(data, shape[2:], dilated=True)
-    full_size = data.draw(st.booleans(), "full size")
-    defaults = default_sizes(shape[2:], options)
-    if not full_size or any(abs(n - m) >= s for n, m, s in zip(shape[2:], defaults, strides(options), strict=True)):
-        options["dilation"] = 1  # torch takes output sizes within a stride of the default only
-        defaults = default_sizes(shape[2:], options)
-    full_size |= min(defaults) < 1
-    shape = shape if full_size else (*shape[:2], *defaults)
-    pooled = getattr(F, f"max_pool{dims}d")(torch.empty(shape), **options).shape
-    fn = partial(pool_and_unpool, dims=dims, options=options, full_size=full_size, functional=data.draw(st.booleans()))
-    check(SplitCase(fn, mesh, (shape, tuple(pooled))))
-
-
-@on_grids
-@given(data=st.data())
-@pytest.mark.operator("max_unpool", "indices that lie anywhere in the output")
-def test_max_unpool_with_stray_indices(mesh: Mesh, data: st.DataObject, check: Check) -> None:
-    shape = shape_of(mesh, data, largest=6)
-    dims = len(shape) - 2
-    classes = math.prod(2 * n for n in shape[2:])
-    fn = partial(unpool_anywhere, dims=dims)
-    check(SplitCase(fn, mesh, (shape, shape), integer_inputs=frozenset({1}), classes=classes))
 
 
 def direct_forms(x: Any) -> Any:

@@ -41,8 +41,6 @@ class OpenMesh:
         """Whether convolutions start before their halos arrive; off for debugging and comparison."""
         self.device_meshes: dict[tuple[str, ...], DeviceMesh] = {}
         """torch's views of this mesh, by order of axes; see `dist.weights`."""
-        self.keeps_gathered = True
-        """Whether layers with cut channels keep their gathered input for backward, or gather it again (less memory)."""
         self._groups = groups
         self._agreed: set[tuple[str, str]] = set()
         self.stages_through_host = device.type == "cuda" and dist.get_backend(everyone) == "gloo"

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from convmesh.dist.mesh import OpenMesh
+from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
 
 Cuts = Mapping[int, tuple[str, ...]]
@@ -28,6 +29,15 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
     return DTensor.from_local(
         local, device_mesh(mesh, names), placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
+
+
+def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
+    """This rank's shard of a cut weight; refused if it was cut for another mesh, whose shards would not fit."""
+    if all(param.device_mesh is not ours for ours in mesh.device_meshes.values()):
+        raise UnsupportedError(
+            f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; cut weights with `convmesh.cut_channels`."
+        )
+    return param.to_local()
 
 
 def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def _aten_args(params: ConvParams) -> tuple[object, ...]:
 
 
 def best_format(dtype: torch.dtype, device: torch.device, dims: int, kernel: Sequence[int]) -> torch.memory_format:
-    """Channels-last in oneDNN for kernels with more than one tap; pointwise ones are matrix products in either format."""
+    """Channels-last in oneDNN for kernels with more than one tap; pointwise ones are matrix products either way."""
     best = _CHANNELS_LAST.get(dims)
     return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, device) else torch.contiguous_format
 

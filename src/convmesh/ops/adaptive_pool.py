@@ -21,8 +21,8 @@ from convmesh.layout import Box, Layout, Span
 from convmesh.layout.adaptive import Adaptive, unrolled
 from convmesh.layout.maps import DimMap, Same
 from convmesh.ops.border import pad_dim
-from convmesh.ops.empty import empty_result
 from convmesh.ops.election import NOBODY, elect
+from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.flat_index import ravel, unravel
 from convmesh.ops.plans import Maps, output_layout

@@ -13,7 +13,7 @@ from convmesh.layout import Span
 from convmesh.layout.maps import Window
 from convmesh.ops.conv import Ints
 from convmesh.ops.empty import empty_result
-from convmesh.ops.pool_windows import Covered, Pooling, cover, one_device_shape, vector
+from convmesh.ops.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape, vector
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded
 
@@ -52,17 +52,23 @@ def _check(x: Sharded, pooling: Pooling, divisor_override: int | None) -> None:
 
 
 def _torch_average(covered: Covered, pooling: Pooling, count_include_pad: bool, divisor: int | None) -> torch.Tensor:
-    options = pooling.kernel, pooling.stride, covered.padding
+    counting = pooling.ceil, count_include_pad, divisor
     if pooling.dims == 3:
-        return F.avg_pool3d(covered.local, *options, pooling.ceil, count_include_pad, divisor)
+        return F.avg_pool3d(covered.local, pooling.kernel, pooling.stride, covered.padding, *counting)
     if pooling.dims == 2:
-        return F.avg_pool2d(covered.local, *options, pooling.ceil, count_include_pad, divisor)
+        plane = _row_major(covered.local, covered.padding)
+        return F.avg_pool2d(plane, pooling.kernel, pooling.stride, covered.padding, *counting)
     # Only planes take a divisor, so a line is pooled as a plane of height 1.
-    (kernel,), (stride,), (padding,) = options
-    plane = covered.local.unsqueeze(-2)
-    return F.avg_pool2d(
-        plane, (1, kernel), (1, stride), (0, padding), pooling.ceil, count_include_pad, divisor
-    ).squeeze(-2)
+    (kernel,), (stride,), (padding,) = pooling.kernel, pooling.stride, covered.padding
+    plane = _row_major(covered.local.unsqueeze(-2), covered.padding)
+    return F.avg_pool2d(plane, (1, kernel), (1, stride), (0, padding), *counting).squeeze(-2)
+
+
+def _row_major(plane: torch.Tensor, padding: Numbers) -> torch.Tensor:
+    """CUDA's adjoint of padded average pooling gives wrong gradients to channels-last planes (torch 2.11)."""
+    if plane.is_cuda and any(padding) and plane.stride(-3) == 1:
+        return plane.clone(memory_format=torch.contiguous_format)
+    return plane
 
 
 def _correct(

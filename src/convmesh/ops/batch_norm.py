@@ -38,7 +38,9 @@ def batch_norm(
     rows = rows_of_channels(x.local)
     weight, bias = channel_params(x, weight, bias)
     running_mean, running_var = channel_buffers(x, running_mean, running_var)
-    if population.is_here and x.local.numel() and rows.shape[::2] == (1, 1):  # torch's own kernels do as well, in fewer calls
+    if (
+        population.is_here and x.local.numel() and rows.shape[::2] == (1, 1)
+    ):  # torch's own kernels do as well, in fewer calls
         return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))
     moments = statistics(rows, population)
     update_running(running_mean, running_var, moments, population.count, momentum)

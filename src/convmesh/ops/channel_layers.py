@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.weights import Cuts, local_shape
+from convmesh.dist.weights import Cuts, local_shape, shard_of
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
@@ -29,6 +29,9 @@ from convmesh.ops.plans import Maps
 from convmesh.ops.sharded import Sharded
 
 CutWeight = DTensor | PlannedWeight
+
+GATHERS_AGAIN = "gathers_again"
+"""The attribute of a weight whose layer gathers its input again in backward instead of keeping it."""
 
 
 def is_cut(weight: object) -> TypeGuard[CutWeight]:
@@ -49,9 +52,7 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
 
 
 @cache
-def _plans(
-    source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit
-) -> Plans:
+def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
     found = channel_layouts(source, maps, filters, split, groups)
     inputs = plan_exchange(source, found.input_needs, rank)
     return found.output, inputs, plan_exchange(found.output, found.output_parts, rank)
@@ -120,6 +121,7 @@ def _split(
     """The weight's cut: given, or decided now."""
     if isinstance(weight, PlannedWeight):
         return weight.decide(x, plans_of, groups)
+    shard_of(weight, x.mesh)
     split = channel_split(weight, filter_dim)
     check_groups(split, groups, x.mesh)
     return split
@@ -156,7 +158,7 @@ def _run(
         outputs=outputs,
         reduce_axes=tuple(name for name in output.axes if name not in split.axes),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
-        keeps_gathered=x.mesh.keeps_gathered,
+        keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
         wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
     )
     with without_autocast(x.device):
@@ -166,7 +168,7 @@ def _run(
 
 def _local_part(param: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> torch.Tensor:
     if isinstance(param, DTensor):
-        return param.to_local()
+        return shard_of(param, mesh)
     if mesh.is_dry:
         return torch.empty(local_shape(param.shape, mesh, cuts), dtype=param.dtype, device="meta", requires_grad=True)
     raise UnsupportedError("`bias` must be cut like the filters of its cut `weight`; see `convmesh.cut_channels`.")

@@ -6,6 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import copy_over
+from convmesh.dist.weights import shard_of
 from convmesh.errors import UnsupportedError
 from convmesh.ops.sharded import Sharded
 
@@ -34,7 +35,7 @@ def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
 
 def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:
     if isinstance(param, DTensor):
-        return param.to_local()
+        return shard_of(param, x.mesh)
     if param is None or not x.layout.is_cut(1):
         return param
     (whole,) = copy_over(x.mesh, channel_axes, param)

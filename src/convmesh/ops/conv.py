@@ -111,6 +111,9 @@ def check_operands(
             f"`input` (shape {tuple(x.shape)}) must have a sample and a channel dim and {spatial} spatial ones for a "
             f"`weight` of shape {tuple(weight.shape)}; add the sample dim before you shard a single sample."
         )
+    filters = weight.shape[1] * groups if transposed else weight.shape[0]
+    if bias is not None and tuple(bias.shape) != (filters,):
+        raise UnsupportedError(f"`bias` (shape {tuple(bias.shape)}) must have one value for each of {filters} filters.")
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != channels:
         raise UnsupportedError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
@@ -13,12 +11,12 @@ from convmesh.layout import Box
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess
 from convmesh.ops.autocast import autocast_inputs
 from convmesh.ops.border import pad_dim
+from convmesh.ops.channel_layers import cut_conv_transpose, is_cut
 from convmesh.ops.conv import Ints, check_operands, spread
 from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import output_layout
 from convmesh.ops.registry import implements
-from convmesh.ops.channel_layers import cut_conv_transpose, is_cut
 from convmesh.ops.sharded import Sharded
 
 

@@ -5,6 +5,7 @@ Moments are one tensor: mean and biased variance, stacked in a first dim of exte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,5 @@ def _moments_here(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 def _share(x: torch.Tensor, dims: Sequence[int], population: Population) -> float:
     """The part of the population that is here."""
-    here = 1
-    for dim in dims:
-        here *= x.shape[dim]
+    here = math.prod(x.shape[dim] for dim in dims)
     return here / population.count if population.count else torch.nan

@@ -15,9 +15,7 @@ _handlers: dict[Callable[..., Any], Callable[..., Any]] = {}
 _take_cut_weights: set[Callable[..., Any]] = set()
 
 
-def implements(
-    *functions: Callable[..., Any], takes_cut_weights: bool = False
-) -> Callable[[Handler], Handler]:
+def implements(*functions: Callable[..., Any], takes_cut_weights: bool = False) -> Callable[[Handler], Handler]:
     """Register the split version of torch functions; it takes their arguments, with `Sharded` in place of tensors.
 
     Only one that `takes_cut_weights` is ever given a DTensor.

@@ -31,5 +31,5 @@ def _group_means(x: Sharded, values: torch.Tensor, groups: int) -> torch.Tensor:
     assert total is not None
     size = channels // groups
     means = total.unflatten(1, (groups, size)).sum(2) / (size * math.prod(x.shape[2:]))
-    own = means.repeat_interleave(size, 1)[:, here.slice()]
+    own: torch.Tensor = means.repeat_interleave(size, 1)[:, here.slice()]
     return own.view(*own.shape, *[1] * (x.dim() - 2)).to(values.dtype)

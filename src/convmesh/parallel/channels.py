@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout, Mesh
 from convmesh.layout.channels import ChannelSplit, Volumes, candidates, volumes
 from convmesh.layout.mesh import CHANNEL_AXES
+from convmesh.ops.channel_layers import GATHERS_AGAIN
 from convmesh.ops.planned import PlannedWeight, Plans
 from convmesh.ops.sharded import CutOf, Sharded, shard
 
@@ -36,22 +37,60 @@ PER_CHANNEL = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class LayerCut:
+    """One layer: how its weight is cut, what one rank sends, and what keeping its gathered input would cost."""
+
+    split: ChannelSplit
+    moved: Volumes
+    gathered_extra: int
+    """Elements that a kept gathered input has beyond the rank's own shard."""
+    gathers_again: bool = False
+
+
 @dataclass
 class ChannelPlan:
-    """For every layer its cut and what it moves; for every norm the axes that cut its channels."""
+    """For every layer its cut; for every norm the axes that cut its channels."""
 
-    layers: dict[str, tuple[ChannelSplit, Volumes]] = field(default_factory=dict)
+    layers: dict[str, LayerCut] = field(default_factory=dict)
     per_channel: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        rows = [f"{name}: {split.algorithm} {moved}" for name, (split, moved) in self.layers.items()]
+        """A table: layer, algorithm, elements that a rank sends in a step, whether the input is gathered again."""
+        rows = [
+            f"{name or '(model)':24} {cut.split.algorithm:>2} {cut.moved.total:>12}" + " again" * cut.gathers_again
+            for name, cut in self.layers.items()
+        ]
         return "\n".join(rows)
+
+    def limit_gathered(self, most: int) -> None:
+        """Let layers gather again until no more than `most` extra elements are kept, those first that save the most
+        memory for each element they send once more."""
+        by_worth = sorted(self.layers, key=lambda name: -_worth(self.layers[name]))
+        kept = sum(cut.gathered_extra for cut in self.layers.values())
+        for name in by_worth:
+            if kept <= most or not self.layers[name].gathered_extra:
+                return
+            kept -= self.layers[name].gathered_extra
+            self.layers[name] = replace(self.layers[name], gathers_again=True)
+
+
+def _worth(cut: LayerCut) -> float:
+    return cut.gathered_extra / max(1, cut.moved.gather_input)
 
 
 def plan_channels(
-    model: nn.Module, sample: Sequence[int], mesh: Mesh, cut: CutOf | None = None, algorithm: Algorithms = "auto"
+    model: nn.Module,
+    sample: Sequence[int],
+    mesh: Mesh,
+    cut: CutOf | None = None,
+    algorithm: Algorithms = "auto",
+    most_gathered: int | None = None,
 ) -> ChannelPlan:
-    """Decide the cut of every layer for inputs of the global shape `sample`, cut as `cut` says; needs no processes."""
+    """Decide the cut of every layer for inputs of the global shape `sample`, cut as `cut` says; needs no processes.
+
+    `most_gathered` bounds the elements of gathered inputs that a rank keeps for backward: 0 keeps none, None all.
+    """
     plan = ChannelPlan()
     dry = dry_mesh(mesh)
     names = {id(module): name for name, module in model.named_modules()}
@@ -60,7 +99,8 @@ def plan_channels(
     }
     for name, module in model.named_modules():
         if isinstance(module, LAYERS) and (choice := _choice(name, algorithm)) != "whole":
-            tensors[f"{name}.weight"] = PlannedWeight.of(module.weight, _decider(plan, name, choice, mesh))
+            key = f"{name}.weight" if name else "weight"
+            tensors[key] = PlannedWeight.of(module.weight, _decider(plan, name, choice, mesh))
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         if isinstance(args[0], Sharded) and args[0].layout.is_cut(1):
@@ -73,6 +113,8 @@ def plan_channels(
     finally:
         for hook in hooks:
             hook.remove()
+    if most_gathered is not None:
+        plan.limit_gathered(most_gathered)
     return plan
 
 
@@ -82,18 +124,20 @@ def cut_channels(
     mesh: OpenMesh,
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
+    most_gathered: int | None = None,
 ) -> ChannelPlan:
     """Replace the weights of `model` by this rank's shards (DTensor parameters), as `plan_channels` decides.
 
     `algorithm` is one choice for all layers, or maps patterns of layer names to choices; "whole" leaves a layer uncut.
     """
-    plan = plan_channels(model, sample, mesh.mesh, cut, algorithm)
+    plan = plan_channels(model, sample, mesh.mesh, cut, algorithm, most_gathered)
     mesh.agree("`cut_channels`", str(plan))
-    for name, (split, _) in plan.layers.items():
+    for name, layer in plan.layers.items():
         module = model.get_submodule(name)
-        filter_dim = 1 if isinstance(module, TRANSPOSED) else 0
+        split, filter_dim = layer.split, 1 if isinstance(module, TRANSPOSED) else 0
         _replace(module, "weight", mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
         _replace(module, "bias", mesh, {0: split.gathered})
+        setattr(module.weight, GATHERS_AGAIN, layer.gathers_again)
     for name, axes in plan.per_channel.items():
         for tensor in ("weight", "bias", "running_mean", "running_var"):
             _replace(model.get_submodule(name), tensor, mesh, {0: axes})
@@ -113,7 +157,8 @@ def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Any:
         priced = [(volumes(*plans_of(split)[1:]), split) for split in splits]
         moved, split = min(priced, key=lambda pair: pair[0].total)
         _check_counts(name, x.layout, plans_of(split)[0], split, mesh, groups)
-        plan.layers[name] = (split, moved)
+        inputs = plans_of(split)[1]
+        plan.layers[name] = LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
         return split
 
     return decide

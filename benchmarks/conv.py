@@ -103,6 +103,7 @@ def rivals(layer: Layer) -> dict[str, Step]:
     mine = cotangent[shard.box.slices()].clone()
     # Gradients reach a layer in the format of its output, and ConvMesh's outputs are channels-last.
     mine_last = mine.to(memory_format=CHANNELS_LAST[layer.spatial])
+    shard_last = shard.like(shard.local.to(memory_format=CHANNELS_LAST[layer.spatial]).requires_grad_())
     x, local = whole.requires_grad_(), shard.local.requires_grad_()
     last = CHANNELS_LAST[layer.spatial]
     x_last, dy_last = x.detach().to(memory_format=last).requires_grad_(), cotangent.to(memory_format=last)
@@ -118,6 +119,7 @@ def rivals(layer: Layer) -> dict[str, Step]:
         "1 process × 2 threads, channels-last": on_first(2, partial(single, x_last, weight_last, dy_last)),
         "hand-written, 2 ranks × 1 thread": partial(hand_written, local, weight, mine),
         "ConvMesh, 2 ranks × 1 thread": partial(split, shard, weight, mine_last),
+        "ConvMesh, 2 ranks × 1 thread, channels-last": partial(split, shard_last, weight_last, mine_last),
     }
 
 

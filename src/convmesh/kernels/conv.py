@@ -15,6 +15,7 @@ import torch
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
+_MANY_CHANNELS = 32  # from here on a blocked transposition is faster than ATen's copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,20 @@ def _is_onednn(dtype: torch.dtype, device: torch.device) -> bool:
 def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The tensor as the kernel for `weight` wants it; as it is where no format is better."""
     best = best_format(tensor.dtype, tensor.device, tensor.dim(), weight.shape[2:])
-    return tensor if best == torch.contiguous_format else tensor.contiguous(memory_format=best)
+    if best == torch.contiguous_format or tensor.is_contiguous(memory_format=best):
+        return tensor
+    if tensor.is_contiguous() and tensor.shape[1] >= _MANY_CHANNELS and tensor.numel():
+        return _transposed(tensor, best)
+    return tensor.contiguous(memory_format=best)
+
+
+def _transposed(tensor: torch.Tensor, best: torch.memory_format) -> torch.Tensor:
+    """The same tensor channels-last; ATen copies a transposed matrix in blocks, but a permuted tensor one by one."""
+    out = torch.empty_like(tensor, memory_format=best)
+    channels = tensor.shape[1]
+    for source, target in zip(tensor, out, strict=True):
+        target.movedim(0, -1).view(-1, channels).copy_(source.reshape(channels, -1).t())
+    return out
 
 
 def _needs_naming(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:

@@ -10,11 +10,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convmesh import Mesh, Sharded
+from convmesh import Mesh, Sharded, shard
 from convmesh.dist import copy_over
+from convmesh.dist.exchange import fetch
 from convmesh.dist.weights import cut_weight
-from convmesh.layout.channels import Algorithm, ChannelSplit, split_for
-from convmesh.testing import SplitCase
+from convmesh.layout import plan_exchange
+from convmesh.layout.channels import Algorithm, ChannelSplit, channel_layouts, split_for
+from convmesh.layout.maps import Same
+from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 
 Check = Callable[[SplitCase], None]
@@ -153,3 +156,23 @@ def test_groups(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     params = ((groups * ratio, width, *[3] * spatial), (groups * ratio,))
     fn = partial(convolve, split=split, groups=groups, padding=1)
     check(SplitCase(fn, mesh, (shape,), params, cuts=(natural(mesh, len(shape), axes),)))
+
+
+def copies_of_a_gather(mesh: Mesh, memory_format: torch.memory_format, samples: int) -> list[int]:
+    """Elements of the copies that gathering channels makes, apart from the rank's own part."""
+    x = shard(torch.randn(samples, 8, 6, 6), opened(mesh), {1: "channel"})
+    local = x.local.contiguous(memory_format=memory_format)
+    layouts = channel_layouts(x.layout, (Same(),) * 4, 8, ChannelSplit(gathered=("channel",)))
+    plan = plan_exchange(x.layout, layouts.input_needs, opened(mesh).rank)
+    with torch.profiler.profile(record_shapes=True) as seen:
+        whole = fetch(opened(mesh), plan, local, memory_format)
+    assert torch.equal(whole[x.box.slices()], local)
+    shapes = [e.input_shapes[0] for e in seen.events() if e.name == "aten::copy_"]
+    return [torch.Size(shape).numel() for shape in shapes if shape]
+
+
+def test_gathered_channels_land_in_place_where_the_format_allows(pools: dict[int, RankPool]) -> None:
+    own = 4 * 36
+    assert pools[2].run(copies_of_a_gather, Mesh(channel=2), torch.contiguous_format, 1) == [[own]] * 2
+    assert pools[2].run(copies_of_a_gather, Mesh(channel=2), torch.contiguous_format, 2) == [[2 * own] * 2] * 2
+    assert pools[2].run(copies_of_a_gather, Mesh(channel=2), torch.channels_last, 1) == [[own] * 2] * 2

@@ -27,6 +27,10 @@ def step_traffic(name: str, mesh: OpenMesh) -> Traffic:
     return sent
 
 
+def dry_traffic(name: str, mesh: Mesh) -> list[Traffic]:
+    return [step_traffic(name, dry_mesh(mesh, rank)) for rank in range(mesh.size)]
+
+
 def real_traffic(name: str, mesh: Mesh) -> Traffic:
     return step_traffic(name, opened(mesh))
 
@@ -36,13 +40,16 @@ RUNS = [(name, mesh) for name, (_, shape) in NETWORKS.items() for mesh in MESHES
 
 @pytest.mark.parametrize(("name", "mesh"), RUNS, ids=str)
 def test_dry_traffic_is_the_real_one(name: str, mesh: Mesh, pools: dict[int, RankPool]) -> None:
-    for rank, real in enumerate(pools[mesh.size].run(real_traffic, name, mesh)):
-        dry = step_traffic(name, dry_mesh(mesh, rank))
-        assert dry == real
-        assert real.bytes_total > 0
+    real = pools[mesh.size].run(real_traffic, name, mesh)
+    assert pools[1].run(dry_traffic, name, mesh)[0] == real
+    assert min(rank.bytes_total for rank in real) > 0
 
 
-def test_a_step_of_many_ranks_needs_no_processes() -> None:
+def test_a_step_of_many_ranks_needs_no_processes(pools: dict[int, RankPool]) -> None:
+    pools[1].run(step_of_many_ranks)
+
+
+def step_of_many_ranks() -> None:
     mesh = dry_mesh(Mesh(data=64, depth=4, height=4, width=4), rank=2048)
     x = shard(torch.empty(64, 1, 512, 512, 512, device="meta"), mesh, natural_cut(mesh.mesh, 5))
     weight = torch.empty(8, 1, 3, 3, 3, device="meta", requires_grad=True)

@@ -72,7 +72,7 @@ def trained(mesh: Mesh | None, algorithm: Any = "auto", norm: str = "batch", mos
 
 
 def assert_trains_alike(mesh: Mesh, pools: Pools, **options: Any) -> None:
-    expected, state = trained(None, norm=options.get("norm", "batch"))
+    expected, state = pools[1].run(trained, None, "auto", options.get("norm", "batch"))[0]
     for losses, weights in pools[mesh.size].run(trained, mesh, *options.values()):
         assert losses == pytest.approx(expected, rel=1e-10)
         for key, value in state.items():

@@ -60,6 +60,12 @@ class Pieces:
         self.pieces = pieces
         self.like = like
         self._channels_last = wire != torch.contiguous_format
+        self._target: tuple[Region, torch.Tensor] | None = None
+
+    def landing_in(self, frame: Region, target: torch.Tensor) -> Pieces:
+        """The same, but what arrives may be written straight into `target`, which holds `frame`."""
+        self._target = (frame, target)
+        return self
 
     def gather(self, region: Region) -> torch.Tensor:
         """A region's values: a view where one piece holds it, else a copy with zeros where no piece reaches."""
@@ -90,6 +96,16 @@ class Pieces:
         samples, channels, *space = region.shape
         return flat.view(samples, *space, channels).movedim(-1, 1)
 
+    def landing(self, region: Region, device: torch.device) -> torch.Tensor:
+        """Where a region's run is received: its own place, if that is one run of memory too, else a buffer."""
+        if self._target is not None and device == self._target[1].device:
+            frame, target = self._target
+            place = take(target, region.within(frame))
+            place = place.movedim(1, -1) if self._channels_last else place
+            if place.is_contiguous() and place.numel() == region.size:
+                return place.view(-1)
+        return self.empty(region.size, device)
+
     def empty(self, elements: int, device: torch.device) -> torch.Tensor:
         return torch.empty(elements, dtype=self.like.dtype, device=device)
 
@@ -111,7 +127,7 @@ def _start_neighbour(mesh: OpenMesh, route: Route, payload: Pieces) -> Transfer:
     wire = _wire_device(mesh)
     group = mesh.everyone
     sent = [_on_wire(payload.flat(m.region), wire) for m in route.sends]
-    received = [payload.empty(m.region.size, wire) for m in route.receives]
+    received = [payload.landing(m.region, wire) for m in route.receives]
     ops = [
         dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group)
         for m, buffer in zip(route.receives, received, strict=True)
@@ -183,15 +199,35 @@ def add_arrived(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> Non
         add(grad, region.within(plan.held), values)
 
 
+def fetch(
+    mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, wire: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    """This rank's frame of the tensor of which it holds `local`; a view where it needs nothing else."""
+    payload = Pieces([(plan.held, local)], local, wire)
+    if plan.carrier == "none" or not plan.forward.receives:
+        start(mesh, plan.forward, plan.carrier, plan.group_axes, payload).wait()
+        return payload.gather(plan.frame)
+    out = empty_like_format(plan.frame.shape, local)
+    if plan.needed != plan.frame:
+        out.zero_()
+    transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, payload.landing_in(plan.frame, out))
+    kept = plan.forward.kept
+    if kept is not None:
+        put(out, kept.within(plan.frame), take(local, kept.within(plan.held)))
+    for region, values in transfer.wait():
+        place = region.within(plan.frame)
+        if take(out, place).data_ptr() != values.data_ptr():
+            put(out, place, values)
+    return out
+
+
 class _Exchange(torch.autograd.Function):
     """Gives this rank the region it needs; the adjoint adds gradients back where the values came from."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: ExchangePlan, mesh: OpenMesh) -> torch.Tensor:
         ctx.plan, ctx.mesh = plan, mesh
-        held = [(plan.held, local)]
-        transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces(held, local))
-        out = Pieces(held + transfer.wait(), local).gather(plan.frame)
+        out = fetch(mesh, plan, local)
         return out.view_as(out) if out is local else out
 
     @staticmethod

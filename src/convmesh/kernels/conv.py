@@ -15,7 +15,7 @@ import torch
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
-_MANY_CHANNELS = 32  # from here on a blocked transposition is faster than ATen's copy
+_MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample from which blocks beat ATen's copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     best = best_format(tensor.dtype, tensor.device, tensor.dim(), weight.shape[2:])
     if best == torch.contiguous_format or tensor.is_contiguous(memory_format=best):
         return tensor
-    if tensor.is_contiguous() and tensor.shape[1] >= _MANY_CHANNELS and tensor.numel():
+    if tensor.is_contiguous() and tensor.shape[1] >= _MANY_CHANNELS and tensor.numel() >= _LARGE * tensor.shape[0]:
         return _transposed(tensor, best)
     return tensor.contiguous(memory_format=best)
 

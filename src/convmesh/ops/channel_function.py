@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from convmesh.dist import OpenMesh, Reduction
-from convmesh.dist.exchange import Pieces, Transfer, accumulate, start
+from convmesh.dist.exchange import Pieces, Transfer, accumulate, fetch, start
 from convmesh.layout import ExchangePlan
 
 Wanted = tuple[bool, bool]
@@ -67,7 +67,7 @@ class CutLayerFunction(torch.autograd.Function):
         x = saved if layer.keeps_gathered else _gather(layer, layer.inputs, saved)
         dy = _gather(layer, layer.outputs, dy)
         dx_part = layer.local.input_gradient(dy, x, weight) if wants_x else None
-        returning = None if dx_part is None else _post(layer, layer.inputs, dx_part, adjoint=True)
+        returning = None if dx_part is None else _post(layer, layer.inputs, dx_part)
         grads = [layer.local.weight_gradient(dy, x, weight)] if wants_w else []
         grads += [dy.sum([0, *range(2, dy.dim())])] if wants_b else []
         sums = Reduction(grads, layer.mesh, layer.reduce_axes) if grads else None
@@ -76,19 +76,16 @@ class CutLayerFunction(torch.autograd.Function):
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
 
 
-def _post(layer: CutLayer, plan: ExchangePlan, tensor: torch.Tensor, adjoint: bool) -> Transfer:
-    """Post one direction of an exchange of `tensor`, which holds what that direction's suppliers hold."""
-    route, carrier = (plan.adjoint, plan.adjoint_carrier) if adjoint else (plan.forward, plan.carrier)
-    payload = Pieces([(plan.frame if adjoint else plan.held, tensor)], tensor, layer.wire)
-    return start(layer.mesh, route, carrier, plan.group_axes, payload)
+def _post(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> Transfer:
+    """Post partial sums to their owners."""
+    payload = Pieces([(plan.frame, partial)], partial, layer.wire)
+    return start(layer.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, payload)
 
 
 def _gather(layer: CutLayer, plan: ExchangePlan, tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.contiguous(memory_format=layer.wire)
-    arrived = _post(layer, plan, tensor, adjoint=False).wait()
-    return Pieces([(plan.held, tensor), *arrived], tensor).gather(plan.frame)
+    return fetch(layer.mesh, plan, tensor.contiguous(memory_format=layer.wire), layer.wire)
 
 
 def _sum_scatter(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> torch.Tensor:
     partial = partial.contiguous(memory_format=layer.wire)
-    return accumulate(plan, partial, _post(layer, plan, partial, adjoint=True).wait())
+    return accumulate(plan, partial, _post(layer, plan, partial).wait())

@@ -45,6 +45,7 @@ class _Failure(NamedTuple):
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0) -> list[Any]:
     """Run `fn(*args)` on `n` forked ranks of one Gloo job; return what each returned, in rank order.
 
+    Where torch sees a GPU, call it before this process runs a backward pass or CUDA: neither survives a fork.
     `fn` may be a closure. If a rank raises, dies or outlasts the time limit, all are killed and `RankError` tells why.
     """
     with RankPool(n, seconds_timeout=seconds_timeout, first=(fn, args)) as ranks:

@@ -19,7 +19,7 @@ def test_support_matrix_is_that_of_the_tests() -> None:
 
 
 def test_first_example_runs_as_printed(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
     script = tmp_path / "first.py"
     script.write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
@@ -27,6 +27,12 @@ def test_first_example_runs_as_printed(tmp_path: Path) -> None:
     losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
     assert len(losses) == 3
     assert losses[2] < losses[0]
+
+
+def test_channel_example_runs_as_printed() -> None:
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[:2] for line in printed.splitlines()] == [["0", "y"], ["2", "y"], ["4", "x"]]
 
 
 def test_demo_runs() -> None:

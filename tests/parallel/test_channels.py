@@ -92,14 +92,16 @@ def test_group_norm_and_gathering_again_train_alike(mesh: Mesh, pools: Pools) ->
     assert_trains_alike(mesh, pools, algorithm=algorithm, norm="group", most=0)
 
 
-def phase_bytes(mesh: Mesh, algorithm: Any, shape: tuple[int, ...], filters: int) -> tuple[int, int, int, int]:
+def phase_bytes(
+    mesh: Mesh, algorithm: Any, shape: tuple[int, ...], filters: int, learns: bool
+) -> tuple[int, int, int, int]:
     """Bytes sent by one convolution forward and backward, and what the plan says of both."""
     net = nn.Conv2d(shape[1], filters, 3, padding=1, bias=False)
     cut: Any = natural_cut(mesh, 4) | {1: tuple(axis for axis in ("channel", "filter") if axis in mesh.axes)}
-    plan = cut_channels(net, shape, opened(mesh), cut, algorithm)
+    plan = cut_channels(net, shape, opened(mesh), cut, algorithm, input_learns=learns)
     (moved,) = (layer.moved for layer in plan.layers.values())
     x = shard(torch.randn(shape), opened(mesh), cut)
-    x = x.like(x.local.requires_grad_())
+    x = x.like(x.local.requires_grad_(learns))
     with opened(mesh).traffic.watch() as forward:
         y = net(x)
     with opened(mesh).traffic.watch() as backward:
@@ -130,15 +132,17 @@ def test_traffic_is_the_plan_and_the_closed_form(
     samples, channels, filters, space = 2, 8, 16, 30
     size_x, size_y = samples * channels * space, samples * filters * space
     expected = 4 * (share_x * size_x + share_y * size_y)
-    for rank in pools[mesh.size].run(phase_bytes, mesh, algorithm, (samples, channels, 6, 5), filters):
+    for rank in pools[mesh.size].run(phase_bytes, mesh, algorithm, (samples, channels, 6, 5), filters, True):
         assert rank == (expected,) * 4
+    for rank in pools[mesh.size].run(phase_bytes, mesh, algorithm, (samples, channels, 6, 5), filters, False):
+        assert rank == (expected, expected - 4 * share_x * size_x) * 2
 
 
 def test_stationary_w_sends_two_thirds_of_stationary_x_on_four_ranks() -> None:
-    net, sample = nn.Conv2d(16, 16, 3, padding=1), (2, 16, 8, 8)
+    net, sample, mesh = nn.Conv2d(16, 16, 3, padding=1), (2, 16, 8, 8), Mesh(channel=2, filter=2)
     cut = {1: ("channel", "filter")}
     moved = {
-        algorithm: plan_channels(net, sample, Mesh(channel=2, filter=2), cut, algorithm).layers[""].moved.total
+        algorithm: plan_channels(net, sample, mesh, cut, algorithm, input_learns=True).layers[""].moved.total
         for algorithm in ("x", "y", "w", "auto")
     }
     assert moved["w"] / moved["x"] <= 0.67

@@ -125,11 +125,11 @@ class Volumes:
         return forward + self.gather_output_gradient + self.scatter_input_gradient
 
 
-def volumes(inputs: ExchangePlan, outputs: ExchangePlan) -> Volumes:
-    """What the two exchanges of a layer move, each in both directions."""
+def volumes(inputs: ExchangePlan, outputs: ExchangePlan, input_learns: bool = True) -> Volumes:
+    """What the two exchanges of a layer move, each in both directions; an input of the network needs no gradient."""
     return Volumes(
         gather_input=inputs.forward.elements_sent,
         scatter_output=outputs.adjoint.elements_sent,
         gather_output_gradient=outputs.forward.elements_sent,
-        scatter_input_gradient=inputs.adjoint.elements_sent,
+        scatter_input_gradient=inputs.adjoint.elements_sent if input_learns else 0,
     )

@@ -86,10 +86,12 @@ def plan_channels(
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
     most_gathered: int | None = None,
+    input_learns: bool = False,
 ) -> ChannelPlan:
     """Decide the cut of every layer for inputs of the global shape `sample`, cut as `cut` says; needs no processes.
 
     `most_gathered` bounds the elements of gathered inputs that a rank keeps for backward: 0 keeps none, None all.
+    `input_learns` says that the network's input needs a gradient too.
     """
     plan = ChannelPlan()
     dry = dry_mesh(mesh)
@@ -109,6 +111,7 @@ def plan_channels(
     hooks = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, PER_CHANNEL)]
     try:
         x = shard(torch.empty(tuple(sample), device="meta"), dry, cut or {})
+        x.local.requires_grad_(input_learns)
         torch.func.functional_call(model, tensors, (x,))
     finally:
         for hook in hooks:
@@ -125,12 +128,13 @@ def cut_channels(
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
     most_gathered: int | None = None,
+    input_learns: bool = False,
 ) -> ChannelPlan:
     """Replace the weights of `model` by this rank's shards (DTensor parameters), as `plan_channels` decides.
 
     `algorithm` is one choice for all layers, or maps patterns of layer names to choices; "whole" leaves a layer uncut.
     """
-    plan = plan_channels(model, sample, mesh.mesh, cut, algorithm, most_gathered)
+    plan = plan_channels(model, sample, mesh.mesh, cut, algorithm, most_gathered, input_learns)
     mesh.agree("`cut_channels`", str(plan))
     for name, layer in plan.layers.items():
         module = model.get_submodule(name)
@@ -154,7 +158,7 @@ def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Any:
     def decide(x: Sharded, plans_of: Callable[[ChannelSplit], Plans], groups: int) -> ChannelSplit:
         axes = x.layout.cuts[1].axes or tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
         splits = _possible(name, choice, axes, bool(x.layout.cuts[1].axes), groups)
-        priced = [(volumes(*plans_of(split)[1:]), split) for split in splits]
+        priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
         moved, split = min(priced, key=lambda pair: pair[0].total)
         _check_counts(name, x.layout, plans_of(split)[0], split, mesh, groups)
         inputs = plans_of(split)[1]

@@ -35,7 +35,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("Conv3d 32→32 k3 on 64³, depth cut", 32, (64, 64, 64), 15),
+    Layer("Conv3d 32→32 k3 on 64³, depth cut", 32, (64, 64, 64), 21),
     Layer("Conv2d 64→64 k3 on 512², height cut", 64, (512, 512), 15),
     Layer("Conv3d 32→32 k3 on 16³, depth cut", 32, (16, 16, 16), 100),
 )

@@ -1,4 +1,4 @@
-"""Seconds that one rank takes to plan an exchange on large meshes: `python benchmarks/plan_speed.py`."""
+"""Seconds that one rank takes to plan an exchange on large meshes: `python -m benchmarks.plan_speed`."""
 
 import time
 from collections.abc import Callable

@@ -98,15 +98,13 @@ def measure() -> dict[str, list[float]]:
 def volumes_table() -> str:
     """Elements that a rank sends in a step, by the plan, as shares of |x| = |y|."""
     net = nn.Conv2d(SHAPE[1], FILTERS, 3, padding=1, bias=False)
-    size = torch.Size(SHAPE).numel()
+    sample = torch.empty(SHAPE, device="meta", requires_grad=True)
+    size = sample.numel()
     rows = ["| ranks | plain | x | y | w |", "| --- | --- | --- | --- | --- |"]
     for mesh in (cm.Mesh(channel=2), cm.Mesh(channel=2, filter=2), cm.Mesh(channel=4, filter=4)):
         p, axes = mesh.size, tuple(mesh.axes)
         algorithms: tuple[Algorithm, ...] = ("x", "y", "w") if len(axes) > 1 else ("x", "y")
-        plans = [
-            cm.plan_channels(net, SHAPE, mesh, {1: axes}, a, input_learns=True).layers[""].moved.total / size
-            for a in algorithms
-        ]
+        plans = [cm.plan_channels(net, sample, mesh, {1: axes}, a).layers[""].moved.total / size for a in algorithms]
         shown = [f"{share:.3f}" for share in ((2 + 1) * (p - 1) / p, *plans)]
         rows.append(
             f"| {p} ({'×'.join(str(n) for n in mesh.axes.values())}) | {' | '.join(shown + ['–'] * (4 - len(shown)))} |"

@@ -105,7 +105,7 @@ def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     if data.draw(st.booleans()):
         params += ((filters,),)
     fn = partial(convolve, split=split, stride=stride, padding=padding, dilation=dilation)
-    dtype = data.draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float64, torch.float32, torch.bfloat16]))
     check(SplitCase(fn, mesh, (shape,), params, dtype=dtype, cuts=(natural(mesh, len(shape), channels_by),)))
 
 

@@ -132,3 +132,16 @@ def test_transposed_convolution(mesh: Mesh, data: st.DataObject, check: Check) -
         params += ((2 * groups,),)
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
     check(SplitCase(fn, mesh, ((data.draw(batch_sizes(mesh)), 2 * groups, *space),), params, dtype=dtype))
+
+
+def conv_pool_norm(x: Any, weight: Any, gain: Any, bias: Any) -> Any:
+    y = F.batch_norm(F.conv3d(x, weight, stride=2, padding=2), None, None, gain, bias, training=True)
+    return F.max_pool3d(y, 3, 1, 1)
+
+
+def test_samples_and_all_of_space_cut_at_once(check: Check) -> None:
+    """16 ranks: every rank but those at the corners has neighbours in all directions, and some have no sample."""
+    mesh = Mesh(data=2, depth=2, height=2, width=2)
+    params = ((4, 2, 5, 4, 3), (4,), (4,))
+    check(SplitCase(conv_pool_norm, mesh, ((3, 2, 9, 7, 11),), params))
+    check(SplitCase(conv_pool_norm, mesh, ((1, 2, 6, 5, 4),), params))

@@ -39,6 +39,8 @@ class Bottleneck(nn.Module):
 
 SAMPLE = (4, 3, 8, 6)
 MESHES = [
+    Mesh(),
+    Mesh(data=2),
     Mesh(channel=2),
     Mesh(filter=4),
     Mesh(channel=2, filter=2),
@@ -98,7 +100,8 @@ def phase_bytes(
     """Bytes sent by one convolution forward and backward, and what the plan says of both."""
     net = nn.Conv2d(shape[1], filters, 3, padding=1, bias=False)
     cut: Any = natural_cut(mesh, 4) | {1: tuple(axis for axis in ("channel", "filter") if axis in mesh.axes)}
-    plan = cut_channels(net, shape, opened(mesh), cut, algorithm, input_learns=learns)
+    sample = torch.randn(shape, requires_grad=learns)
+    plan = cut_channels(net, sample, opened(mesh), cut, algorithm)
     (moved,) = (layer.moved for layer in plan.layers.values())
     x = shard(torch.randn(shape), opened(mesh), cut)
     x = x.like(x.local.requires_grad_(learns))
@@ -139,10 +142,11 @@ def test_traffic_is_the_plan_and_the_closed_form(
 
 
 def test_stationary_w_sends_two_thirds_of_stationary_x_on_four_ranks() -> None:
-    net, sample, mesh = nn.Conv2d(16, 16, 3, padding=1), (2, 16, 8, 8), Mesh(channel=2, filter=2)
+    net, mesh = nn.Conv2d(16, 16, 3, padding=1), Mesh(channel=2, filter=2)
+    sample = torch.empty(2, 16, 8, 8, requires_grad=True)
     cut = {1: ("channel", "filter")}
     moved = {
-        algorithm: plan_channels(net, sample, mesh, cut, algorithm, input_learns=True).layers[""].moved.total
+        algorithm: plan_channels(net, sample, mesh, cut, algorithm).layers[""].moved.total
         for algorithm in ("x", "y", "w", "auto")
     }
     assert moved["w"] / moved["x"] <= 0.67

@@ -28,12 +28,13 @@ from convmesh.ops.sharded import CutOf, Sharded, shard
 
 Choice = Literal["auto", "x", "y", "w", "whole"]
 Algorithms = Choice | Mapping[str, Choice]
+Sample = Sequence[int] | torch.Tensor
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PER_CHANNEL = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-    nn.GroupNorm, nn.PReLU,
+    nn.GroupNorm,
 )  # fmt: skip
 
 
@@ -81,28 +82,38 @@ def _worth(cut: LayerCut) -> float:
 
 def plan_channels(
     model: nn.Module,
-    sample: Sequence[int],
+    sample: Sample,
     mesh: Mesh,
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
     most_gathered: int | None = None,
-    input_learns: bool = False,
 ) -> ChannelPlan:
-    """Decide the cut of every layer for inputs of the global shape `sample`, cut as `cut` says; needs no processes.
+    """Decide the cut of every layer for inputs of a global shape, cut as `cut` says; needs no processes.
 
-    `most_gathered` bounds the elements of gathered inputs that a rank keeps for backward: 0 keeps none, None all.
-    `input_learns` says that the network's input needs a gradient too.
+    `sample` is that shape, or a tensor of it, whose type and need for a gradient count too. `algorithm` is one choice
+    for all layers, or maps patterns of layer names to choices; "whole" leaves a layer uncut. `most_gathered` bounds the
+    elements of gathered inputs that a rank keeps for backward: 0 keeps none, None all.
     """
     plan = ChannelPlan()
-    dry = dry_mesh(mesh)
+    if {*CHANNEL_AXES} & {*mesh.axes}:
+        x = shard(_without_data(sample, model), dry_mesh(mesh), cut or {})
+        x.local.requires_grad_(isinstance(sample, torch.Tensor) and sample.requires_grad)
+        _dry_run(model, x, plan, algorithm)
+    if most_gathered is not None:
+        plan.limit_gathered(most_gathered)
+    return plan
+
+
+def _without_data(sample: Sample, model: nn.Module) -> torch.Tensor:
+    if isinstance(sample, torch.Tensor):
+        return torch.empty(sample.shape, dtype=sample.dtype, device="meta")
+    dtype = next((p.dtype for p in model.parameters()), None)
+    return torch.empty(tuple(sample), dtype=dtype, device="meta")
+
+
+def _dry_run(model: nn.Module, x: Sharded, plan: ChannelPlan, algorithm: Algorithms) -> None:
+    """Run the model without data: layers decide on their cuts, and norms note how their channels come."""
     names = {id(module): name for name, module in model.named_modules()}
-    tensors = {
-        name: torch.empty_like(t, device="meta") for name, t in (*model.named_parameters(), *model.named_buffers())
-    }
-    for name, module in model.named_modules():
-        if isinstance(module, LAYERS) and (choice := _choice(name, algorithm)) != "whole":
-            key = f"{name}.weight" if name else "weight"
-            tensors[key] = PlannedWeight.of(module.weight, _decider(plan, name, choice, mesh))
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         if isinstance(args[0], Sharded) and args[0].layout.is_cut(1):
@@ -110,31 +121,33 @@ def plan_channels(
 
     hooks = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, PER_CHANNEL)]
     try:
-        x = shard(torch.empty(tuple(sample), device="meta"), dry, cut or {})
-        x.local.requires_grad_(input_learns)
-        torch.func.functional_call(model, tensors, (x,))
+        torch.func.functional_call(model, _undecided(model, plan, algorithm, x.mesh.mesh), (x,))
     finally:
         for hook in hooks:
             hook.remove()
-    if most_gathered is not None:
-        plan.limit_gathered(most_gathered)
-    return plan
+
+
+def _undecided(model: nn.Module, plan: ChannelPlan, algorithm: Algorithms, mesh: Mesh) -> dict[str, torch.Tensor]:
+    """The model's tensors without data; weights of layers that may be cut decide when they meet their input."""
+    state = (*model.named_parameters(), *model.named_buffers())
+    tensors: dict[str, torch.Tensor] = {name: torch.empty_like(t, device="meta") for name, t in state}
+    for name, module in model.named_modules():
+        if isinstance(module, LAYERS) and (choice := _choice(name, algorithm)) != "whole":
+            key = f"{name}.weight" if name else "weight"
+            tensors[key] = PlannedWeight.of(module.weight, _decider(plan, name, choice, mesh))
+    return tensors
 
 
 def cut_channels(
     model: nn.Module,
-    sample: Sequence[int],
+    sample: Sample,
     mesh: OpenMesh,
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
     most_gathered: int | None = None,
-    input_learns: bool = False,
 ) -> ChannelPlan:
-    """Replace the weights of `model` by this rank's shards (DTensor parameters), as `plan_channels` decides.
-
-    `algorithm` is one choice for all layers, or maps patterns of layer names to choices; "whole" leaves a layer uncut.
-    """
-    plan = plan_channels(model, sample, mesh.mesh, cut, algorithm, most_gathered, input_learns)
+    """Replace the weights of `model` by this rank's shards (DTensor parameters), as `plan_channels` decides."""
+    plan = plan_channels(model, sample, mesh.mesh, cut, algorithm, most_gathered)
     mesh.agree("`cut_channels`", str(plan))
     for name, layer in plan.layers.items():
         module = model.get_submodule(name)
@@ -156,6 +169,8 @@ def _choice(name: str, algorithm: Algorithms) -> Choice:
 
 def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Any:
     def decide(x: Sharded, plans_of: Callable[[ChannelSplit], Plans], groups: int) -> ChannelSplit:
+        if name in plan.layers:  # a layer that runs twice keeps its first cut
+            return plan.layers[name].split
         axes = x.layout.cuts[1].axes or tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
         splits = _possible(name, choice, axes, bool(x.layout.cuts[1].axes), groups)
         priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]

@@ -53,7 +53,7 @@ class SplitConvFunction(torch.autograd.Function):
         y = _own_term(split, x, weight, bias)
         arrived = transfer.wait()
         y = _late_terms(split, y, x, weight, bias, arrived)
-        ctx.split, ctx.arrived_regions, ctx.has_bias = split, [region for region, _ in arrived], bias is not None
+        ctx.split, ctx.arrived_regions = split, [region for region, _ in arrived]
         ctx.save_for_backward(x, weight, *(values for _, values in arrived))
         return y
 

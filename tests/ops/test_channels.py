@@ -143,6 +143,24 @@ def test_dense(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     check(SplitCase(partial(dense, split=split), mesh, ((samples, features),), params, cuts=(natural(mesh, 2, axes),)))
 
 
+def transposed_groups(x: Any, weight: Any, bias: Any, split: ChannelSplit, groups: int) -> Any:
+    weight, bias = cut(x, weight, bias, split, filter_dim=0)
+    return CONV_TRANSPOSE[weight.dim() - 2](x, weight, bias, stride=2, padding=1, output_padding=1, groups=groups)
+
+
+@on_channel_grids
+@given(data=st.data())
+def test_transposed_groups(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    spatial = data.draw(spatial_dims(mesh))
+    axes = channel_axes(mesh)
+    groups = mesh.extent(axes) * data.draw(st.integers(1, 2))
+    width, ratio = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    shape = (data.draw(st.integers(1, 2)), groups * width, *data.draw(extents(spatial, 2, 5)))
+    params = ((groups * width, ratio, *[3] * spatial), (groups * ratio,))
+    fn = partial(transposed_groups, split=ChannelSplit(gathered=axes), groups=groups)
+    check(SplitCase(fn, mesh, (shape,), params, cuts=(natural(mesh, len(shape), axes),)))
+
+
 @on_channel_grids
 @given(data=st.data())
 @pytest.mark.operator("grouped and depthwise convolution, cut channels", "nothing travels but halos")

@@ -35,9 +35,9 @@ def convolve_transposed(x: Any, weight: Any, bias: Any = None, **options: Any) -
     return CONV_TRANSPOSE[weight.dim() - 2](x, weight, bias, **options)
 
 
-def convolve_module(x: Any, weight: Any, bias: Any, mode: str, padding: Any, stride: int) -> Any:
-    """The reference is torch's module; the split run is both the module on shards and `ops.conv`."""
-    if isinstance(x, Sharded):
+def convolve_module(x: Any, weight: Any, bias: Any, mode: str, padding: Any, stride: int, in_one: bool) -> Any:
+    """The reference is torch's module; the split run is the module on shards, or `ops.conv`, which pads `in_one`."""
+    if in_one and isinstance(x, Sharded):
         return conv(x, weight, bias, stride, padding, padding_mode=mode)
     return _module(x, weight, bias, mode, padding, stride)
 
@@ -107,7 +107,8 @@ def test_padding_modes(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     pairs = zip(data.draw(extents(spatial)), kernel, padding, strict=True)
     space = tuple(max(n, k, p + 1) for n, k, p in pairs)
     mode = data.draw(st.sampled_from(["zeros", "circular", "reflect", "replicate"]))
-    fn = partial(convolve_module, mode=mode, padding=padding, stride=data.draw(st.integers(1, 2)))
+    stride, in_one = data.draw(st.integers(1, 2)), data.draw(st.booleans())
+    fn = partial(convolve_module, mode=mode, padding=padding, stride=stride, in_one=in_one)
     check(SplitCase(fn, mesh, ((data.draw(batch_sizes(mesh)), 2, *space),), ((3, 2, *kernel), (3,))))
 
 

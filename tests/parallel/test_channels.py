@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from convmesh import Mesh, UnsupportedError, shard
+from convmesh.ops.channel_layers import GATHERS_AGAIN
 from convmesh.parallel import cut_channels, plan_channels
 from convmesh.testing import RankPool, natural_cut, opened
 
@@ -247,3 +249,60 @@ def test_the_layers_that_save_most_gather_again_first() -> None:
     assert any(cut.gathers_again for cut in limited.layers.values())
     assert sum(extras[n] for n, cut in limited.layers.items() if not cut.gathers_again) <= max(extras.values())
     assert "again" in str(limited)
+
+
+def materialised(mesh: Mesh) -> tuple[int, list[bool]]:
+    """A model built on the meta device: what its parameters hold, and whether they are shards that train."""
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1))
+    cut_channels(net, (1, 8, 6, 6), opened(mesh), {1: "channel"}, most_gathered=0)
+    net.to_empty(device="cpu")
+    for param in net.parameters():
+        nn.init.constant_(param, 0.01)
+    x = shard(torch.randn(1, 8, 6, 6), opened(mesh), {1: "channel"})
+    net(x).sum().backward()
+    held = sum(p.to_local().numel() for p in net.parameters())  # type: ignore[attr-defined]
+    shards = [isinstance(p, DTensor) and p.grad is not None for p in net.parameters()]
+    return held, [*shards, getattr(net[0].weight, GATHERS_AGAIN)]
+
+
+def test_a_model_on_meta_becomes_shards_without_ever_being_whole(pools: Pools) -> None:
+    whole = 2 * 8 * 16 * 9 + 16 + 8
+    for held, facts in pools[2].run(materialised, Mesh(channel=2)):
+        assert held <= whole / 2 + 8
+        assert facts == [True] * 5
+
+
+def sums_of_a_layer(mesh: Mesh) -> int:
+    net = nn.Conv2d(8, 16, 3, padding=1)
+    cut_channels(net, (2, 8, 6, 6), opened(mesh), {0: "data", 1: "channel"})
+    x = shard(torch.randn(2, 8, 6, 6), opened(mesh), {0: "data", 1: "channel"})
+    y = net(x)
+    with opened(mesh).traffic.watch() as sent:
+        y.backward(torch.randn(y.local.shape))
+    return sent.calls["all_reduce"]
+
+
+def test_weight_and_bias_share_one_sum(pools: Pools) -> None:
+    assert pools[4].run(sums_of_a_layer, Mesh(data=2, channel=2)) == [1] * 4
+
+
+def refusals_of_foreign_weights(mesh: Mesh) -> list[str]:
+    """What layers say to DTensors that were not cut for their mesh, and whether they sent anything first."""
+    elsewhere = init_device_mesh("cpu", (2,))
+    weight, gain = (distribute_tensor(torch.ones(s), elsewhere, [Shard(0)]) for s in ((4, 4, 3, 3), (4,)))
+    x: Any = shard(torch.randn(1, 4, 6, 6), opened(mesh), {1: "channel"})
+    said = []
+    with opened(mesh).traffic.watch() as sent:
+        for call in (lambda: F.conv2d(x, weight), lambda: F.group_norm(x, 2, gain)):
+            with pytest.raises(UnsupportedError) as caught:
+                call()
+            said.append(str(caught.value))
+    assert sent.bytes_total == 0
+    return said
+
+
+def test_weights_cut_for_another_mesh_are_refused_before_anything_is_sent(pools: Pools) -> None:
+    for said in pools[2].run(refusals_of_foreign_weights, Mesh(channel=2)):
+        assert all("is no cut weight of Mesh(channel=2); cut weights with `convmesh.cut_channels`." in s for s in said)
+        assert len(said) == 2

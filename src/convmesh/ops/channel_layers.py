@@ -83,17 +83,22 @@ def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], ra
 def cut_conv_transpose(
     x: Sharded, weight: CutWeight, bias: torch.Tensor | None, steps: tuple[Transposed, ...], groups: int
 ) -> Sharded:
-    """Transposed convolution with a cut weight."""
-    if groups > 1:
-        raise UnsupportedError(f"`groups` (={groups}) must be 1 for a transposed convolution with cut channels.")
-    plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1], groups, x.mesh.rank)
-    split = _split(x, weight, plans_of, groups, filter_dim=1)
+    """Transposed convolution with a cut weight; groups are cut where their channels are, in the weight's first dim."""
+    filter_dim = transposed_filter_dim(groups)
+    plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1] * groups, groups, x.mesh.rank)
+    split = _split(x, weight, plans_of, groups, filter_dim)
     output, inputs, outputs = plans_of(split)
     stride, dilation = tuple(s.stride for s in steps), tuple(s.dilation for s in steps)
     space = Box(output.box(x.mesh.rank).spans[2:])
     pads = _crop(steps, space, x.shape[2:]) if _reaches(inputs.frame) else ()
-    local = LocalTransposed(outputs.frame.shape, stride, dilation, 1, pads)
-    return _run(x, weight, bias, split, plans_of(split), local, filter_dim=1)
+    local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
+    local = LocalTransposed(outputs.frame.shape, stride, dilation, local_groups, pads)
+    return _run(x, weight, bias, split, plans_of(split), local, filter_dim)
+
+
+def transposed_filter_dim(groups: int) -> int:
+    """The dim of a transposed convolution's weight, (C, F / groups, …), that is cut along with its filters."""
+    return 1 if groups == 1 else 0
 
 
 def _reaches(inputs: Region) -> bool:

@@ -22,7 +22,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout, Mesh
 from convmesh.layout.channels import ChannelSplit, Volumes, candidates, volumes
 from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.ops.channel_layers import GATHERS_AGAIN
+from convmesh.ops.channel_layers import GATHERS_AGAIN, transposed_filter_dim
 from convmesh.ops.planned import PlannedWeight, Plans
 from convmesh.ops.sharded import CutOf, Sharded, shard
 
@@ -151,14 +151,25 @@ def cut_channels(
     mesh.agree("`cut_channels`", str(plan))
     for name, layer in plan.layers.items():
         module = model.get_submodule(name)
-        split, filter_dim = layer.split, 1 if isinstance(module, TRANSPOSED) else 0
+        split, filter_dim = layer.split, _filter_dim(module)
         _replace(module, "weight", mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
         _replace(module, "bias", mesh, {0: split.gathered})
-        setattr(module.weight, GATHERS_AGAIN, layer.gathers_again)
+        if layer.gathers_again:
+            module.register_forward_pre_hook(_gather_again)
     for name, axes in plan.per_channel.items():
         for tensor in ("weight", "bias", "running_mean", "running_var"):
             _replace(model.get_submodule(name), tensor, mesh, {0: axes})
     return plan
+
+
+def _gather_again(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Said at each call: a weight that is moved or materialised is another object, without its attributes."""
+    del args
+    setattr(module.weight, GATHERS_AGAIN, True)
+
+
+def _filter_dim(module: nn.Module) -> int:
+    return transposed_filter_dim(module.groups) if isinstance(module, TRANSPOSED) else 0
 
 
 def _choice(name: str, algorithm: Algorithms) -> Choice:

@@ -1,5 +1,10 @@
 """Every error that a user can cause. Each message names the argument, its value, the rule and the nearest fix."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class ConvMeshError(Exception):
     """Base of all errors that ConvMesh raises on purpose."""
@@ -19,3 +24,43 @@ class UnsupportedError(ConvMeshError, NotImplementedError):
 
 class DisagreementError(ConvMeshError, RuntimeError):
     """Ranks that ought to hold the same plan, mesh or shards do not."""
+
+
+class UnknownNameError(ConvMeshError, LookupError):
+    """A name that stands for nothing here; the message offers the nearest names that do."""
+
+    @classmethod
+    def of(cls, argument: str, name: object, known: Iterable[str]) -> UnknownNameError:
+        """The error for a `name` that is not among the `known` ones."""
+        known = sorted(known)
+        nearest = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+        offer = f"Did you mean {' or '.join(nearest)}?" if nearest else f"There are: {', '.join(known) or 'none'}."
+        return cls(f"`{argument}` (={name!r}) is unknown. {offer}")
+
+
+class CaptureError(ConvMeshError, ValueError):
+    """A model that cannot be captured: it is no module, or it fails on the sample."""
+
+
+class CaptureWarning(UserWarning):
+    """Something of the model that its capture does not keep as it was."""
+
+
+class OpaqueLayerWarning(CaptureWarning):
+    """A layer that capture cannot look into: it runs with its samples cut only."""
+
+
+class PlanError(ConvMeshError, ValueError):
+    """A plan that contradicts itself, its network or its mesh."""
+
+
+class ShapeError(ConvMeshError, ValueError):
+    """A sample, target or weight whose shape is not the one that the plan was made for."""
+
+
+class NonFiniteLossError(ConvMeshError, ArithmeticError):
+    """A loss that is not a number, found on every rank."""
+
+
+class SystemFileError(ConvMeshError, ValueError):
+    """A description of a cluster that cannot be read; the message names every wrong key of it."""

@@ -1,0 +1,154 @@
+"""Capturing a model: which calls it makes on which shapes, without running it on data."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from convmesh.errors import CaptureError, CaptureWarning, OpaqueLayerWarning
+from convmesh.graph.graph import Graph
+from convmesh.graph.tracing.assemble import assemble
+from convmesh.graph.tracing.closed import Closed, FailedError, closed_by
+from convmesh.graph.tracing.describe import describe
+from convmesh.graph.tracing.evaluate import META, Evaluator
+from convmesh.graph.tracing.exported import exported
+from convmesh.graph.tracing.keys import VALUE
+from convmesh.graph.tracing.tracer import LayerTracer, has_hooks, hooks_notice
+from convmesh.graph.tracing.whole import whole_graph, whole_output
+
+Sample = torch.Tensor | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A network as values, and as a module that runs it."""
+
+    graph: Graph
+    module: fx.GraphModule
+    """Its nodes are named as those of `graph`; its submodules and parameters are the model's own."""
+    values: Mapping[str, Any]
+    """What each node gives: tensors on the meta device, numbers, shapes, tuples of them."""
+
+
+def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None) -> Captured:
+    """The network of `model` for a global batch like `samples`: shapes, or tensors of which shape and type are read.
+
+    Shapes have `dtype`, or the type of the model's first floating parameter. No weight is read, copied or moved.
+    A module stays closed (one opaque node, with an `OpaqueLayerWarning`) if its forward depends on the values of
+    tensors, switches autocast, or has a torch.autograd.Function of its own. Activation checkpointing is
+    inlined. `self.training` is asked in every run where it is an argument, and fixed where Python branches on it.
+    Parametrized modules (weight_norm, spectral_norm) are leaves like others; their weights are the originals.
+    """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"`model` (={model!r:.80}) must be a torch.nn.Module; it is a {type(model).__name__}.")
+    _check_initialised(model)
+    named = _named(model, [_without_data(model, sample, dtype) for sample in samples])
+    try:
+        traced = _trace(model, named, Evaluator(model, _home(model)))
+    except FailedError as error:
+        raise CaptureError(f"{error.layer} fails on the sample {_shapes(named)}: {error}") from error
+    for closed in traced.closed.values():
+        warnings.warn(closed.notice, OpaqueLayerWarning, stacklevel=2)
+    for message in traced.notices:
+        warnings.warn(message, CaptureWarning, stacklevel=2)
+    values = {node.name: node.meta[VALUE] for node in traced.graph.nodes if node.op != "output"}
+    graph = describe(traced.graph, model, traced.closed)
+    return Captured(graph, assemble(model, traced.graph, traced.constants), values)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    graph: fx.Graph
+    constants: Mapping[str, torch.Tensor]
+    closed: Mapping[str, Closed]
+    notices: tuple[str, ...] = ()
+
+
+def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator) -> _Traced:
+    """Trace again and again, each time with one more module closed, until the model's own forward succeeds or fails."""
+    closed: dict[str, Closed] = {}
+    while True:
+        tracer = LayerTracer(samples, evaluator, closed)
+        try:
+            graph = tracer.trace(model)
+        except FailedError:
+            raise
+        except Exception as error:
+            if not tracer.failed_in:
+                return _closed_root(model, samples, evaluator, closed_by("", error))
+            closed[tracer.failed_in] = closed_by(tracer.failed_in, error)
+        else:
+            hooks = (hooks_notice(""),) if has_hooks(model) else ()
+            called = {node.target for node in graph.nodes}  # not those inside others that are closed too
+            closed = {path: why for path, why in closed.items() if path in called}
+            return _Traced(graph, tracer.constants, closed, (*tracer.notices, *hooks))
+
+
+def _closed_root(
+    model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed
+) -> _Traced:
+    """By torch.export, if the model's forward needs no data; else the whole model is one node."""
+    output, needed_data = whole_output(model, samples, evaluator)
+    if not needed_data:
+        try:
+            return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),))
+        except Exception as error:  # export has many of its own
+            closed = replace(closed, reason=f"{closed.reason}; torch.export fails too: {type(error).__name__}")
+    return _Traced(whole_graph(model, samples, output), {}, {"": closed})
+
+
+def _exported_notice(closed: Closed) -> str:
+    return (
+        f"the model's own forward cannot be traced ({closed.line}): {closed.reason}. It is captured by torch.export: "
+        "modes and devices that its forward asks for are fixed as they are now; those of its torch.nn modules are not."
+    )
+
+
+def _check_initialised(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if any(nn.parameter.is_lazy(p) for p in module._parameters.values()):
+            raise CaptureError(
+                f"layer `{path}` ({type(module).__name__}) is lazy and not initialised: run a batch through the model "
+                "before it is captured."
+            )
+
+
+def _named(model: nn.Module, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Samples by the name of the argument that takes them; the others keep their defaults."""
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*samples)
+    except TypeError as error:
+        raise CaptureError(
+            f"`samples` ({len(samples)} given) must be one for each argument without a default of "
+            f"forward{signature}: {error}."
+        ) from error
+    named: dict[str, torch.Tensor] = {}
+    for name, value in bound.arguments.items():
+        several = isinstance(value, tuple)
+        named.update({f"{name}_{i}": item for i, item in enumerate(value)} if several else {name: value})
+    return named
+
+
+def _without_data(model: nn.Module, sample: Sample, dtype: torch.dtype | None) -> torch.Tensor:
+    if isinstance(sample, torch.Tensor):
+        return torch.empty(sample.shape, dtype=sample.dtype, device=META, requires_grad=sample.requires_grad)
+    floating = (p.dtype for p in model.parameters() if p.is_floating_point())
+    try:
+        return torch.empty(tuple(sample), dtype=dtype or next(floating, None), device=META)
+    except (TypeError, RuntimeError) as error:
+        raise CaptureError(f"`samples`: {sample!r:.80} must be a tensor or a shape of whole numbers.") from error
+
+
+def _home(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def _shapes(samples: Mapping[str, torch.Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in samples.items())

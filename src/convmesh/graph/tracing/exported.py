@@ -1,0 +1,144 @@
+"""The network as torch.export sees it, for models whose own forward cannot be traced.
+
+Export runs the forward on tensors without data and records aten calls. Those of one torch.nn module become a call of
+that module again, so that its mode, its buffers and its name are its own; the others become torch functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from convmesh.graph.tracing.aten import SKIPPED, torch_call
+from convmesh.graph.tracing.closed import ClosedError
+from convmesh.graph.tracing.evaluate import Evaluator
+from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
+
+
+def exported(
+    model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator
+) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    """The graph of `model` with its values, and constants that are no attributes of the model."""
+    inputs = tuple(torch.empty(x.shape, dtype=x.dtype, device=evaluator.home) for x in samples.values())
+    batch = tuple({0: torch.export.Dim.AUTO} if x.ndim else None for x in inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, inputs, dynamic_shapes=batch, strict=False)
+        found = program.module()
+    writer = _Writer(model, samples, evaluator, found)
+    for node in found.graph.nodes:
+        writer.add(node)
+    flat = pytree.tree_leaves([*found.graph.nodes][-1].args[0])
+    outputs = [writer.new.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf for leaf in flat]
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    writer.graph.output(pytree.tree_unflatten(outputs, spec))
+    return writer.graph, writer.constants
+
+
+class _Writer:
+    """Writes the graph anew, call by call."""
+
+    def __init__(
+        self, model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, found: nn.Module
+    ) -> None:
+        self.graph = fx.Graph()
+        self.new: dict[fx.Node, fx.Node] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self._model, self._evaluator, self._found = model, evaluator, found
+        self._samples = iter(samples.items())
+        self._own: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
+        self._own.update(model.named_parameters(remove_duplicate=False))
+        self._taken = {name for name, _ in model.named_modules()}
+        self._counts: dict[str, Counter[str]] = {}
+        self._modules = _module_calls(model, found.graph)  # type: ignore[arg-type]
+
+    def add(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            name, value = next(self._samples)
+            self._keep(node, self.graph.placeholder(name), value, name)
+        elif node.op == "get_attr":
+            self._attribute(node)
+        elif node in self._modules:
+            if self._modules[node] is not None:
+                path, argument = self._modules[node]
+                self._call(node, "call_module", path, (self.new[argument],), {}, path)
+        elif node.op == "call_function":
+            self._function(node)
+        elif node.op == "call_module" and node.target != "_guards_fn":
+            raise ClosedError(f"torch.export made a part of it a graph of its own (`{node.target}`)")
+
+    def _attribute(self, node: fx.Node) -> None:
+        path = str(node.target)
+        if not node.users or all(user in self._modules for user in node.users):
+            return
+        value = self._own.get(path)
+        if value is None:
+            value = getattr(self._found, path)
+            if not isinstance(value, torch.Tensor):
+                raise ClosedError(f"torch.export made a part of it a graph of its own (`{path}`)")
+            self.constants[path] = value
+        created = self.graph.create_node("get_attr", path)
+        self._keep(node, created, self._evaluator.tensor(value), path)
+
+    def _function(self, node: fx.Node) -> None:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: self.new[argument])
+        packet = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
+        if packet in SKIPPED:
+            return
+        call = torch_call(packet, args, dict(kwargs)) if packet else None
+        function, args, kwargs = call or (node.target, args, kwargs)
+        kind = "call_method" if isinstance(function, str) else "call_function"
+        self._call(node, kind, function, args, kwargs, None)
+
+    def _call(self, node: fx.Node, kind: str, target: Any, args: Any, kwargs: Any, layer: str | None) -> None:
+        created = self.graph.create_node(kind, target, args, kwargs)
+        given = fx.node.map_arg((created.args, created.kwargs), lambda argument: argument.meta[VALUE])
+        value = self._evaluator.call(kind, target, *given)
+        key, path = _caller(node)
+        name = layer or fresh_layer(path, function_name(created), self._counts.setdefault(key, Counter()), self._taken)
+        self._keep(node, created, value, name)
+
+    def _keep(self, node: fx.Node, created: fx.Node, value: Any, layer: str) -> None:
+        created.meta.update({VALUE: value, LAYER: layer})
+        self.new[node] = created
+
+
+def _module_calls(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, Any]:
+    """For nodes in calls of simple torch.nn modules: path and input at the one with the result, else None."""
+    calls: dict[tuple[str, str], list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and _is_simple(model, _caller(node)[1]):
+            calls.setdefault(_caller(node), []).append(node)
+    found: dict[fx.Node, Any] = {}
+    for (_, path), nodes in calls.items():
+        inside = set(nodes)
+        given = {a: None for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"}
+        results = [n for n in nodes if any(user not in inside for user in n.users)]
+        if len(given) == len(results) == 1:
+            found |= dict.fromkeys(nodes)
+            found[results[0]] = path, next(iter(given))
+    return found
+
+
+def _is_simple(model: nn.Module, path: str) -> bool:
+    """A torch.nn module without parts that takes one tensor."""
+    if not path:
+        return False
+    module = model.get_submodule(path)
+    is_torchs = type(module).__module__.startswith("torch.nn.modules") and not module._modules
+    return is_torchs and len(inspect.signature(module.forward).parameters) == 1
+
+
+def _caller(node: fx.Node) -> tuple[str, str]:
+    """The call of a module that made this node: a key of its own, and the module's path."""
+    stack = node.meta.get("nn_module_stack") or {}
+    key, (path, _) = next(reversed(stack.items()), ("", ("", None)))
+    return (key, path.split("@")[0]) if not key.startswith("_empty") else ("", "")

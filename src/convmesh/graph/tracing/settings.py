@@ -1,0 +1,142 @@
+"""Torch's settings around a trace: what is intercepted while it lasts, and what a forward may not change."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import autograd, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
+
+from convmesh.graph.tracing.closed import is_users
+from convmesh.graph.tracing.evaluate import FACTORIES
+
+RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+
+
+class Ambient:
+    """Gradient mode and autocast as they were when tracing began: a graph does not record their changes."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._autocast = _autocast()
+
+    def changed(self) -> str | None:
+        """What a forward changed that a graph would lose."""
+        if torch.is_grad_enabled() and not self._grad:
+            return "it switches gradients on"
+        if _autocast() != self._autocast:
+            return "it switches autocast on or off"
+        return None
+
+    def without_grad(self) -> bool:
+        """Whether a forward has switched gradients off."""
+        return self._grad and not torch.is_grad_enabled()
+
+
+def _autocast() -> tuple[bool, bool]:
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+class _Factories(TorchFunctionMode):
+    def __init__(self, record: RecordFactory) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func in FACTORIES:
+            return self._record(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class Intercepts(Protocol):
+    """Who is asked, while a model is traced, about what torch would do unseen."""
+
+    def factory(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
+    def training_of(self, module: nn.Module) -> Any: ...
+    def saved_tensor_hooks(self) -> None: ...
+    def autograd_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+
+
+@contextmanager
+def intercepted(by: Intercepts) -> Iterator[None]:
+    """While a model is traced, `by` answers for tensor factories and `module.training`; checkpoints run through."""
+    training = property(by.training_of, lambda module, mode: module.__dict__.__setitem__("training", mode))
+    inlined = _InlinedCheckpoints(by)
+    replaced: list[tuple[Any, str, Any]] = [
+        (nn.Module, "training", training),
+        (autograd.Function, "apply", _asking(by, vars(autograd.Function)["apply"].__func__)),
+        (checkpoint, "CheckpointFunction", inlined),
+        (checkpoint, "_checkpoint_without_reentrant_generator", inlined.around),
+        (saved_tensors_hooks, "__enter__", lambda _: by.saved_tensor_hooks()),
+        (saved_tensors_hooks, "__exit__", lambda *_: None),
+        *((torch, function.__name__, _taking_proxies(function, by)) for function in FACTORIES),
+    ]
+    kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    try:
+        with _Factories(by.factory):
+            yield
+    finally:
+        for owner, name, value in kept:
+            delattr(owner, name) if value is None else setattr(owner, name, value)
+
+
+def _asking(by: Intercepts, apply: Callable[..., Any]) -> object:
+    """`Function.apply`, unless `by` refuses it: its own backward would be lost."""
+
+    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return by.autograd_function(partial(apply, cls), args, kwargs)
+
+    return classmethod(call)
+
+
+def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..., Any]:
+    """A factory as models call it: torch's own parser refuses `torch.randn(x.shape[0], 1)` before any mode sees it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        traced = any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs)))
+        return by.factory(function, args, kwargs) if traced else function(*args, **kwargs)
+
+    return call
+
+
+class _InlinedCheckpoints:
+    """What torch.utils.checkpoint runs, of both sorts, while a model is traced: the function, straight through."""
+
+    def __init__(self, by: Intercepts) -> None:
+        self._by = by
+
+    def apply(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        """In place of its autograd function (reentrant)."""
+        del preserve_rng_state
+        self._by.saved_tensor_hooks()
+        return function(*args)
+
+    def around(self, *settings: Any, **named: Any) -> Iterator[None]:
+        """In place of the generator that it resumes before and after the function (not reentrant)."""
+        del settings, named
+        self._by.saved_tensor_hooks()
+        yield
+
+
+def this_line() -> str:
+    """The line of the user's code that is running: `net.py:12: if x.shape[2] > 4:`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"

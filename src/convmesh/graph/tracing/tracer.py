@@ -1,0 +1,280 @@
+"""Tracing a model: torch.nn modules are leaves, every node knows its value, and layers are named by who calls them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentError, FailedError
+from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
+from convmesh.graph.tracing.guards import guard
+from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
+from convmesh.graph.tracing.proxy import ValueProxy
+from convmesh.graph.tracing.settings import Ambient, intercepted, this_line
+from convmesh.graph.tracing.trial import trial_output
+
+_CALLS = ("call_function", "call_method", "call_module")
+
+
+class LayerTracer(fx.Tracer):
+    """Records a model's forward for samples without data. Modules in `closed` are not looked into."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Mapping[str, Closed]) -> None:
+        super().__init__()
+        self.constants: dict[str, torch.Tensor] = {}
+        """Tensors that are no attribute of the model: made while tracing, or global."""
+        self.failed_in = ""
+        """The innermost module in which tracing came to its end."""
+        self._failure: BaseException | None = None
+        self._samples = samples
+        self._evaluator = evaluator
+        self._closed = closed
+        self._evaluating = False
+        self._ambient = Ambient()
+        self._calls: list[tuple[str, Counter[str]]] = [("", Counter())]
+        self._attributes: dict[str, fx.Proxy] = {}
+        self._baked: dict[fx.Node, str] = {}
+        self._asked: dict[fx.Node, str] = {}
+        self._cut_off: set[fx.Node] = set()
+        self._detached_of: dict[fx.Node, fx.Node] = {}
+        self.notices: dict[str, None] = {}
+        """What the user is to be told, in order."""
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        self._names = {id(tensor): name for name, tensor in (*root.named_parameters(), *root.named_buffers())}
+        self._paths = {id(module): name for name, module in root.named_modules()}
+        self._taken = set(self._paths.values())
+        with intercepted(self):
+            graph = super().trace(root, concrete_args)
+        for node, line in self._baked.items():
+            with graph.inserting_after(node):
+                check = graph.call_function(guard, (node, node.meta[VALUE], line))
+            check.meta.update({VALUE: None, LAYER: "guard"})
+        return graph
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        del is_module, concrete_args
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._samples]
+        return root_fn, [self.root, *proxies]
+
+    def proxy(self, node: fx.Node) -> ValueProxy:
+        return ValueProxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        kind = parametrize.type_before_parametrizations(m)
+        from_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, nn.Sequential)
+        return from_torch or module_qualified_name in self._closed
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        path = self._paths.get(id(m))
+        if self._evaluating or path is None:  # one that is no part of the model is traced with its caller
+            return forward(*args, **kwargs)
+        if self.is_leaf_module(m, path):
+            return self.create_proxy("call_module", path, args, kwargs)
+        self._notice_hooks(m, path)
+        return self._inlined(path, forward, args, kwargs)
+
+    def _inlined(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._calls.append((path, Counter()))
+        try:
+            return forward(*args, **kwargs)
+        except Exception as error:
+            if error is not self._failure:
+                self._failure, self.failed_in = error, path
+            raise
+        finally:
+            self._calls.pop()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        del attr, parameter_proxy_cache
+        if self._evaluating or not isinstance(attr_val, torch.Tensor) or id(attr_val) not in self._names:
+            return attr_val
+        return self._attribute(self._names[id(attr_val)])
+
+    def _attribute(self, path: str) -> fx.Proxy:
+        if path not in self._attributes:
+            self._attributes[path] = self.create_proxy("get_attr", path, (), {})
+        return self._attributes[path]
+
+    def training_of(self, module: nn.Module) -> Any:
+        """`self.training` stays a question, so that dropout asks it in every run."""
+        path = self._paths.get(id(module))
+        if self._evaluating or path is None or self.is_leaf_module(module, path):
+            return module.__dict__["training"]
+        return self._attribute(f"{path}.training" if path else "training")
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            return a.node
+        if isinstance(a, torch.Tensor):
+            return self._tensor_node(a)
+        return super().create_arg(a)
+
+    def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
+        path = self._names.get(id(tensor)) or self.tensor_attrs.get(tensor)
+        if path is None:
+            if tensor.requires_grad:
+                raise ClosedError("it uses a tensor that learns but is no parameter of the model")
+            path = f"_constant_{len(self.constants)}"
+            self.constants[path] = tensor
+            self.tensor_attrs[tensor] = path
+        return self._attribute(path).node
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Node:
+        if kind in _CALLS:
+            self._check_ambient()
+            if self._ambient.without_grad():
+                args, kwargs = fx.node.map_arg((args, kwargs), self._detached)
+        self._baked.update(self._asked)
+        self._asked.clear()
+        node = super().create_node(kind, target, args, kwargs, *rest, **named)
+        if kind != "output":
+            self._evaluating = True
+            try:
+                node.meta[VALUE] = self._value(node)
+            finally:
+                self._evaluating = False
+            node.meta[LAYER] = self._layer(node)
+            if kind in ("call_function", "call_method") and self._ambient.without_grad():
+                self._cut_off.add(node)
+        return node
+
+    def create_proxy(self, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
+        """Under `no_grad`, what goes into a call and comes out of a module is detached: the graph has no such mode."""
+        proxy = super().create_proxy(kind, target, *rest, **named)
+        if kind != "call_module" or not self._ambient.without_grad():
+            return proxy
+        if not isinstance(proxy.node.meta[VALUE], torch.Tensor):
+            raise ClosedError("it switches gradients off around a module that gives more than one tensor")
+        return self.proxy(self._detached(proxy.node))
+
+    def _detached(self, node: fx.Node) -> fx.Node:
+        if not isinstance(node.meta[VALUE], torch.Tensor) or node in self._cut_off:
+            return node
+        if node not in self._detached_of:
+            self._cut_off.add(node)  # so that the call of detach takes it as it is
+            self._detached_of[node] = self.create_node("call_method", "detach", (node,), {})
+            self._cut_off.remove(node)
+        return self._detached_of[node]
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._samples[str(node.target)]
+        if node.op == "get_attr":
+            return self._attribute_value(str(node.target))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta[VALUE])
+        try:
+            return self._evaluator.call(node.op, node.target, args, kwargs)
+        except Exception as error:
+            return self._without_meta(node, args, kwargs, error)
+
+    def _without_meta(self, node: fx.Node, args: Any, kwargs: Any, error: Exception) -> Any:
+        """The value of a call that raised `error` on tensors without data."""
+        if not needs_data(error):
+            raise self._failed(node, failure(error, args, kwargs)) from error
+        if node.op == "call_module" and node.target in self._closed:
+            return trial_output(self.root.get_submodule(str(node.target)), args, kwargs, str(node.target))
+        name = function_name(node)
+        raise DataDependentError(f"what `{name}` gives depends on the data, not on shapes alone") from error
+
+    def _attribute_value(self, path: str) -> Any:
+        value: Any = self.constants.get(path)
+        if value is None:
+            owner, _, name = path.rpartition(".")
+            module = self.root.get_submodule(owner)
+            value = module.__dict__["training"] if name == "training" else _plain_attribute(module, name)
+        return self._evaluator.tensor(value) if isinstance(value, torch.Tensor) else value
+
+    def _failed(self, node: fx.Node, message: str) -> FailedError:
+        if node.op != "call_module":
+            return FailedError(self._calls[-1][0], f"`{function_name(node)}` raises {message}")
+        return FailedError(str(node.target), message, repr(self.root.get_submodule(str(node.target))))
+
+    def _layer(self, node: fx.Node) -> str:
+        if node.op not in ("call_function", "call_method"):
+            return str(node.target)
+        path, counts = self._calls[-1]
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta[VALUE])):
+            return fresh_layer(path, function_name(node), counts, self._taken)
+        return f"{path}.{function_name(node)}".lstrip(".")
+
+    def bake(self, proxy: ValueProxy) -> None:
+        """Python uses a value now: if other samples can change it, the graph will check it in every run."""
+        node = proxy.node
+        if node.op == "get_attr":
+            self._notice_training(str(node.target))
+        elif node not in self._baked and _comes_from_shapes(node):
+            self._asked[node] = this_line()
+
+    def factory(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Tensors made in a forward are made in every run: noise stays noise, and sizes follow the batch."""
+        if self._evaluating:
+            return function(*args, **kwargs)
+        for leaf in pytree.tree_leaves(args):  # torch asks for the number only to see that it is one
+            if type(leaf) is ValueProxy:
+                self._asked.pop(leaf.node, None)
+        return self.create_proxy("call_function", function, tuple(args), dict(kwargs))
+
+    def autograd_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._evaluating or not any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
+        raise ClosedError("it uses a torch.autograd.Function of its own")
+
+    def _check_ambient(self) -> None:
+        if problem := self._ambient.changed():
+            raise ClosedError(problem)
+
+    def saved_tensor_hooks(self) -> None:
+        if not self._evaluating:
+            message = (
+                f"layer `{self._calls[-1][0] or '(the model)'}` uses activation checkpointing or offloading: its calls "
+                "are inlined and keep their activations; checkpoint by the plan instead."
+            )
+            self.notices[message] = None
+
+    def _notice_training(self, path: str) -> None:
+        mode = "training" if self._attribute_value(path) else "evaluation"
+        message = (
+            f"{this_line()} depends on `self.training`: the network is captured as it is in {mode} mode; capture it "
+            "again after `.train()` or `.eval()`."
+        )
+        self.notices[message] = None
+
+    def _notice_hooks(self, module: nn.Module, path: str) -> None:
+        if has_hooks(module):
+            self.notices[hooks_notice(path)] = None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
+def hooks_notice(path: str) -> str:
+    return (
+        f"layer `{path or '(the model)'}` has hooks: what forward hooks change is captured, but hooks do not run again "
+        "with the captured network; put them on torch.nn modules inside it, which are kept as they are."
+    )
+
+
+def _plain_attribute(module: nn.Module, name: str) -> Any:
+    for found in (module._parameters, module._buffers, module.__dict__):
+        if name in found:
+            return found[name]
+    raise ClosedError(f"the attribute `{name}` cannot be found again")
+
+
+def _comes_from_shapes(node: fx.Node) -> bool:
+    """Whether a value is a size or follows from sizes; devices and types are not checked again."""
+    if node.target is getattr or node.op == "call_method":
+        name = node.args[1] if node.target is getattr else node.target
+        return name in ("shape", "size", "numel", "nelement")
+    return all(isinstance(arg.meta[VALUE], (bool, int, float, tuple)) for arg in node.all_input_nodes)

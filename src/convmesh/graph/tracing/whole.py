@@ -1,0 +1,54 @@
+"""A model that nothing can look into, as one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from convmesh.graph.tracing.closed import DataDependentError, FailedError
+from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
+from convmesh.graph.tracing.keys import LAYER, VALUE
+from convmesh.graph.tracing.trial import trial_output
+
+
+class Whole:
+    """Calls the model itself, in the mode of the captured module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.__name__ = "whole_model"  # a graph names the functions it calls
+
+    def __call__(self, training: bool, *samples: Any) -> Any:
+        self.model.training = training
+        return self.model(*samples)
+
+
+def whole_graph(model: nn.Module, samples: Mapping[str, torch.Tensor], output: Any) -> fx.Graph:
+    """Inputs, one call, output."""
+    graph = fx.Graph()
+    training = graph.create_node("get_attr", "training")
+    training.meta.update({VALUE: model.training, LAYER: "training"})
+    inputs = []
+    for name, value in samples.items():
+        inputs.append(graph.placeholder(name))
+        inputs[-1].meta.update({VALUE: value, LAYER: name})
+    call = graph.call_function(Whole(model), (training, *inputs))
+    call.meta.update({VALUE: output, LAYER: "model"})
+    graph.output(call)
+    return graph
+
+
+def whole_output(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator) -> tuple[Any, bool]:
+    """What the model gives, and whether only data could tell."""
+    args = tuple(samples.values())
+    try:
+        return evaluator.call("call_module", "", args, {}), False
+    except Exception as error:
+        if isinstance(error, (FailedError, DataDependentError)):
+            raise
+        if not needs_data(error):
+            raise FailedError("", failure(error, args, {})) from error
+    return trial_output(model, args, {}, ""), True

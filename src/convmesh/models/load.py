@@ -1,0 +1,72 @@
+"""Networks by path: `package.module:factory`. Every way that this can fail has an error of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from convmesh.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Factory = Callable[..., Any]
+
+
+def import_factory(path: str) -> Factory:
+    """What `path` names; it must be callable."""
+    module_name, _, attribute = path.partition(":")
+    found: Any = _import(path, module_name)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            public = [known for known in dir(found) if not known.startswith("_")]
+            where = f"factory` of `model` (={path!r}), in `{module_name}"
+            raise UnknownNameError.of(where, name, public)
+        found = getattr(found, name)
+    if not callable(found):
+        raise UnknownNameError(
+            f"`model` (={path!r}) is a {type(found).__name__}, which cannot be called; "
+            "name a class or a function that returns the network."
+        )
+    factory: Factory = found
+    return factory
+
+
+def _import(path: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # whatever the module's own code raises
+        raise UnknownNameError(
+            f"`model` (={path!r}): `{module_name}` cannot be imported ({type(error).__name__}: {error}); "
+            "is the folder that holds it on PYTHONPATH?"
+        ) from error
+
+
+def build(name: str, factory: Factory, sizes: Mapping[str, Any]) -> nn.Module:
+    """Call the factory; sizes that it does not take and results that are no networks are refused."""
+    _check_sizes(name, factory, sizes)
+    made = factory(**sizes)
+    from torch import nn
+
+    if not isinstance(made, nn.Module):
+        raise UnknownNameError(f"`model` (={name!r}) returned a {type(made).__name__}; it must return an nn.Module.")
+    return made
+
+
+def _check_sizes(name: str, factory: Factory, sizes: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # something built in that does not say what it takes
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    for size in sizes:
+        if size not in named:
+            raise UnknownNameError.of(f"size` of `{name}", size, named)
+    missing = [key for key, p in named.items() if p.default is p.empty and key not in sizes]
+    if missing:
+        raise UnknownNameError(f"`model` (={name!r}) needs a value for {', '.join(missing)}; pass it by name.")

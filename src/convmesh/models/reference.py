@@ -1,0 +1,72 @@
+"""A reference network as a value: where it is made, what it takes and how large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from convmesh.models.load import build, import_factory
+from convmesh.models.task import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One published network; `sample` is the shape of one sample, `parameters` their number as in `source`."""
+
+    name: str
+    module: str
+    factory: str
+    sample: tuple[int, ...]
+    task: Task
+    parameters: int
+    source: str
+    small_sample: tuple[int, ...]
+    small_sizes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    small_batch: int = 4
+    small_rate: float = 0.01
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}:{self.factory}"
+
+    def create(self, **sizes: Any) -> nn.Module:
+        """The network as published, but for the `sizes` given."""
+        return build(self.name, import_factory(self.path), sizes)
+
+    def small(self) -> Small:
+        """The same topology, narrow and on small samples: trains in moments on one core."""
+        count = self.small_sizes.get("classes", self.small_sizes.get("outputs", self.task.count))
+        shape = (self.small_batch, *self.small_sample)
+        return Small(self, dict(self.small_sizes), shape, replace(self.task, count=count), self.small_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A small version of a reference network, with what a test of exactness needs; `shape` is that of a batch.
+
+    Dropout is off: torch and split operators draw different masks. At the learning rate `rate` rounding errors do not
+    grow from step to step; at ten times of it they may, as in every deep network with batch norm.
+    """
+
+    reference: Reference
+    sizes: Mapping[str, Any] = field(hash=False)
+    shape: tuple[int, ...]
+    task: Task
+    rate: float
+
+    def create(self, **sizes: Any) -> nn.Module:
+        return self.reference.create(**{**self.sizes, **sizes})
+
+    def draw_input(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Standard normal values, as float64."""
+        import torch
+
+        return torch.randn(self.shape, generator=generator, dtype=torch.float64)
+
+    def draw_target(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self.task.draw_target(self.shape, generator)

@@ -1,0 +1,43 @@
+"""How a cluster's library moves collectives: algorithms, protocols and what each step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from convmesh.system.figure import FRACTION, Figure, Rule, Text
+from convmesh.system.hardware import MEDIA
+
+ALGORITHMS = ("ring", "tree", "hierarchical", "nvls")
+PROTOCOLS = ("ll", "ll128", "simple")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One algorithm under one protocol: latency to start, latency a step, and the share of a link's bandwidth."""
+
+    name: str
+    algorithm: Annotated[str, Text(ALGORITHMS)]
+    protocol: Annotated[str, Text(PROTOCOLS)]
+    fraction_bandwidth: Annotated[Figure, FRACTION]
+    seconds_start: Annotated[Figure, Rule("s", zero=True)]
+    seconds_step: Annotated[Mapping[str, Figure], Rule("s", keys=MEDIA)]
+    """By the medium that a step crosses; the method does not run over the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """The communication library of a system."""
+
+    library: str
+    methods: tuple[Method, ...]
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Those that there is a method for."""
+        return tuple(name for name in ALGORITHMS if any(method.algorithm == name for method in self.methods))
+
+    def over(self, medium: str) -> tuple[Method, ...]:
+        """The methods that can cross a medium."""
+        return tuple(method for method in self.methods if medium in method.seconds_step)

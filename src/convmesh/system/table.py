@@ -1,0 +1,30 @@
+"""A system as a table for people: every figure, its origin and its source."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from convmesh.system.figure import ORIGINS
+from convmesh.system.system import System
+
+
+def render(system: System) -> str:
+    """What the system is, all figures, and how many of them are guesses."""
+    rows = [("figure", "value", "origin", "source")]
+    rows += [(key, str(figure), figure.origin, figure.provenance) for key, figure in system.figures()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[3]]).rstrip() for row in rows]
+    return "\n".join([_title(system), "", *lines, "", _origins(system)])
+
+
+def _title(system: System) -> str:
+    levels = ", ".join(f"{level.name} ({level.medium})" for level in system.links)
+    return (
+        f"{system.name}: {system.summary}\n{int(system.node.devices)} × {system.device.kind} a node; links from the "
+        f"inside out: {levels}; collectives: {system.collectives.library} ({', '.join(system.collectives.algorithms)})"
+    )
+
+
+def _origins(system: System) -> str:
+    found = Counter(figure.origin for _, figure in system.figures())
+    return f"{found.total()} figures: " + ", ".join(f"{found[origin]} {origin}" for origin in ORIGINS if found[origin])

@@ -1,0 +1,28 @@
+"""Plans: a mesh and a split for every layer, and what they mean for each rank."""
+
+from convmesh.plan.plan import Pipeline, Plan, split_nodes
+from convmesh.plan.presets import STRATEGIES, PresetOptions, preset, strategy_for
+from convmesh.plan.program import NodeProgram, Program, Saved, Step, Transfer, WeightProgram, Work
+from convmesh.plan.split import SPATIAL, Split, split_of
+from convmesh.plan.toml import load_plan
+
+__all__ = [
+    "SPATIAL",
+    "STRATEGIES",
+    "NodeProgram",
+    "Pipeline",
+    "Plan",
+    "PresetOptions",
+    "Program",
+    "Saved",
+    "Split",
+    "Step",
+    "Transfer",
+    "WeightProgram",
+    "Work",
+    "load_plan",
+    "preset",
+    "split_nodes",
+    "split_of",
+    "strategy_for",
+]

@@ -1,0 +1,94 @@
+"""The choice for one layer: which axes cut its work, and how its channels are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from convmesh.errors import PlanError
+from convmesh.layout.mesh import AXES, Mesh
+
+Axes = tuple[str, ...]
+Algorithm = Literal["auto", "x", "y", "w"]
+
+SPATIAL = ("depth", "height", "width")
+"""Spatial dims, and the mesh axes that a spatial strategy cuts them by."""
+
+DIMS = ("sample", *SPATIAL, "channel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """For each dim of a layer's input the axes that cut it, outermost first.
+
+    `channel` cuts the layer's weight too; `algorithm` says whether its input is kept ("x"), its output ("y") or
+    its weight ("w", two axes); "auto" takes what moves the least.
+    """
+
+    sample: Axes = ()
+    depth: Axes = ()
+    height: Axes = ()
+    width: Axes = ()
+    channel: Axes = ()
+    algorithm: Algorithm = "auto"
+
+    def __post_init__(self) -> None:
+        names = self.axes
+        for name in names:
+            if name not in AXES:
+                raise PlanError(f"axis {name!r} is no mesh axis; the axes are {', '.join(AXES)}.")
+            if names.count(name) > 1:
+                raise PlanError(f"axis {name!r} cuts two dims of one layer; one axis cuts one dim.")
+        if self.algorithm not in get_args(Algorithm):
+            raise PlanError(f"`algorithm` (={self.algorithm!r}) must be one of {', '.join(get_args(Algorithm))}.")
+
+    @property
+    def axes(self) -> Axes:
+        """All axes that cut something."""
+        return tuple(name for dim in DIMS for name in getattr(self, dim))
+
+    def cut(self, dims: int) -> dict[int, Axes]:
+        """The axes by index of dim, channels left out, for a tensor of so many dims: N, C, then space."""
+        space = SPATIAL[len(SPATIAL) - max(0, dims - 2) :]
+        by_dim = {0: self.sample, **{dim: getattr(self, name) for dim, name in enumerate(space, start=2)}}
+        return {dim: axes for dim, axes in by_dim.items() if axes}
+
+    def on(self, mesh: Mesh) -> Split:
+        """The same without axes that the mesh does not have, which have one rank."""
+        kept = {dim: tuple(name for name in getattr(self, dim) if name in mesh.axes) for dim in DIMS}
+        return Split(**kept, algorithm=self.algorithm)
+
+    def __str__(self) -> str:
+        """`sample:data depth:depth channel:filter(y)`, or `whole`."""
+        parts = [f"{dim}:{'*'.join(getattr(self, dim))}" for dim in DIMS if getattr(self, dim)]
+        return (" ".join(parts) + (f"({self.algorithm})" if self.channel else "")) or "whole"
+
+
+def split_of(value: Split | Mapping[str, Any], layer: str) -> Split:
+    """A split from what a user wrote: `{"sample": "data", "channel": ["channel", "filter"], "algorithm": "w"}`."""
+    if isinstance(value, Split):
+        return value
+    known = [field.name for field in fields(Split)]
+    if not isinstance(value, Mapping):
+        raise PlanError(f"layer {layer!r}: a split (={value!r}) maps {', '.join(known)} to axes.")
+    if unknown := [key for key in value if key not in known]:
+        raise PlanError(f"layer {layer!r}: a split has no {unknown[0]!r}; it has {', '.join(known)}.")
+    try:
+        read: dict[str, Any] = {k: given if k == "algorithm" else _axes(given) for k, given in value.items()}
+        return Split(**read)
+    except PlanError as error:
+        raise PlanError(f"layer {layer!r}: {error}") from None
+
+
+def _axes(given: Any) -> Axes:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def to_plain(split: Split) -> dict[str, Any]:
+    """The inverse of `split_of`, as a reader would write it."""
+    plain: dict[str, Any] = {}
+    for dim in DIMS:
+        if axes := getattr(split, dim):
+            plain[dim] = axes[0] if len(axes) == 1 else list(axes)
+    return {**plain, "algorithm": split.algorithm} if split.channel else plain

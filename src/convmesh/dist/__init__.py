@@ -1,6 +1,6 @@
 """Meshes of running processes, exchanges and sums between them."""
 
-from convmesh.dist.collectives import Reduction, all_reduce, copy_over, sum_over
+from convmesh.dist.collectives import Reduction, all_reduce, copy_over, sum_over, weights_over
 from convmesh.dist.exchange import exchange
 from convmesh.dist.mesh import OpenMesh, dry_mesh, init, open_mesh
 from convmesh.dist.traffic import Traffic
@@ -16,4 +16,5 @@ __all__ = [
     "init",
     "open_mesh",
     "sum_over",
+    "weights_over",
 ]

@@ -26,18 +26,22 @@ class Reduction:
     ) -> None:
         self._shapes = [t.shape for t in tensors]
         self._device = tensors[0].device
+        ranks = mesh.mesh.extent(axes)
+        self._alone = [t.detach() for t in tensors] if ranks == 1 else None
+        self._work: Any = None
+        if self._alone is not None:
+            return
         flat = [t.detach().reshape(-1) for t in tensors]
         packed = torch.cat(flat) if len(flat) > 1 else flat[0].clone()
         self._buffer = packed.cpu() if mesh.stages_through_host else packed
-        ranks = mesh.mesh.extent(axes)
-        self._work: Any = None
-        if ranks > 1:
-            mesh.traffic.record("all_reduce", all_reduce_bytes(packed.numel(), packed.element_size(), ranks))
-            if not mesh.is_dry:
-                self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
+        mesh.traffic.record("all_reduce", all_reduce_bytes(packed.numel(), packed.element_size(), ranks), axes)
+        if not mesh.is_dry:
+            self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
 
     def wait(self) -> list[torch.Tensor]:
         """The sums, in the shapes that were given."""
+        if self._alone is not None:
+            return self._alone
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -96,3 +100,8 @@ def copy_over(mesh: OpenMesh, axes: Axes, *copies: torch.Tensor | None) -> tuple
             for i, copy in zip(chosen, _CopyOver.apply(mesh, axes, *(copies[i] for i in chosen)), strict=True):
                 marked[i] = copy
     return tuple(marked)
+
+
+def weights_over(mesh: OpenMesh, axes: Axes, *weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """`copy_over` for weights, whose gradients may be left as they are here for someone to sum in buckets."""
+    return copy_over(mesh, mesh.weight_axes(axes), *weights)

@@ -37,9 +37,9 @@ class Transfer:
 def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
     """Post this rank's messages of one direction of an exchange."""
     if mesh.is_dry:
-        return _start_dry(mesh, route, carrier, payload)
+        return _start_dry(mesh, route, carrier, axes, payload)
     if carrier == "neighbour":
-        return _start_neighbour(mesh, route, payload)
+        return _start_neighbour(mesh, route, axes, payload)
     if carrier == "all_to_all":
         return _start_all_to_all(mesh, route, axes, payload)
     if carrier == "all_gather":
@@ -110,19 +110,19 @@ class Pieces:
         return torch.empty(elements, dtype=self.like.dtype, device=device)
 
 
-def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, payload: Pieces) -> Transfer:
+def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
     """Count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
     if carrier == "neighbour":
         for message in route.sends:
-            mesh.traffic.record(carrier, message.region.size * itemsize)
+            mesh.traffic.record(carrier, message.region.size * itemsize, axes, message.peer)
     elif carrier != "none" and (route.sends or carrier == "all_to_all"):
-        mesh.traffic.record(carrier, route.elements_sent * itemsize)
+        mesh.traffic.record(carrier, route.elements_sent * itemsize, axes)
     received = [payload.empty(message.region.size, mesh.device) for message in route.receives]
     return Transfer([], lambda: _shaped(route, received, payload))
 
 
-def _start_neighbour(mesh: OpenMesh, route: Route, payload: Pieces) -> Transfer:
+def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
     """One packed message per peer and direction."""
     wire = _wire_device(mesh)
     group = mesh.everyone
@@ -135,8 +135,8 @@ def _start_neighbour(mesh: OpenMesh, route: Route, payload: Pieces) -> Transfer:
         dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group)
         for m, buffer in zip(route.sends, sent, strict=True)
     ]
-    for buffer in sent:
-        mesh.traffic.record("neighbour", buffer.nbytes)
+    for message, buffer in zip(route.sends, sent, strict=True):
+        mesh.traffic.record("neighbour", buffer.nbytes, axes, message.peer)
     works = dist.batch_isend_irecv(ops) if ops else []
     return Transfer(works, lambda: _shaped(route, received, payload), keep=sent)
 
@@ -150,7 +150,7 @@ def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     sent = _on_wire(torch.cat(pieces) if pieces else payload.empty(0, payload.like.device), wire)
     received = payload.empty(route.elements_received, wire)
     out_splits, in_splits = ([side[p].size if p in side else 0 for p in members] for side in (incoming, outgoing))
-    mesh.traffic.record("all_to_all", sent.nbytes)
+    mesh.traffic.record("all_to_all", sent.nbytes, axes)
     work = dist.all_to_all_single(received, sent, out_splits, in_splits, group=group, async_op=True)
     parts = dict(zip(members, received.split(out_splits), strict=True))
     return Transfer([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
@@ -164,7 +164,7 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     group, members = mesh.group(axes), mesh.members(axes)
     sent = _on_wire(payload.flat(route.sends[0].region), wire)
     received = payload.empty(sent.numel() * len(members), wire)
-    mesh.traffic.record("all_gather", sent.nbytes * (len(members) - 1))
+    mesh.traffic.record("all_gather", sent.nbytes * (len(members) - 1), axes)
     work = _gather_equal(received, sent, group=group, async_op=True)
     parts = dict(zip(members, received.split(sent.numel()), strict=True))
     return Transfer([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
@@ -203,22 +203,36 @@ def fetch(
     mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, wire: torch.memory_format = torch.contiguous_format
 ) -> torch.Tensor:
     """This rank's frame of the tensor of which it holds `local`; a view where it needs nothing else."""
-    payload = Pieces([(plan.held, local)], local, wire)
-    if plan.carrier == "none" or not plan.forward.receives:
-        start(mesh, plan.forward, plan.carrier, plan.group_axes, payload).wait()
-        return payload.gather(plan.frame)
-    out = empty_like_format(plan.frame.shape, local)
-    if plan.needed != plan.frame:
-        out.zero_()
-    transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, payload.landing_in(plan.frame, out))
-    kept = plan.forward.kept
-    if kept is not None:
-        put(out, kept.within(plan.frame), take(local, kept.within(plan.held)))
-    for region, values in transfer.wait():
-        place = region.within(plan.frame)
-        if take(out, place).data_ptr() != values.data_ptr():
-            put(out, place, values)
-    return out
+    return Fetching(mesh, plan, local, wire).wait()
+
+
+class Fetching:
+    """A fetch under way: posted at once, put together when it is waited for."""
+
+    def __init__(self, mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, wire: torch.memory_format) -> None:
+        self._plan, self._local = plan, local
+        self._payload = Pieces([(plan.held, local)], local, wire)
+        self._out: torch.Tensor | None = None
+        if plan.carrier != "none" and plan.forward.receives:
+            self._out = empty_like_format(plan.frame.shape, local)
+            if plan.needed != plan.frame:
+                self._out.zero_()
+            self._payload.landing_in(plan.frame, self._out)
+        self._transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, self._payload)
+
+    def wait(self) -> torch.Tensor:
+        out, plan = self._out, self._plan
+        if out is None:
+            self._transfer.wait()
+            return self._payload.gather(plan.frame)
+        kept = plan.forward.kept
+        if kept is not None:
+            put(out, kept.within(plan.frame), take(self._local, kept.within(plan.held)))
+        for region, values in self._transfer.wait():
+            place = region.within(plan.frame)
+            if take(out, place).data_ptr() != values.data_ptr():
+                put(out, place, values)
+        return out
 
 
 class _Exchange(torch.autograd.Function):

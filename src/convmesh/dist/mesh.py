@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -39,6 +39,12 @@ class OpenMesh:
         self.seeds = torch.Generator().manual_seed(0)
         self.overlap = True
         """Whether convolutions start before their halos arrive; off for debugging and comparison."""
+        self.sub_batches = 1
+        """Into how many parts samples are cut that travel to dense layers cut over their own axis."""
+        self.replica_statistics = False
+        """Whether batch norm takes its statistics within one data-parallel replica, not over the global batch."""
+        self.weight_sums: Callable[[tuple[str, ...]], None] | None = None
+        """Who sums weight gradients after backward, and is told over which axes; None: each layer does so at once."""
         self.device_meshes: dict[tuple[str, ...], DeviceMesh] = {}
         """torch's views of this mesh, by order of axes; see `dist.weights`."""
         self._groups = groups
@@ -56,6 +62,13 @@ class OpenMesh:
     def members(self, axes: Sequence[str]) -> list[int]:
         """The ranks of `group(axes)` in the group's own order, which is the job's."""
         return sorted(self.mesh.group(axes, self.rank), key=self.world_rank)
+
+    def weight_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The axes over which a layer must itself sum its weights' gradients, when its work is cut along `axes`."""
+        if self.weight_sums is None:
+            return axes
+        self.weight_sums(axes)
+        return ()
 
     def agree(self, what: str, value: str, problem: str | None = None) -> None:
         """Raise on every rank if any rank has a `problem`, or another `value` than the others."""

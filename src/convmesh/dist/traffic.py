@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One message or collective as this rank posted it: to `peer`, or over `axes`."""
+
+    carrier: str
+    bytes_sent: int
+    axes: tuple[str, ...] = ()
+    peer: int | None = None
 
 
 @dataclass
@@ -14,10 +24,14 @@ class Traffic:
 
     bytes_sent: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
+    listener: Callable[[Sent], None] | None = None
+    """Told of everything that is sent, one by one."""
 
-    def record(self, carrier: str, bytes_sent: int) -> None:
+    def record(self, carrier: str, bytes_sent: int, axes: tuple[str, ...] = (), peer: int | None = None) -> None:
         self.bytes_sent[carrier] += bytes_sent
         self.calls[carrier] += 1
+        if self.listener is not None:
+            self.listener(Sent(carrier, bytes_sent, axes, peer))
 
     @property
     def bytes_total(self) -> int:

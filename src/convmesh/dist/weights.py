@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from convmesh.dist.mesh import OpenMesh
 from convmesh.errors import UnsupportedError
-from convmesh.layout import Layout
+from convmesh.layout import Box, Layout, Mesh
+from convmesh.layout.layout import chunked_cut
 
 Cuts = Mapping[int, tuple[str, ...]]
 
@@ -21,11 +22,11 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
     A DTensor cuts a dim by mesh axes in their order, so its device mesh lists the axes in the order that is asked for.
     """
     names = _ordered(mesh, cuts)
-    layout = Layout.of(mesh.mesh, weight.shape, cuts)
+    box = _box(weight.shape, mesh, cuts)
     by_name = {name: dim for dim, axes in cuts.items() for name in axes}
     placements: list[Placement] = [Shard(by_name[n]) if n in by_name else Replicate() for n in names]
     # A clone, so that the whole weight can be freed.
-    local = weight[layout.box(mesh.rank).slices()].clone()
+    local = weight[box.slices()].clone()
     return DTensor.from_local(
         local, device_mesh(mesh, names), placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
@@ -33,7 +34,8 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
 
 def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
     """This rank's shard of a cut weight; refused if it was cut for another mesh, whose shards would not fit."""
-    if all(param.device_mesh is not ours for ours in mesh.device_meshes.values()):
+    # Equal, not the same: torch's caches give results on whichever of two equal meshes came first.
+    if param.device_mesh not in mesh.device_meshes.values():
         raise UnsupportedError(
             f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; cut weights with `convmesh.cut_channels`."
         )
@@ -42,7 +44,25 @@ def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
 
 def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, ...]:
     """The shape of this rank's shard of a weight."""
-    return Layout.of(mesh.mesh, shape, cuts).box(mesh.rank).shape
+    return _box(shape, mesh, cuts).shape
+
+
+def weight_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> Layout:
+    """Where a cut weight lives: a DTensor cuts in chunks, whatever the axes."""
+    return Layout(mesh, [chunked_cut(mesh, n, cuts.get(dim, ())) for dim, n in enumerate(shape)])
+
+
+def cuts_of(weight: DTensor) -> dict[int, tuple[str, ...]]:
+    """The axes that cut each dim, outermost first: the inverse of `cut_weight`."""
+    cuts: dict[int, tuple[str, ...]] = {}
+    for name, placement in zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True):
+        if isinstance(placement, Shard):
+            cuts[placement.dim] = (*cuts.get(placement.dim, ()), name)
+    return cuts
+
+
+def _box(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> Box:
+    return weight_layout(shape, mesh.mesh, cuts).box(mesh.rank)
 
 
 def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:

@@ -20,7 +20,7 @@ from typing import Literal
 from convmesh.layout.box import Span
 from convmesh.layout.demand import Demand, DimDemand
 from convmesh.layout.exchange import ExchangePlan
-from convmesh.layout.layout import Cut, Layout, even_cut
+from convmesh.layout.layout import Cut, Layout, chunked_cut
 from convmesh.layout.maps import DimMap, demand, out_shape
 from convmesh.layout.mesh import Mesh
 
@@ -67,13 +67,18 @@ class ChannelLayouts:
 def channel_layouts(
     source: Layout, maps: Sequence[DimMap], filters: int, split: ChannelSplit, groups: int = 1
 ) -> ChannelLayouts:
-    """The layouts of a layer with `maps` for all dims but channels (dim 1, whose map is not looked at)."""
+    """The layouts of a layer with `maps` for all dims but channels (dim 1, whose map is not looked at).
+
+    Where the input's samples or space are cut by the split's own axes, they are gathered along with its channels: each
+    rank then does its filters for all of them, and sends their gradients back summed.
+    """
     mesh, channels = source.mesh, source.shape[1]
     shape = [*out_shape(maps, source.shape)]
     shape[1] = filters
-    output = _with_channels(source.with_shape(shape), even_cut(mesh, filters, split.gathered + split.kept))
-    kept = even_cut(mesh, channels, split.kept).partition
-    gathered = even_cut(mesh, filters, split.gathered).partition
+    free = source.with_whole([dim for dim in _cut_by(source, split.axes) if dim != 1])
+    output = _with_channels(free.with_shape(shape), chunked_cut(mesh, filters, split.gathered + split.kept))
+    kept = chunked_cut(mesh, channels, split.kept).partition
+    gathered = chunked_cut(mesh, filters, split.gathered).partition
     wanted = [_inputs_of(gathered.span(g), filters, channels, groups) for g in range(gathered.parts)]
     if groups == 1:
         wanted = [Span(0, channels)] * gathered.parts
@@ -85,6 +90,11 @@ def channel_layouts(
         input_needs=_with_channel_demand(mesh, spatial, split.axes, inputs),
         output_parts=_with_channel_demand(mesh, Demand.ownership(output).dims, split.gathered + split.kept, parts),
     )
+
+
+def _cut_by(layout: Layout, axes: Axes) -> list[int]:
+    """The dims that any of `axes` cut."""
+    return [dim for dim, cut in enumerate(layout.cuts) if {*cut.axes} & {*axes}]
 
 
 def _inputs_of(filters: Span, of_filters: int, of_channels: int, groups: int) -> Span:

@@ -22,8 +22,13 @@ class Cut(NamedTuple):
 def even_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
     """A dim cut as evenly as its axes' convention has it."""
     if axes and {*axes} <= {*CHANNEL_AXES}:
-        return Cut(axes, Partition.nested(extent, [mesh.axes[name] for name in axes]))
+        return chunked_cut(mesh, extent, axes)
     return Cut(axes, Partition.even(extent, mesh.extent(axes)))
+
+
+def chunked_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
+    """A dim cut axis by axis, as DTensor cuts weights: channels and filters, whatever axes cut them."""
+    return Cut(axes, Partition.nested(extent, [mesh.axes[name] for name in axes]))
 
 
 class Layout:
@@ -110,6 +115,8 @@ class Layout:
             return cut
         if cut == even_cut(self.mesh, cut.partition.extent, cut.axes):
             return even_cut(self.mesh, extent, cut.axes)
+        if cut == chunked_cut(self.mesh, cut.partition.extent, cut.axes):
+            return chunked_cut(self.mesh, extent, cut.axes)
         return Cut(cut.axes, cut.partition.rescale(extent))
 
     def replacing(self, cuts: Mapping[int, Cut]) -> Layout:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
 from convmesh.ops.channel_params import channel_buffers, channel_params
 from convmesh.ops.moments import Population
 from convmesh.ops.norm import Normaliser, apply_moments, normalise, per_row
@@ -33,19 +35,35 @@ def batch_norm(
     if not training:
         return normalise_given(x, running_mean, running_var, weight, bias, eps)
     dims = (0, *range(2, x.dim()))
-    population = Population(x.mesh, x.layout.axes_of(dims), math.prod(x.shape[dim] for dim in dims))
+    population = _population(x, dims)
     require_several(population.count, x)
     rows = rows_of_channels(x.local)
     weight, bias = channel_params(x, weight, bias)
     running_mean, running_var = channel_buffers(x, running_mean, running_var)
-    if (
-        population.is_here and x.local.numel() and rows.shape[::2] == (1, 1)
-    ):  # torch's own kernels do as well, in fewer calls
+    in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
+    if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels do as well, in fewer calls
         return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))
     moments = statistics(rows, population)
     update_running(running_mean, running_var, moments, population.count, momentum)
     params = (per_row(weight, rows.shape), per_row(bias, rows.shape))
-    return x.like(normalise(rows, moments, params, Normaliser(population, eps)).view(x.local.shape))
+    return x.like(rows.restored(normalise(rows, moments, params, Normaliser(population, eps)), x.local.shape))
+
+
+def _population(x: Sharded, dims: tuple[int, ...]) -> Population:
+    """All values of a channel: in the global batch, or in this rank's data-parallel replica."""
+    axes = x.layout.axes_of(dims)
+    if not x.mesh.replica_statistics or "data" not in x.layout.cuts[0].axes:
+        return Population(x.mesh, axes, math.prod(x.shape[dim] for dim in dims))
+    within = tuple(name for name in axes if name != "data")
+    return Population(x.mesh, within, _replica_samples(x.layout, x.mesh.rank) * math.prod(x.shape[2:]))
+
+
+@cache
+def _replica_samples(layout: Layout, rank: int) -> int:
+    (names, partition), mesh = layout.cuts[0], layout.mesh
+    here = mesh.coordinates(rank)["data"]
+    parts = (p for p in range(partition.parts) if mesh.places(names, p)["data"] == here)
+    return sum(partition.span(p).extent for p in parts)
 
 
 def normalise_given(x: Sharded, mean: Buffer, variance: Buffer, weight: Buffer, bias: Buffer, eps: float) -> Sharded:
@@ -60,7 +78,7 @@ def normalise_given(x: Sharded, mean: Buffer, variance: Buffer, weight: Buffer, 
     rows = rows_of_channels(x.local)
     moments = rows.spread(torch.stack([mean, variance]).view(2, 1, -1, 1))
     weight, bias = (per_row(p, rows.shape) for p in channel_params(x, weight, bias))
-    return x.like(apply_moments(rows, moments[0], moments[1], (weight, bias), eps).view(x.local.shape))
+    return x.like(rows.restored(apply_moments(rows, moments[0], moments[1], (weight, bias), eps), x.local.shape))
 
 
 def require_several(values: int, x: Sharded) -> None:

@@ -67,7 +67,7 @@ class CutLayerFunction(torch.autograd.Function):
         x = saved if layer.keeps_gathered else _gather(layer, layer.inputs, saved)
         dy = _gather(layer, layer.outputs, dy)
         dx_part = layer.local.input_gradient(dy, x, weight) if wants_x else None
-        returning = None if dx_part is None else _post(layer, layer.inputs, dx_part)
+        returning = None if dx_part is None else post_partial(layer, layer.inputs, dx_part)
         grads = [layer.local.weight_gradient(dy, x, weight)] if wants_w else []
         grads += [dy.sum([0, *range(2, dy.dim())])] if wants_b else []
         sums = Reduction(grads, layer.mesh, layer.reduce_axes) if grads else None
@@ -76,7 +76,7 @@ class CutLayerFunction(torch.autograd.Function):
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
 
 
-def _post(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> Transfer:
+def post_partial(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> Transfer:
     """Post partial sums to their owners."""
     payload = Pieces([(plan.frame, partial)], partial, layer.wire)
     return start(layer.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, payload)
@@ -88,4 +88,4 @@ def _gather(layer: CutLayer, plan: ExchangePlan, tensor: torch.Tensor) -> torch.
 
 def _sum_scatter(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> torch.Tensor:
     partial = partial.contiguous(memory_format=layer.wire)
-    return accumulate(plan, partial, _post(layer, plan, partial).wait())
+    return accumulate(plan, partial, post_partial(layer, plan, partial).wait())

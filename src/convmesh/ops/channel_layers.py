@@ -27,6 +27,7 @@ from convmesh.ops.local_layers import LocalConv, LocalDense, LocalTransposed
 from convmesh.ops.planned import PlannedWeight, Plans
 from convmesh.ops.plans import Maps
 from convmesh.ops.sharded import Sharded
+from convmesh.ops.streamed import StreamedFunction, StreamedLayer, sub_batches
 
 CutWeight = DTensor | PlannedWeight
 
@@ -117,7 +118,24 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Shar
         )
     plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
     split = _split(x, weight, plans_of, 1)
+    if x.mesh.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+        return _run_streamed(x, weight, bias, split, plans_of(split)[0])
     return _run(x, weight, bias, split, plans_of(split), LocalDense())
+
+
+def _run_streamed(
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, split: ChannelSplit, output: Layout
+) -> Sharded:
+    """A dense layer whose input comes from all ranks, sub-batch by sub-batch."""
+    rank = x.mesh.rank
+    batches = sub_batches(x.layout, output, rank, x.mesh.sub_batches)
+    x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split))
+    plans = [_plans(b.layout, (Same(), Same()), weight.shape[0], 1, rank, split) for b in batches]
+    parts = tuple(_layer(x, weight, weight_here, split, found, LocalDense()) for found in plans)
+    layer = StreamedLayer(parts, batches, tuple(x.local.shape), output.box(rank).shape)
+    with without_autocast(x.device):
+        y = StreamedFunction.apply(x.local, weight_here, bias_here, layer)
+    return Sharded(y, output, x.mesh)
 
 
 def _split(
@@ -125,7 +143,9 @@ def _split(
 ) -> ChannelSplit:
     """The weight's cut: given, or decided now."""
     if isinstance(weight, PlannedWeight):
-        return weight.decide(x, plans_of, groups)
+        assert weight.decide is not None
+        weight.decided = weight.decide(x, plans_of, groups)
+        return weight.decided
     shard_of(weight, x.mesh)
     split = channel_split(weight, filter_dim)
     check_groups(split, groups, x.mesh)
@@ -152,28 +172,40 @@ def _run(
     local: LocalLayer,
     filter_dim: int = 0,
 ) -> Sharded:
-    output, inputs, outputs = plans
+    x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split, filter_dim))
+    layer = _layer(x, weight, weight_here, split, plans, local)
+    with without_autocast(x.device):
+        y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
+    return Sharded(y, plans[0], x.mesh)
+
+
+def _local_parts(
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, split: ChannelSplit, filter_dim: int = 0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight_here = _local_part(weight, x.mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
-    bias_here = None if bias is None else _local_part(bias, x.mesh, {0: split.gathered})
-    x, weight_here, bias_here = autocast_inputs(x, weight_here, bias_here)
-    layer = CutLayer(
+    return weight_here, None if bias is None else _local_part(bias, x.mesh, {0: split.gathered})
+
+
+def _layer(
+    x: Sharded, weight: CutWeight, weight_here: torch.Tensor, split: ChannelSplit, plans: Plans, local: LocalLayer
+) -> CutLayer:
+    output, inputs, outputs = plans
+    return CutLayer(
         mesh=x.mesh,
         local=local,
         inputs=inputs,
         outputs=outputs,
-        reduce_axes=tuple(name for name in output.axes if name not in split.axes),
+        reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
         wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
     )
-    with without_autocast(x.device):
-        y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
-    return Sharded(y, output, x.mesh)
 
 
 def _local_part(param: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> torch.Tensor:
     if isinstance(param, DTensor):
         return shard_of(param, mesh)
     if mesh.is_dry:
-        return torch.empty(local_shape(param.shape, mesh, cuts), dtype=param.dtype, device="meta", requires_grad=True)
+        shape = local_shape(param.shape, mesh, cuts)
+        return torch.empty(shape, dtype=param.dtype, device="meta", requires_grad=param.requires_grad)
     raise UnsupportedError("`bias` must be cut like the filters of its cut `weight`; see `convmesh.cut_channels`.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from convmesh.dist import copy_over
+from convmesh.dist import weights_over
 from convmesh.dist.weights import shard_of
 from convmesh.errors import UnsupportedError
+from convmesh.ops.planned import PlannedWeight
 from convmesh.ops.sharded import Sharded
 
 Param = torch.Tensor | None
@@ -20,7 +21,7 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
     """
     channel_axes = x.layout.axes_of([1])
     others = tuple(name for name in x.layout.axes if name not in channel_axes)
-    return copy_over(x.mesh, others, *(_part(x, param, channel_axes) for param in params))
+    return weights_over(x.mesh, others, *(_part(x, param, channel_axes) for param in params))
 
 
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
@@ -38,6 +39,9 @@ def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:
         return shard_of(param, x.mesh)
     if param is None or not x.layout.is_cut(1):
         return param
-    (whole,) = copy_over(x.mesh, channel_axes, param)
+    if isinstance(param, PlannedWeight):
+        here = x.box.spans[1].extent
+        return torch.empty(here, dtype=param.dtype, device="meta", requires_grad=param.requires_grad)
+    (whole,) = weights_over(x.mesh, channel_axes, param)
     assert whole is not None
     return whole[x.box.spans[1].slice()]

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import copy_over
+from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.conv import ConvParams, is_best_left_alone
 from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
 from convmesh.layout.maps import DimMap, Same, Whole, Window
@@ -18,10 +19,10 @@ from convmesh.layout.terms import Terms, split_terms
 from convmesh.ops.autocast import autocast_inputs, without_autocast
 from convmesh.ops.border import extend
 from convmesh.ops.channel_layers import cut_conv, is_cut
-from convmesh.ops.conv_function import SplitConv, SplitConvFunction
+from convmesh.ops.conv_function import SplitConv, SplitConvFunction, split_conv
 from convmesh.ops.empty import empty_result
 from convmesh.ops.fetch import fetch
-from convmesh.ops.plans import halo, output_layout
+from convmesh.ops.plans import Maps, halo, output_layout
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded
 
@@ -54,27 +55,35 @@ def _overlapped(
 ) -> Sharded:
     maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
-    split = SplitConv(
-        mesh=x.mesh,
-        plan=halo(x.layout, work, maps, x.mesh.rank),
-        terms=_terms(x.layout, work, windows, x.mesh.rank, x.mesh.overlap),
-        stride=tuple(w.stride for w in windows),
-        dilation=tuple(w.dilation for w in windows),
-        groups=groups,
-        out=work.box(x.mesh.rank),
-        reduce_axes=work.axes,
-    )
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.overlap)
+    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain):
+        return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
     with without_autocast(x.device):
-        y = SplitConvFunction.apply(x.local, weight, bias, split)
+        y = SplitConvFunction.apply(x.local, weight, bias, split, x.mesh, x.mesh.weight_axes(work.axes))
     return Sharded(y, work, x.mesh)
 
 
+def _alone(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, work: Layout
+) -> torch.Tensor:
+    """Whole samples: torch's own convolution, with torch's own backward, and nothing of ours to pay for."""
+    weight_here, bias_here = weights_over(x.mesh, work.axes, weight, bias)
+    assert weight_here is not None
+    none = [0] * len(params.stride)
+    return torch.convolution(
+        x.local, weight_here, bias_here, params.stride, params.padding, params.dilation, False, none, params.groups
+    )
+
+
 @cache
-def _terms(source: Layout, work: Layout, windows: tuple[Window, ...], rank: int, overlap: bool) -> Terms:
+def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool) -> SplitConv:
     held, out = source.box(rank), work.box(rank)
-    if not out.size:
-        return Terms(None, ())
-    return split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
+    windows = tuple(m for m in maps if isinstance(m, Window))
+    terms = Terms(None, ())
+    if out.size:
+        terms = split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
+    stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
+    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups)
 
 
 def _folded(
@@ -85,7 +94,7 @@ def _folded(
     work = output_layout(x.layout, maps)
     local = fetch(x, work, maps)
     out = work.box(x.mesh.rank)
-    weight_here, bias_here = copy_over(x.mesh, work.axes, weight, bias)
+    weight_here, bias_here = weights_over(x.mesh, work.axes, weight, bias)
     assert weight_here is not None
     if not out.size:
         return Sharded(empty_result(local, out.shape, weight_here, bias_here), work, x.mesh)

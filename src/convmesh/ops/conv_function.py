@@ -3,40 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from convmesh.dist import OpenMesh, Reduction
-from convmesh.dist.exchange import Arrived, Pieces, add_arrived, start
+from convmesh.dist.exchange import Arrived, Pieces, Transfer, add_arrived, start
+from convmesh.dist.wire import Slices
 from convmesh.kernels.conv import ConvParams, convolution, convolution_backward, in_best_format
 from convmesh.layout import Box, ExchangePlan, Region
 from convmesh.layout.terms import Term, Terms
 from convmesh.ops.border import pad_dims, unpad_dims
 from convmesh.ops.local_layers import Pads, constant, term_call
 
+_ALL = (slice(None), slice(None))  # samples and channels
+
+
+@dataclass(frozen=True)
+class Part:
+    """One term as this rank computes it."""
+
+    params: ConvParams
+    pads: Pads
+    """What its input is padded by before the kernel pads."""
+    source: Region
+    """The input that it reads, with all samples and channels that this rank needs."""
+    outputs: Slices
+    """What it adds to of this rank's output."""
+    taps: Slices
+
 
 @dataclass(frozen=True)
 class SplitConv:
     """Everything about one rank's part of a split convolution that does not change from step to step."""
 
-    mesh: OpenMesh
     plan: ExchangePlan
-    terms: Terms
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+    own: Part | None
+    late: tuple[Part, ...]
     out: Box
     """This rank's output box, samples and channels included."""
-    reduce_axes: tuple[str, ...]
-    """The axes that cut the work: weight gradients are summed over them."""
 
-    def call(self, term: Term) -> tuple[ConvParams, Pads]:
-        return term_call(term, self.stride, self.dilation, self.groups)
+    @cached_property
+    def plain(self) -> ConvParams | None:
+        """The arguments of the one ordinary convolution that this is where nothing travels, on any rank."""
+        travels = (self.plan.carrier, self.plan.adjoint_carrier) != ("none", "none")
+        if travels or self.own is None or self.late or any(low or high for low, high in self.own.pads):
+            return None
+        return self.own.params
 
-    def source_region(self, term: Term) -> Region:
-        """The input that a term reads, with all samples and channels that this rank needs."""
-        return Region((*self.plan.needed.dims[:2], *((s,) if s.extent else () for s in term.source.spans)))
+
+def split_conv(
+    plan: ExchangePlan, terms: Terms, out: Box, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> SplitConv:
+    """A rank's part, from its terms and the exchange that brings what they read."""
+
+    def part(term: Term) -> Part:
+        params, pads = term_call(term, stride, dilation, groups)
+        source = Region((*plan.needed.dims[:2], *((s,) if s.extent else () for s in term.source.spans)))
+        near = term.out.relative_to(Box(out.spans[2:]))
+        return Part(params, pads, source, (*_ALL, *near.slices()), (*_ALL, *term.taps.slices()))
+
+    return SplitConv(plan, part(terms.own) if terms.own else None, tuple(map(part, terms.late)), out)
 
 
 class SplitConvFunction(torch.autograd.Function):
@@ -45,15 +73,22 @@ class SplitConvFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, split: SplitConv
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        split: SplitConv,
+        mesh: OpenMesh,
+        reduce_axes: tuple[str, ...],
     ) -> torch.Tensor:
         plan = split.plan
-        transfer = start(split.mesh, plan.forward, plan.carrier, plan.group_axes, Pieces([(plan.held, x)], x))
+        transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces([(plan.held, x)], x))
         x = in_best_format(x, weight)  # once: backward reads the same copy
-        y = _own_term(split, x, weight, bias)
+        y = None if split.own is None else _apply(split, x, [], split.own, weight, bias)
         arrived = transfer.wait()
         y = _late_terms(split, y, x, weight, bias, arrived)
-        ctx.split, ctx.arrived_regions = split, [region for region, _ in arrived]
+        ctx.split, ctx.mesh, ctx.reduce_axes = split, mesh, reduce_axes
+        ctx.arrived_regions = [region for region, _ in arrived]
         ctx.save_for_backward(x, weight, *(values for _, values in arrived))
         return y
 
@@ -63,38 +98,24 @@ class SplitConvFunction(torch.autograd.Function):
         split: SplitConv = ctx.split
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
         dy = in_best_format(dy, weight)
-        inputs = _Inputs(split, x, list(zip(ctx.arrived_regions, values, strict=True)))
-        dw = torch.zeros_like(weight) if wants_w else None
-        halo_grads = [_late_backward(inputs, term, dy, weight, dw, wants_x) for term in split.terms.late]
-        transfer = _send_back(split, [g for g in halo_grads if g], dy) if wants_x else None
-        if wants_w and dw is not None:
-            _own_weight_gradient(inputs, dy, weight, dw)
-        sums = _post_sums(split, dw, dy.sum([0, *range(2, dy.dim())]) if wants_b else None)
+        back = _Backward(split, x, list(zip(ctx.arrived_regions, values, strict=True)), dy, weight)
+        halos = back.halos(wants_x, wants_w)
+        transfer = _send_back(ctx.mesh, split.plan, halos, dy) if wants_x else None
+        dw = back.of_weight() if wants_w else None
+        sums = _post_sums(ctx, dw, dy.sum([0, *range(2, dy.dim())]) if wants_b else None)
         dx = None
         if wants_x and transfer is not None:
-            dx = _own_input_gradient(inputs, dy, weight, [g for g in halo_grads if g])
+            dx = back.of_input(halos)
             add_arrived(split.plan, dx, transfer.wait())
         reduced = iter(sums.wait() if sums else ())
-        return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
+        return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None, None, None
 
 
-class _Inputs:
-    """The input of any term, from what this rank held and what arrived."""
-
-    def __init__(self, split: SplitConv, x: torch.Tensor, arrived: Arrived) -> None:
-        self.split = split
-        self._pieces = Pieces([(split.plan.held, x), *arrived], x)
-
-    def of(self, term: Term, pads: Pads) -> torch.Tensor:
-        return pad_dims(self._pieces.gather(self.split.source_region(term)), pads)
-
-
-def _own_term(
-    split: SplitConv, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor | None:
-    if split.terms.own is None:
-        return None
-    return _apply(_Inputs(split, x, []), split.terms.own, weight, bias)
+def _apply(
+    split: SplitConv, x: torch.Tensor, arrived: Arrived, part: Part, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    source = Pieces([(split.plan.held, x), *arrived], x).gather(part.source)
+    return convolution(pad_dims(source, part.pads), weight, bias, part.params)
 
 
 def _late_terms(
@@ -105,74 +126,63 @@ def _late_terms(
     bias: torch.Tensor | None,
     arrived: Arrived,
 ) -> torch.Tensor:
-    inputs = _Inputs(split, x, arrived)
-    for term in split.terms.late:
+    for part in split.late:
         if y is None:
-            y = _apply(inputs, term, weight, bias)
+            y = _apply(split, x, arrived, part, weight, bias)
         else:
-            _outputs(split, term, y).add_(_apply(inputs, term, _taps(weight, term), None))
+            y[part.outputs].add_(_apply(split, x, arrived, part, weight[part.taps], None))
     return y if y is not None else constant(split.out.shape, x, bias)
 
 
-def _apply(inputs: _Inputs, term: Term, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    params, pads = inputs.split.call(term)
-    return convolution(inputs.of(term, pads), weight, bias, params)
+class _Backward:
+    """The gradients of one rank: first those of halos, which others wait for, then the rest."""
+
+    def __init__(
+        self, split: SplitConv, x: torch.Tensor, arrived: Arrived, dy: torch.Tensor, weight: torch.Tensor
+    ) -> None:
+        self.split, self.dy, self.weight = split, dy, weight
+        self._inputs = Pieces([(split.plan.held, x), *arrived], x)
+        self._of_taps: list[tuple[Part, torch.Tensor]] = []
+
+    def halos(self, wants_x: bool, wants_w: bool) -> Arrived:
+        """The gradients of what late terms read; those of their taps are kept for `of_weight`."""
+        found = []
+        for part in self.split.late:
+            dx, dw = self._gradients(part, (wants_x, wants_w))
+            if dx is not None:
+                found.append((part.source, dx))
+            if dw is not None:
+                self._of_taps.append((part, dw))
+        return found
+
+    def of_weight(self) -> torch.Tensor:
+        own = self.split.own
+        dw = torch.zeros_like(self.weight) if own is None else self._gradients(own, (False, True))[1]
+        assert dw is not None
+        for part, found in self._of_taps:
+            dw[part.taps].add_(found)
+        return dw
+
+    def of_input(self, halos: Arrived) -> torch.Tensor:
+        """The gradient of what this rank holds, as far as its own outputs give it."""
+        own, pieces = self.split.own, halos
+        if own is not None:
+            dx, _ = self._gradients(own, (True, False))
+            assert dx is not None
+            pieces = [(own.source, dx)]
+        return Pieces(pieces, self.dy).gather(self.split.plan.held)
+
+    def _gradients(self, part: Part, wanted: tuple[bool, bool]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        source = pad_dims(self._inputs.gather(part.source), part.pads)
+        near, taps = self.dy[part.outputs], self.weight[part.taps]
+        dx, dw = convolution_backward(near, source, taps, part.params, wanted)
+        return None if dx is None else unpad_dims(dx, part.pads), dw
 
 
-def _late_backward(
-    inputs: _Inputs, term: Term, dy: torch.Tensor, weight: torch.Tensor, dw: torch.Tensor | None, wants_x: bool
-) -> tuple[Region, torch.Tensor] | None:
-    """Add a term's part of the weight's gradient; give its part of the input's."""
-    params, pads = inputs.split.call(term)
-    source = inputs.of(term, pads)
-    near = _outputs(inputs.split, term, dy)
-    dx, dw_taps = convolution_backward(near, source, _taps(weight, term), params, (wants_x, dw is not None))
-    if dw is not None and dw_taps is not None:
-        _taps(dw, term).add_(dw_taps)
-    if dx is None:
-        return None
-    return inputs.split.source_region(term), unpad_dims(dx, pads)
+def _send_back(mesh: OpenMesh, plan: ExchangePlan, halos: Arrived, like: torch.Tensor) -> Transfer:
+    return start(mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, Pieces(halos, like))
 
 
-def _own_weight_gradient(inputs: _Inputs, dy: torch.Tensor, weight: torch.Tensor, dw: torch.Tensor) -> None:
-    own = inputs.split.terms.own
-    if own is not None:
-        params, pads = inputs.split.call(own)
-        _, found = convolution_backward(dy, inputs.of(own, pads), weight, params, (False, True))
-        assert found is not None
-        dw.add_(found)
-
-
-def _own_input_gradient(
-    inputs: _Inputs, dy: torch.Tensor, weight: torch.Tensor, late: list[tuple[Region, torch.Tensor]]
-) -> torch.Tensor:
-    """The gradient of what this rank holds, as far as its own outputs give it."""
-    split = inputs.split
-    own = split.terms.own
-    pieces = list(late)
-    if own is not None:
-        params, pads = split.call(own)
-        found, _ = convolution_backward(dy, inputs.of(own, pads), weight, params, (True, False))
-        assert found is not None
-        pieces = [(split.source_region(own), unpad_dims(found, pads))]
-    return Pieces(pieces, dy).gather(split.plan.held)
-
-
-def _send_back(split: SplitConv, grads: list[tuple[Region, torch.Tensor]], like: torch.Tensor) -> Any:
-    plan = split.plan
-    return start(split.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, Pieces(grads, like))
-
-
-def _post_sums(split: SplitConv, *grads: torch.Tensor | None) -> Reduction | None:
+def _post_sums(ctx: Any, *grads: torch.Tensor | None) -> Reduction | None:
     present = [g for g in grads if g is not None]
-    return Reduction(present, split.mesh, split.reduce_axes) if present else None
-
-
-def _outputs(split: SplitConv, term: Term, y: torch.Tensor) -> torch.Tensor:
-    """The outputs that a term touches."""
-    near = term.out.relative_to(Box(split.out.spans[2:]))
-    return y[(slice(None), slice(None), *near.slices())]
-
-
-def _taps(weight: torch.Tensor, term: Term) -> torch.Tensor:
-    return weight[(slice(None), slice(None), *term.taps.slices())]
+    return Reduction(present, ctx.mesh, ctx.reduce_axes) if present else None

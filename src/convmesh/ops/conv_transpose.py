@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import copy_over
+from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.conv import ConvParams
+from convmesh.kernels.conv_transpose import conv_transpose as conv_transpose_here
 from convmesh.layout import Box
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess
 from convmesh.ops.autocast import autocast_inputs
@@ -40,28 +42,37 @@ def conv_transpose(
     maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[1] * groups), *steps)
     work = output_layout(x.layout, maps)
     fetched = fetch(x, work, maps)
-    weight_here, bias_here = copy_over(x.mesh, work.axes, weight, bias)
+    weight_here, bias_here = weights_over(x.mesh, work.axes, weight, bias)
     assert weight_here is not None
     out = work.box(x.mesh.rank)
     if fetched.numel():
-        y = _local(fetched, weight_here, steps, groups, excess(steps, Box(out.spans[2:]), x.shape[2:]))
+        crop = excess(steps, Box(out.spans[2:]), x.shape[2:])
+        y = _local(fetched, weight_here, bias_here, steps, groups, crop)
     else:  # an empty box, or one that no input writes to
-        y = empty_result(fetched, out.shape, weight_here)
-    if bias_here is not None:
-        y = y + bias_here.view(-1, *[1] * len(steps))
+        y = _with_bias(empty_result(fetched, out.shape, weight_here), bias_here)
     return Sharded(y, work, x.mesh)
 
 
 def _local(
-    x: torch.Tensor, weight: torch.Tensor, steps: tuple[Transposed, ...], groups: int, excess: list[tuple[int, int]]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    steps: tuple[Transposed, ...],
+    groups: int,
+    excess: list[tuple[int, int]],
 ) -> torch.Tensor:
     """Everything that the fetched inputs write, cut to (or filled up to) the rank's output box."""
-    strides, dilations, none = [s.stride for s in steps], [s.dilation for s in steps], [0] * len(steps)
-    crop = [max(0, min(low, high)) for low, high in excess]
-    y = torch.convolution(x, weight, None, strides, crop, dilations, True, none, groups)
+    crop = tuple(max(0, min(low, high)) for low, high in excess)
+    params = ConvParams(tuple(s.stride for s in steps), crop, tuple(s.dilation for s in steps), groups)
+    filled = any(min(low, high) < 0 for low, high in excess)  # with zeros, to which the bias is still to be added
+    y = conv_transpose_here(x, weight, None if filled else bias, params)
     for dim, ((low, high), both) in enumerate(zip(excess, crop, strict=True), start=2):
         y = pad_dim(y, dim, both - low, both - high)
-    return y
+    return _with_bias(y, bias) if filled else y
+
+
+def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return y if bias is None else y + bias.view(-1, *[1] * (y.dim() - 2))
 
 
 def _transposed(

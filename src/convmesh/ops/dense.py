@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import copy_over
+from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Partition
 from convmesh.ops.channel_layers import cut_linear, is_cut
@@ -67,4 +67,4 @@ def _dense(product: Callable[..., torch.Tensor], x: Sharded, features: int, *wei
     whole = make_whole(x, [x.dim() - 1])
     work = whole.layout.replacing({x.dim() - 1: Cut((), Partition.even(features, 1))})
     gathered = (weight.gather() if isinstance(weight, Sharded) else weight for weight in weights)
-    return Sharded(product(whole.local, *copy_over(x.mesh, work.axes, *gathered)), work, x.mesh)
+    return Sharded(product(whole.local, *weights_over(x.mesh, work.axes, *gathered)), work, x.mesh)

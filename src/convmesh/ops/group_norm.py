@@ -103,7 +103,7 @@ def _normalised(
     weight, bias = (per_row(p, shape) for p in params)
     even = weight is None or groups == channels
     result = normalise(rows, moments, (weight, bias), Normaliser(how.population, how.eps, even))
-    return x.like(result.view(x.local.shape))
+    return x.like(rows.restored(result, x.local.shape))
 
 
 def _over_samples(x: Sharded, moments: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import copy_over
+from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.ops.moments import Population
 from convmesh.ops.norm import Normaliser, normalise
@@ -29,7 +29,7 @@ def layer_norm(
     dims = _last_dims(x, normalized_shape)
     x = as_autocast_asks(x)
     axes = x.layout.axes_of(dims)
-    weight, bias = copy_over(x.mesh, x.layout.axes, weight, bias)
+    weight, bias = weights_over(x.mesh, x.layout.axes, weight, bias)
     if not axes:
         return x.like(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
     population = Population(x.mesh, axes, math.prod(x.shape[dim] for dim in dims))

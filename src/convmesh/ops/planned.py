@@ -17,10 +17,13 @@ Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int], ChannelSplit]
 class PlannedWeight(torch.Tensor):
     """A meta tensor of a whole weight with a rule that picks its cut from the input and the plans of each candidate."""
 
-    decide: Decide
+    decide: Decide | None
+    """None: the weight is cut as the channels of its input are."""
+    decided: ChannelSplit | None
+    """What was decided."""
 
     @classmethod
-    def of(cls, weight: torch.Tensor, decide: Decide) -> PlannedWeight:
+    def of(cls, weight: torch.Tensor, decide: Decide | None = None) -> PlannedWeight:
         made = torch.Tensor._make_subclass(cls, torch.empty_like(weight, device="meta"), weight.requires_grad)
-        made.decide = decide
+        made.decide, made.decided = decide, None
         return made

@@ -2,6 +2,8 @@
 
 Torch's normalisation kernels work on N×C×… and give every channel one block of threads, so a large volume with few
 channels leaves most of a GPU idle. Rows are pieces of channels: as many as keep the device busy, with the same kernels.
+On CPUs those for channels-last tensors add up each channel's float32 values one by one, as many channels at a time as
+there are; there every index of the last dim gets rows of its own, which are side by side in memory.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Rows:
     values: torch.Tensor
     shape: tuple[int, int, int]
     shared: tuple[int, ...]
+    interleaved: bool = False
+    """Whether neighbours in memory belong to different rows."""
 
     @property
     def length(self) -> int:
@@ -52,10 +56,19 @@ class Rows:
         """A value a row, to broadcast over `values`."""
         return per_row.view(1, -1, *[1] * (self.values.dim() - 2))
 
+    def restored(self, result: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """A result of the form of `values` as a tensor of the shape that the rows were made of."""
+        if not self.interleaved:
+            return result.view(shape)
+        samples, channels, *space = shape
+        return result.movedim(1, -1).view(samples, *space, channels).movedim(-1, 1)
+
 
 def rows_of_channels(x: torch.Tensor) -> Rows:
     """N×C×…, with statistics over all samples."""
     samples, channels = x.shape[:2]
+    if _suits_interleaving(x):
+        return Rows(_interleaved(x), (x.shape[-1], channels, 1), (0, 2), interleaved=True)
     length = math.prod(x.shape[2:])
     small = length < SHORTEST_ROW or samples * length < LARGE_CHANNEL
     if small or memory_format_of(x) != torch.contiguous_format:
@@ -67,10 +80,22 @@ def rows_of_channels(x: torch.Tensor) -> Rows:
 
 def rows_of_groups(x: torch.Tensor, samples: int, groups: int, channels: int) -> Rows:
     """samples×(groups·channels)×…, with statistics for each sample and group of so many channels."""
+    if samples == 1 and x.dim() > 2 and x.shape[:2] == (1, groups * channels) and _suits_interleaving(x):
+        return Rows(_interleaved(x), (x.shape[-1], groups, channels), (0, 2), interleaved=True)
     length = x.numel() // max(1, samples * groups * channels)
     members = channels * pieces(samples * groups * channels, length)
     values = x.contiguous().view(1, samples * groups * members, -1 if x.numel() else 0)
     return Rows(values, (samples, groups, members), (2,))
+
+
+def _suits_interleaving(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" and x.numel() > 0 and memory_format_of(x) != torch.contiguous_format
+
+
+def _interleaved(x: torch.Tensor) -> torch.Tensor:
+    """A channels-last tensor with a row for each channel and index of the last dim: a view, channels-last too."""
+    samples, channels, *_, last = x.shape
+    return x.movedim(1, -1).view(samples, -1, 1, last * channels).movedim(-1, 1)
 
 
 @cache

@@ -1,0 +1,32 @@
+"""Convolution with a single tap on a CPU: a matrix product over channels, in whatever format the input has."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A filter's value at each index, from the channels there."""
+    matrix = weight.flatten(1)
+    if x.is_contiguous():
+        y = matrix @ x.flatten(2)
+        y = y if bias is None else y.add_(bias.view(-1, 1))
+        return y.view(x.shape[0], weight.shape[0], *x.shape[2:])
+    return F.linear(x.movedim(1, -1), matrix, bias).movedim(-1, 1)
+
+
+def pointwise_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of input and weight, as far as `wanted`; the input's in the format of the input."""
+    matrix = weight.flatten(1)
+    if x.is_contiguous():
+        rows, grad_rows = x.flatten(2), grad.flatten(2)
+        dx = (matrix.t() @ grad_rows).view(x.shape) if wanted[0] else None
+        dw = (grad_rows @ rows.mT).sum(0) if wanted[1] else None
+    else:
+        rows, grad_rows = (t.movedim(1, -1).flatten(0, -2) for t in (x, grad))
+        dx = (grad.movedim(1, -1) @ matrix).movedim(-1, 1) if wanted[0] else None
+        dw = grad_rows.t() @ rows if wanted[1] else None
+    return dx, None if dw is None else dw.view(weight.shape)

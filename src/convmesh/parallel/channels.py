@@ -30,6 +30,8 @@ Choice = Literal["auto", "x", "y", "w", "whole"]
 Algorithms = Choice | Mapping[str, Choice]
 Sample = Sequence[int] | torch.Tensor
 
+PlansOf = Callable[[ChannelSplit], Plans]
+
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PER_CHANNEL = (
@@ -151,14 +153,13 @@ def cut_channels(
     mesh.agree("`cut_channels`", str(plan))
     for name, layer in plan.layers.items():
         module = model.get_submodule(name)
-        split, filter_dim = layer.split, _filter_dim(module)
-        _replace(module, "weight", mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
-        _replace(module, "bias", mesh, {0: split.gathered})
+        for tensor, cuts in weight_cuts(module, layer.split).items():
+            replace_tensor(module, tensor, mesh, cuts)
         if layer.gathers_again:
             module.register_forward_pre_hook(_gather_again)
     for name, axes in plan.per_channel.items():
-        for tensor in ("weight", "bias", "running_mean", "running_var"):
-            _replace(model.get_submodule(name), tensor, mesh, {0: axes})
+        for tensor, cuts in channel_cuts(axes).items():
+            replace_tensor(model.get_submodule(name), tensor, mesh, cuts)
     return plan
 
 
@@ -179,19 +180,38 @@ def _choice(name: str, algorithm: Algorithms) -> Choice:
 
 
 def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Any:
-    def decide(x: Sharded, plans_of: Callable[[ChannelSplit], Plans], groups: int) -> ChannelSplit:
+    def decide(x: Sharded, plans_of: PlansOf, groups: int) -> ChannelSplit:
         if name in plan.layers:  # a layer that runs twice keeps its first cut
             return plan.layers[name].split
-        axes = x.layout.cuts[1].axes or tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
-        splits = _possible(name, choice, axes, bool(x.layout.cuts[1].axes), groups)
-        priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
-        moved, split = min(priced, key=lambda pair: pair[0].total)
-        _check_counts(name, x.layout, plans_of(split)[0], split, mesh, groups)
-        inputs = plans_of(split)[1]
-        plan.layers[name] = LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
-        return split
+        axes = tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
+        plan.layers[name] = decide_cut(name, choice, axes, x, plans_of, groups)
+        return plan.layers[name].split
 
     return decide
+
+
+def decide_cut(
+    name: str, choice: Choice, axes: tuple[str, ...], x: Sharded, plans_of: PlansOf, groups: int
+) -> LayerCut:
+    """The cut of a layer that moves the least for its input, among those that `choice` allows."""
+    is_cut = bool(x.layout.cuts[1].axes)
+    splits = _possible(name, choice, x.layout.cuts[1].axes or axes, is_cut, groups)
+    priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
+    moved, split = min(priced, key=lambda pair: pair[0].total)
+    _check_counts(name, x.layout, plans_of(split)[0], split, x.mesh.mesh, groups)
+    inputs = plans_of(split)[1]
+    return LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
+
+
+def weight_cuts(module: nn.Module, split: ChannelSplit) -> dict[str, dict[int, tuple[str, ...]]]:
+    """How a split cuts the tensors of a layer, by name."""
+    filter_dim = _filter_dim(module)
+    return {"weight": {filter_dim: split.gathered, 1 - filter_dim: split.kept}, "bias": {0: split.gathered}}
+
+
+def channel_cuts(axes: tuple[str, ...]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """How channels cut by `axes` cut the tensors of a norm, by name."""
+    return {name: {0: axes} for name in ("weight", "bias", "running_mean", "running_var")}
 
 
 def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
@@ -226,7 +246,8 @@ def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit
         )
 
 
-def _replace(module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]]) -> None:
+def replace_tensor(module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]]) -> None:
+    """Put this rank's shard in place of a whole parameter or buffer, if the module has it."""
     whole = getattr(module, name, None)
     if whole is None:
         return

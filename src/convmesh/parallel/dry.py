@@ -1,0 +1,141 @@
+"""Running one call of the network dry: on one rank of a mesh, forward and backward, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from convmesh.dist import OpenMesh
+from convmesh.layout import Layout
+from convmesh.layout.channels import ChannelSplit
+from convmesh.ops.planned import PlannedWeight
+from convmesh.ops.sharded import Sharded
+from convmesh.parallel.recorder import SavedTensors, recorded
+from convmesh.plan import Saved, Step
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dry:
+    """A tensor of a dry run: where it lives, its type, and whether a gradient comes back for it."""
+
+    layout: Layout
+    dtype: torch.dtype
+    learns: bool
+
+    def on(self, mesh: OpenMesh) -> Sharded:
+        """This rank's shard, without data."""
+        shape = self.layout.box(mesh.rank).shape
+        local = torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.learns)
+        return Sharded(local, self.layout, mesh)
+
+
+@dataclass(frozen=True)
+class DryResult:
+    """What a call gives (`Dry` in place of tensors), does and keeps, and the axes that cut its weights' work."""
+
+    value: Any
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    saved: tuple[Saved, ...]
+    sum_axes: tuple[Axes, ...]
+    decided: ChannelSplit | None = None
+    """The cut of the weight, if it was left to the call."""
+
+
+class DryRunner:
+    """Runs calls on one rank of a mesh; a call like an earlier one is not run again."""
+
+    def __init__(self, mesh: OpenMesh) -> None:
+        self.mesh = mesh
+        self.splits_backward = False
+        """Whether gradients of weights are found apart from those of inputs, as some schedules of pipelines do."""
+        self._known: dict[Any, DryResult] = {}
+
+    def run(self, key: Any, call: Callable[..., Any], args: Any, weights: Iterable[torch.Tensor] = ()) -> DryResult:
+        """`call(*args, **kwargs)` for `args` = (args, kwargs) with `Dry` in place of tensors.
+
+        `key` tells calls apart that differ in more than their arguments; None keeps the result from being reused.
+        """
+        leaves, spec = tree_flatten(args)
+        kind = (key, str(spec), self.splits_backward)
+        known = None if key is None else (*kind, *(x if isinstance(x, Dry) else repr(x) for x in leaves))
+        if known is None:
+            return self._run(call, leaves, spec, list(weights))
+        if known not in self._known:
+            self._known[known] = self._run(call, leaves, spec, list(weights))
+        return self._known[known]
+
+    def _run(
+        self, call: Callable[..., Any], leaves: Sequence[Any], spec: Any, weights: list[torch.Tensor]
+    ) -> DryResult:
+        axes: list[Axes] = []
+        self.mesh.weight_sums = axes.append
+        inputs = [leaf.on(self.mesh) for leaf in leaves if isinstance(leaf, Dry)]
+        sources = [x.local for x in inputs]
+        for x in inputs:  # a leaf of autograd must not be overwritten, as an in-place operator would
+            x.local = x.local.clone() if x.local.requires_grad else x.local
+        given = iter(inputs)
+        args, kwargs = tree_unflatten([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
+        originals, kept = [x.local for x in inputs], SavedTensors()
+        with recorded(self.mesh) as forward, kept.hooks:
+            value = call(*args, **kwargs)
+        outputs = [x.local for x in tree_flatten(value)[0] if isinstance(x, Sharded)]
+        learning = [t for t in sources if t.requires_grad], [w for w in weights if w.requires_grad]
+        if self.splits_backward and all(learning) and any(t.requires_grad for t in outputs):
+            backward = _split_backward(self.mesh, outputs, learning[0])
+        else:
+            with recorded(self.mesh) as backward:
+                _backward(outputs, [*learning[0], *learning[1]])
+        saved = kept.listed(originals, outputs, weights)
+        decided = next((w.decided for w in weights if isinstance(w, PlannedWeight) and w.decided), None)
+        return DryResult(_dry(value), tuple(forward), tuple(backward), saved, tuple(axes), decided)
+
+
+def _backward(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    learning = [t for t in outputs if t.requires_grad]
+    if learning and sources:
+        torch.autograd.grad(learning, sources, [torch.empty_like(t) for t in learning], allow_unused=True)
+
+
+def _split_backward(mesh: OpenMesh, outputs: Sequence[torch.Tensor], sources: list[torch.Tensor]) -> list[Step]:
+    """As torch's stages do: an operator that finds both kinds of gradients at once runs twice, transfers included."""
+    ends = [t.clone() for t in outputs if t.requires_grad]  # their graph is cut off, which views do not allow
+    weights: Any = _other_leaves(ends, sources)
+    kept = [t.grad_fn for t in ends]  # or torch 2.11 loses the functions that weight gradients start from
+    with recorded(mesh) as steps:
+        _, groups = stage_backward_input(ends, [torch.empty_like(t) for t in ends], sources, iter(weights))
+        stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
+    kept.clear()
+    return steps
+
+
+def _other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors besides `sources` that gradients are found for: weights, or the shards that stand for them."""
+    known = {id(t) for t in sources}
+    found: dict[int, torch.Tensor] = {}
+    seen: set[Any] = set()
+    waiting: list[Any] = [t.grad_fn for t in ends]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            found[id(leaf)] = leaf
+    return list(found.values())
+
+
+def _dry(value: Any) -> Any:
+    leaves, spec = tree_flatten(value)
+    return tree_unflatten(
+        [Dry(x.layout, x.dtype, x.requires_grad) if isinstance(x, Sharded) else x for x in leaves], spec
+    )

@@ -1,0 +1,54 @@
+"""Parameters and gradients as this rank holds them: whole tensors, or its shards of cut weights."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from convmesh.errors import UnsupportedError
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: its memory, not a copy."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.detach() if local.requires_grad else local
+
+
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's gradient of what it holds of a parameter that has one."""
+    grad = parameter.grad
+    assert grad is not None
+    if grad.layout != torch.strided:
+        raise UnsupportedError(
+            f"a gradient of layout {grad.layout} (parameter of shape {tuple(parameter.shape)}) cannot be reduced in "
+            "buckets; use dense gradients, e.g. nn.Embedding(sparse=False)."
+        )
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+        grad = grad.redistribute(placements=parameter.placements)
+    return local_of(grad)
+
+
+def as_gradient_of(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A local tensor in the form that the parameter's gradient must have: a DTensor for a cut weight."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are one run of memory without gaps, in whatever order of dims."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def shaped_like(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A run of values as a tensor of the same shape, and of the same order in memory where that has no gaps."""
+    if is_dense(tensor):
+        return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+    return flat.view(tensor.shape)

@@ -1,0 +1,294 @@
+"""Lowering: a plan worked out for a network, by a dry run node by node on one rank of the plan's mesh.
+
+The operators that run are the runtime's own, on tensors without data, so a program cannot differ from what is executed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from convmesh.dist import dry_mesh
+from convmesh.errors import ConvMeshError, UnsupportedError
+from convmesh.graph import Captured, Node
+from convmesh.layout import Layout
+from convmesh.parallel.arrange import arrange, arranged_layout
+from convmesh.parallel.channels import LAYERS
+from convmesh.parallel.dry import Dry, DryResult, DryRunner
+from convmesh.parallel.dry_weights import Axes, Cuts, DryWeights, shared_sums, weight_programs, without_data
+from convmesh.parallel.opaque import by_samples as by_samples_only
+from convmesh.parallel.opaque import is_opaque, opaque_layout
+from convmesh.parallel.pipeline_program import microbatch, on_stage, stages_by_node
+from convmesh.parallel.recorder import dtype_name
+from convmesh.parallel.summing import reduction_transfers
+from convmesh.plan import NodeProgram, Plan, Program, Split, Work, split_nodes
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What the runtime needs of a plan for a network, and the program of one rank."""
+
+    plan: Plan
+    program: Program
+    layouts: dict[str, tuple[Layout, ...]]
+    """By node: the layouts of what it gives."""
+    arranged: dict[str, Split]
+    """Nodes whose input changes its layout first, and the split that asks for it."""
+    shared: dict[str, str]
+    """Nodes that take the input which another one had changed."""
+    cuts: dict[str, Cuts]
+    """By weight: the axes that cut its dims."""
+    sum_axes: dict[str, Axes]
+    """By weight, in the order of their first use: the axes over which its gradient is summed after backward."""
+    eager: frozenset[str]
+    """Nodes that sum their weights' gradients at once, because the weights also serve nodes with other axes."""
+    numbers: dict[str, Any]
+    """By node: sizes, shapes and what is computed from them."""
+    dtypes: dict[str, torch.dtype]
+    """By node that gives one tensor."""
+
+
+def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = None) -> Lowered:
+    """Work out a plan for one rank; needs no processes.
+
+    `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own.
+    """
+    if plan.pipeline is None:
+        return _Lowering(captured, plan, rank, samples).run()
+    micro = samples or microbatch(captured.graph, plan.pipeline)
+    return on_stage(_Lowering(captured, plan, rank, micro).run(), captured.graph, dry_mesh(plan.mesh, rank))
+
+
+class _Lowering:
+    """Walks the graph once; values are kept by node."""
+
+    def __init__(self, captured: Captured, plan: Plan, rank: int, samples: int | None) -> None:
+        self._captured, self._plan, self._samples = captured, plan, samples
+        self._mesh = dry_mesh(plan.mesh, rank)
+        self._mesh.replica_statistics = plan.batchnorm == "replica"
+        self._mesh.sub_batches = plan.sub_batches
+        self._runner = DryRunner(self._mesh)
+        self._weights = DryWeights()
+        self._split_here = {node.name for node in split_nodes(captured.graph)}
+        self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
+        self._env: dict[str, Any] = {}
+        self._nodes: list[NodeProgram] = []
+        self._arranged: dict[str, Split] = {}
+        self._made: dict[Any, str] = {}
+        self._shared: dict[str, str] = {}
+        self._uses: dict[str, list[tuple[str, Axes]]] = defaultdict(list)
+
+    def run(self) -> Lowered:
+        for node in self._captured.module.graph.nodes:
+            self._visit(node, self._captured.graph.node(node.name))
+        sum_axes, eager = shared_sums(self._uses)
+        weights = weight_programs(self._captured.graph.weights, self._mesh, self._weights.cuts, sum_axes)
+        own = self._plan.pipeline is None  # in a pipeline each stage sums its own
+        reduction = reduction_transfers(weights, sum_axes, self._mesh, self._plan.reduction) if own else ()
+        return Lowered(
+            plan=self._weights.decided_plan(self._plan),
+            program=Program(self._plan.mesh, self._mesh.rank, tuple(self._nodes), weights, reduction),
+            layouts={node.node: node.outputs for node in self._nodes},
+            arranged=self._arranged,
+            shared=self._shared,
+            cuts=self._weights.cuts,
+            sum_axes=sum_axes,
+            eager=eager,
+            numbers={name: value for name, value in self._env.items() if not _has_tensors(value)},
+            dtypes={name: value.dtype for name, value in self._env.items() if isinstance(value, Dry)},
+        )
+
+    def _visit(self, node: fx.Node, spec: Node) -> None:
+        if node.op == "placeholder":
+            self._env[node.name] = self._input(spec)
+            self._note(spec, (), DryResult(self._env[node.name], (), (), (), ()))
+        elif node.op == "get_attr":
+            self._env[node.name] = without_data(_attribute(self._captured.module, str(node.target)))
+        elif node.op != "output":
+            self._call(node, spec)
+
+    def _input(self, spec: Node) -> Dry:
+        """An input comes as its first user wants it."""
+        value = spec.outputs[0]
+        user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
+        whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
+        layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
+        return Dry(layout, getattr(torch, value.dtype), False)
+
+    def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape of the captured batch, for the batch that is asked for."""
+        if self._samples is None or shape[:1] != self._captured.graph.inputs[0].outputs[0].shape[:1]:
+            return shape
+        return (self._samples, *shape[1:])
+
+    def _by_samples(self, whole: Layout) -> Layout:
+        """Inputs that no split layer takes are cut by samples, as those are that one takes."""
+        first = next(split_nodes(self._captured.graph), None)
+        axes = self._plan.split(first.layer).sample if first else ()
+        return Layout.of(self._plan.mesh, whole.shape, {0: axes}) if whole.cuts and axes else whole
+
+    def _call(self, node: fx.Node, spec: Node) -> None:
+        stage = self._stages.get(node.name, 0)
+        args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._as_seen(n.name, stage))
+        self._runner.splits_backward = stage > 0 and self._is_zero_bubble
+        if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
+            self._env[node.name] = _call_of(self._captured.module, node)(*args[0], **args[1])
+            return
+        given = _layouts(args)
+        try:
+            module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            unseen = is_opaque(spec.kind, module)
+            result = self._opaque(spec, args) if unseen else self._run(node, spec, args)
+        except (ConvMeshError, ValueError) as error:
+            raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
+        self._env[node.name] = result.value
+        self._note(spec, given, result)
+
+    def _as_seen(self, name: str, stage: int) -> Any:
+        """A value as a stage has it: of what crossed from an earlier one, the gradient always travels back."""
+        value = self._env[name]
+        if not isinstance(value, Dry) or self._stages.get(name, 0) >= stage:
+            return value
+        return replace(value, learns=value.dtype.is_floating_point)
+
+    @property
+    def _is_zero_bubble(self) -> bool:
+        return self._plan.pipeline is not None and self._plan.pipeline.schedule == "zero-bubble"
+
+    def _run(self, node: fx.Node, spec: Node, args: Any) -> DryResult:
+        split = self._plan.split(spec.layer) if node.name in self._split_here else None
+        if node.op == "call_module":
+            return self._run_module(node, spec, split, args)
+        args = self._arrange_once(node, split, args, False)
+        call = partial(_after_arranging, _call_of(self._captured.module, node), split, False)
+        return self._runner.run((node.op, node.target, split), call, args, _weights_in(args))
+
+    def _run_module(self, node: fx.Node, spec: Node, split: Split | None, args: Any) -> DryResult:
+        module = self._captured.module.get_submodule(str(node.target))
+        cuts_channels = isinstance(module, LAYERS)
+        args = self._arrange_once(node, split, args, cuts_channels)
+        given = _first(args).layout
+        arranged = given if split is None else arranged_layout(given, split, cuts_channels)
+        weights = self._weights.of(spec.layer, module, split, arranged)
+        call = partial(_after_arranging, partial(_with_weights, module, weights), split, cuts_channels)
+        key = _key(module, weights)
+        full_key = None if key is None else (key, split, self._weights.decided(spec.layer))
+        result = self._runner.run(full_key, call, args, weights.values())
+        if result.decided is not None:
+            self._weights.settle(spec.layer, module, result.decided)
+        return result
+
+    def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
+        """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""
+        given = _first(args)
+        layout = given.layout if split is None else arranged_layout(given.layout, split, cuts_channels)
+        if split is None or layout == given.layout:
+            return args
+        source = node.args[0] if node.args else None
+        made = (source, self._stages.get(node.name, 0), layout)
+        if made in self._made and isinstance(source, fx.Node):
+            self._shared[node.name] = self._made[made]
+            return (replace(given, layout=layout), *args[0][1:]), args[1]
+        self._made[made] = node.name
+        self._arranged[node.name] = split
+        return args
+
+    def _opaque(self, spec: Node, args: Any) -> DryResult:
+        """Its samples stay cut; what it computes is not known."""
+        inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Dry)]
+        lead = inputs[0].layout
+        by_samples = lead.with_whole([dim for dim in range(1, len(lead.cuts)) if lead.is_cut(dim)])
+        learns = any(x.learns for x in inputs) or any(weight.learns for weight in spec.weights)
+        shapes_here = [self._for_samples(value.shape) for value in spec.outputs]
+        made = [
+            Dry(opaque_layout(by_samples, shape, spec.layer), getattr(torch, value.dtype), learns)
+            for shape, value in zip(shapes_here, spec.outputs, strict=True)
+        ]
+        shapes = tuple(tuple(x.layout.box(self._mesh.rank).shape) for x in made)
+        work = Work(spec.op, (), shapes, spec.outputs[0].dtype if spec.outputs else "", 0, 0)
+        # What its inputs' change of layout costs, found with the operator that does nothing else.
+        moved = [self._runner.run("by_samples", by_samples_only, ((x,), {})) for x in inputs]
+        forward = (*(step for run in moved for step in run.forward), work)
+        backward = (work, *(step for run in moved for step in run.backward))
+        return DryResult(made[0] if len(made) == 1 else tuple(made), forward, backward, (), (by_samples.axes,))
+
+    def _note(self, spec: Node, given: tuple[Layout, ...], result: DryResult) -> None:
+        made = [leaf for leaf in tree_leaves(result.value) if isinstance(leaf, Dry)]
+        self._nodes.append(
+            NodeProgram(
+                node=spec.name,
+                layer=spec.layer,
+                inputs=given,
+                outputs=tuple(x.layout for x in made),
+                dtypes=tuple(dtype_name(x.dtype) for x in made),
+                forward=result.forward,
+                backward=result.backward,
+                saved=result.saved,
+            )
+        )
+        axes = tuple(dict.fromkeys(name for axes in result.sum_axes for name in axes))
+        in_mesh_order = tuple(name for name in self._plan.mesh.axes if name in axes)
+        for weight in spec.weights:
+            if weight.learns:
+                self._uses[weight.name].append((spec.name, in_mesh_order))
+
+
+def _after_arranging(
+    call: Callable[..., Any], split: Split | None, cuts_channels: bool, *args: Any, **kwargs: Any
+) -> Any:
+    if split is not None:
+        args = (arrange(args[0], split, cuts_channels), *args[1:])
+    return call(*args, **kwargs)
+
+
+def _with_weights(module: nn.Module, weights: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    return torch.func.functional_call(module, weights, args, kwargs)
+
+
+def _key(module: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
+    """What tells calls of modules apart; None for a module whose forward may depend on anything."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return None
+    shapes = tuple((name, w.shape, w.dtype, w.requires_grad, type(w)) for name, w in weights.items())
+    return type(module), module.extra_repr(), module.training, shapes
+
+
+def _call_of(root: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))
+    if node.op == "call_method":
+        return partial(_call_method, str(node.target))
+    assert callable(node.target)
+    return node.target
+
+
+def _call_method(name: str, receiver: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(receiver, name)(*args, **kwargs)
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return getattr(root.get_submodule(owner), name)
+
+
+def _first(args: Any) -> Dry:
+    return next(leaf for leaf in tree_leaves(args) if isinstance(leaf, Dry))
+
+
+def _layouts(args: Any) -> tuple[Layout, ...]:
+    return tuple(leaf.layout for leaf in tree_leaves(args) if isinstance(leaf, Dry))
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, (Dry, torch.Tensor)) for leaf in tree_leaves(value))
+
+
+def _weights_in(args: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]

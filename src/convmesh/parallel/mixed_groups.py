@@ -1,0 +1,27 @@
+"""Optimisers over whole and cut weights together.
+
+On GPUs torch updates the parameters of a group in one call, which refuses plain tensors and DTensors together, and
+DTensors of different device meshes. Such a group is updated parameter by parameter unless the user chose otherwise;
+groups of one kind of weight keep the fast way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+
+def loop_over_mixed_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """A hook before an optimiser's step."""
+    del args, kwargs
+    for group in optimizer.param_groups:
+        is_open = "foreach" in group and group["foreach"] is None and not group.get("fused")
+        if is_open and len({_kind(p) for p in group["params"]}) > 1:
+            group["foreach"] = False
+
+
+def _kind(parameter: torch.Tensor) -> int | None:
+    return id(parameter.device_mesh) if isinstance(parameter, DTensor) else None

@@ -1,0 +1,46 @@
+"""Pipelines with stages on a GPU: what crosses is staged through the host, where Gloo carries it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import convmesh as cm
+from convmesh import Mesh
+from convmesh.testing import RankPool, opened
+from tests.parallel.pipelines import gradients_of, small, worst
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Asking torch would start CUDA here, and forked ranks could not start it again.
+    pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"),
+]
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+
+def error(mesh: Mesh, schedule: str) -> float:
+    """How far gradients, loss and outputs on GPUs are from those of one CPU and the whole batch."""
+    reference, x, target = small()
+    expected = F.cross_entropy(reference(x), target)
+    expected.backward()
+    model = small()[0]
+    strategy = "data+pipeline" if "data" in mesh.axes else "pipeline"
+    plan = cm.plan(model, tuple(x.shape), mesh, strategy, microbatches=2, schedule=schedule)  # type: ignore[arg-type]
+    net = cm.parallelize(model, plan, loss=F.cross_entropy, mesh=opened(mesh, "cuda"))
+    loss = net(net.shard_input(x), net.shard_target(target))
+    loss.backward()
+    assert all(p.is_cuda for p in net.parameters())
+    found = {name: grad.cpu() for name, grad in net.full_gradients().items()}
+    y = net.gather_output(net(net.shard_input(x))).cpu()
+    with torch.no_grad():
+        differences = [float((y - reference(x)).abs().max()), abs(float(loss.item() - expected.item()))]
+    return max(*differences, worst(found, gradients_of(reference)))
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pipe=2), Mesh(pipe=2, data=2)], ids=str)
+def test_gradients_are_those_of_one_device(mesh: Mesh) -> None:
+    with RankPool(mesh.size, seconds_timeout=240) as pool:
+        for schedule in SCHEDULES:
+            assert max(pool.run(error, mesh, schedule)) < 1e-9, schedule

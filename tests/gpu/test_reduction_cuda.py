@@ -1,0 +1,66 @@
+"""The three reductions with weights on a GPU: buckets are staged through the host, where Gloo carries them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from convmesh import Mesh
+from convmesh.parallel.broadcast import BroadcastReducer
+from convmesh.parallel.clip import clip_grad_norm_
+from convmesh.parallel.gradients import local_of
+from convmesh.parallel.reduction import GradientReducer
+from convmesh.parallel.scaler import GradScaler
+from convmesh.parallel.scattered import ShardedReducer
+from convmesh.parallel.zero import ShardedOptimizer
+from convmesh.testing import RankPool, opened
+from tests.parallel.partial_nets import Towers, assert_same, batches
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Asking torch would start CUDA here, and forked ranks could not start it again.
+    pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"),
+]
+
+REDUCTIONS = ["bucketed", "sharded", "broadcast"]
+
+
+def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
+    """Weights after steps with accumulation, scaling and clipping."""
+    held = None if mesh is None else opened(mesh, "cuda")
+    net = Towers(held).cuda()
+    scaler = torch.amp.GradScaler("cuda") if held is None else GradScaler(held)
+    make: Any = {"sharded": ShardedReducer, "broadcast": BroadcastReducer}.get(reduction, GradientReducer)
+    options = {"net": net} if reduction == "broadcast" else {}
+    reducer = None if held is None else make(held, net.axes_of(), bytes_bucket=200, bytes_first=50, **options)
+    optimizer: Any = (
+        ShardedOptimizer(reducer, torch.optim.AdamW, lr=0.01)
+        if isinstance(reducer, ShardedReducer)
+        else torch.optim.AdamW(net.parameters(), lr=0.01)
+    )
+    for x in batches():
+        for _ in range(2):
+            scaler.scale(net(x.cuda())).backward()
+        scaler.unscale_(optimizer)
+        if held is None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        elif isinstance(optimizer, ShardedOptimizer):
+            optimizer.clip_grad_norm_(0.5)
+        else:
+            clip_grad_norm_(net.parameters(), 0.5, mesh=held)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return {name: local_of(value).cpu() for name, value in sorted(net.state_dict().items())}
+
+
+@pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=2, height=2), Mesh(data=2, channel=2)], ids=str)
+def test_weights_are_those_of_one_device(mesh: Mesh) -> None:
+    with RankPool(1, seconds_timeout=240) as pool:
+        expected = pool.run(trained, None)[0]
+    with RankPool(mesh.size, seconds_timeout=240) as pool:
+        for reduction in REDUCTIONS:
+            for rank, found in enumerate(pool.run(trained, mesh, reduction)):
+                shard = expected["cut"].chunk(mesh.extent(["channel"]))[mesh.coordinates(rank).get("channel", 0)]
+                assert_same(found, {**expected, "cut": shard})

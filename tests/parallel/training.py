@@ -1,0 +1,109 @@
+"""Training a reference network a few steps, whole or split: what exactness tests compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import convmesh as cm
+from convmesh import models
+from convmesh.testing import RankPool
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Losses of all steps, the weights after the last, and the first gradients."""
+
+    losses: list[float]
+    state: dict[str, torch.Tensor] = field(repr=False)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+
+def fresh(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, Any]:
+    """A small reference network in float64, its batch, its target and its loss: the same wherever it is called."""
+    torch.manual_seed(1)
+    small = models.find(name).small()
+    model = small.create().double()
+    return model, small.draw_input(), small.draw_target(), small.task.loss()
+
+
+def optimizer(parameters: Any, rate: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+
+def rate_of(name: str) -> float:
+    """A rate at which rounding does not grow from step to step: with batch norm on few values it can by millions."""
+    return models.find(name).small().rate
+
+
+def train_whole(name: str, steps: int = STEPS) -> Trained:
+    """On one process, with plain torch."""
+    model, x, target, loss_of = fresh(name)
+    opt = optimizer(model.parameters(), rate_of(name))
+    losses: list[float] = []
+    gradients: dict[str, torch.Tensor] = {}
+    for step in range(steps):
+        opt.zero_grad()
+        loss = loss_of(model(x), target)
+        loss.backward()
+        if step == 0:
+            gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        opt.step()
+        losses.append(loss.item())
+    return Trained(losses, {k: v.detach().clone() for k, v in model.state_dict().items()}, gradients)
+
+
+def train_split(name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any] | None = None) -> Trained:
+    """On this rank of a mesh, as a user would."""
+    model, x, target, loss_of = fresh(name)
+    plan = cm.plan(model, tuple(x.shape), mesh, strategy, **(options or {}))
+    net = cm.parallelize(model, plan, loss=loss_of)
+    opt = optimizer(net.parameters(), rate_of(name))
+    losses: list[float] = []
+    gradients: dict[str, torch.Tensor] = {}
+    for step in range(STEPS):
+        opt.zero_grad()
+        loss = net(net.shard_input(x), net.shard_target(target))
+        loss.backward()
+        gradients = net.full_gradients() if step == 0 else gradients
+        opt.step()
+        losses.append(loss.item())
+    return Trained(losses, net.full_state_dict(), gradients)
+
+
+def assert_same(split: list[Trained], whole: Trained, tolerance: float = 1e-9) -> None:
+    """Every rank has the single process's losses, first gradients and weights."""
+    for rank, trained in enumerate(split):
+        losses = torch.tensor(trained.losses), torch.tensor(whole.losses)
+        torch.testing.assert_close(*losses, rtol=tolerance, atol=tolerance, msg=f"losses of rank {rank}: {losses}")
+        _assert_close(trained.state, whole.state, tolerance, f"weight of rank {rank}")
+        if trained.gradients:
+            _assert_close(trained.gradients, whole.gradients, tolerance, f"gradient of rank {rank}")
+
+
+def _assert_close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float, what: str
+) -> None:
+    """Relative to the largest value of each tensor."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = float(value.abs().max()) + 1e-6 if value.numel() else 1.0
+        error = float((found[name] - value).abs().max()) / scale if value.numel() else 0.0
+        assert error < tolerance, f"{what}, {name}: relative error {error:.1e}"
+
+
+class References:
+    """What one process finds, computed once for each network."""
+
+    def __init__(self, pool: RankPool) -> None:
+        self._pool = pool
+        self._known: dict[str, Trained] = {}
+
+    def __getitem__(self, name: str) -> Trained:
+        if name not in self._known:
+            (self._known[name],) = self._pool.run(train_whole, name)
+        return self._known[name]

@@ -1,0 +1,46 @@
+"""A mesh for a strategy and a number of ranks, where the user named no mesh."""
+
+from __future__ import annotations
+
+from convmesh.cli.exits import BadInputError
+from convmesh.layout.mesh import Mesh
+from convmesh.plan.presets import AXES_OF, STRATEGIES
+from convmesh.plan.split import SPATIAL
+
+
+def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:
+    """The ranks' prime factors, largest first, each to the axis of the strategy that has fewest ranks so far.
+
+    Where a strategy has two parts, the second has the first factor: `data+spatial` on 2 ranks cuts space.
+    """
+    if ranks < 1:
+        raise BadInputError(f"`--ranks` (={ranks}) must be a positive number of processes.")
+    axes = dict.fromkeys(_axes(strategy, spatial_dims), 1)
+    for factor in _primes(ranks):
+        shortest = min(axes, key=lambda name: axes[name])
+        axes[shortest] *= factor
+    return Mesh(**axes)
+
+
+def _axes(strategy: str, spatial_dims: int) -> list[str]:
+    """The strategy's axes, those that are cut first in front."""
+    if strategy not in STRATEGIES:
+        raise BadInputError(f"`--strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}.")
+    space = SPATIAL[len(SPATIAL) - min(spatial_dims, len(SPATIAL)) :]
+    parts = [space if part == "spatial" else AXES_OF[part] for part in strategy.split("+")]
+    first, *others = parts[::-1]
+    axes = [*first[:1], *(name for part in others for name in part), *first[1:]]
+    if not axes:
+        raise BadInputError(f"`--strategy` (={strategy!r}) cuts space, but the input has none; use data or filter.")
+    return axes
+
+
+def _primes(number: int) -> list[int]:
+    """Prime factors, largest first."""
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found[::-1]

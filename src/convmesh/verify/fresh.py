@@ -1,0 +1,85 @@
+"""A process that sees no GPU: there forked ranks can train whatever this process did before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from convmesh.errors import ConvMeshError, UnsupportedError
+
+_HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def in_fresh_process(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seconds_timeout: float
+) -> Any:
+    """`fn(*args, **kwargs)` in a new process without GPUs; errors that users can cause come back as they were."""
+    call = _pickled((fn, args, dict(kwargs)))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,))
+    try:
+        with _no_gpus():
+            process.start()
+        theirs.close()
+        ours.send_bytes(call)
+        return _received(ours, 3 * seconds_timeout)
+    except (EOFError, BrokenPipeError):
+        process.join()
+        raise UnsupportedError(
+            f"`verify` needs a process of its own on a machine with GPUs, which ended with code {process.exitcode}; "
+            'guard the script with `if __name__ == "__main__":`, or run `convmesh verify package.module:factory`.'
+        ) from None
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+def _pickled(call: Any) -> bytes:
+    try:
+        return pickle.dumps(call)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UnsupportedError(
+            "on a machine with GPUs `verify` sends model, loss and target to a process of its own, which fails: "
+            f"{error}; define them in a module, run `convmesh verify package.module:factory`, or start Python with "
+            "CUDA_VISIBLE_DEVICES set to nothing."
+        ) from None
+
+
+def _received(pipe: Connection, seconds: float) -> Any:
+    if not pipe.poll(seconds):
+        raise UnsupportedError(f"`verify` did not end within {seconds:.0f} s; raise `seconds_timeout`.")
+    good, value = pickle.loads(pipe.recv_bytes())
+    if not good:
+        raise value
+    return value
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer one call; the ranks that it forks die with it."""
+    fn, args, kwargs = pickle.loads(pipe.recv_bytes())
+    try:
+        reply = pickle.dumps((True, fn(*args, **kwargs)))
+    except Exception as error:
+        reply = pickle.dumps((False, error if isinstance(error, ConvMeshError) else RuntimeError(repr(error))))
+    pipe.send_bytes(reply)
+
+
+@contextmanager
+def _no_gpus() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _HIDDEN}
+    os.environ.update(dict.fromkeys(_HIDDEN, ""))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,91 @@
+"""Help, verbs and exit statuses, whatever the verb."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from convmesh.cli import main as command
+from convmesh.cli.exits import EXPLAINED, Exit
+from convmesh.cli.interrupts import ends_when_told
+from convmesh.cli.main import VERBS
+
+
+@pytest.mark.parametrize("args", [["--help"], ["verify", "--help"]])
+def test_help_answers_without_torch(args: list[str]) -> None:
+    code = (
+        "import sys; from convmesh.cli import main\n"
+        f"try: status = main({args!r})\n"
+        "except SystemExit as stop: status = stop.code\n"
+        "sys.exit(status or int('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " ".join(EXPLAINED.split()) in " ".join(done.stdout.split())
+
+
+def test_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and verb.summary in shown for name, verb in VERBS.items())
+
+
+def test_nothing_typed_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command([]) == Exit.BAD_INPUT
+    assert "usage" in capsys.readouterr().out
+
+
+def test_an_unknown_verb_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["verfy"]) == Exit.BAD_INPUT
+    assert "did you mean verify?" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("convmesh ")
+
+
+def test_a_missing_option_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command(["verify", "lenet5"])
+    assert stop.value.code == Exit.BAD_INPUT
+    shown = capsys.readouterr()
+    assert "--ranks" in shown.err
+    assert shown.out == ""
+
+
+def test_our_bugs_are_admitted_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from convmesh.cli import verify
+
+    def run(options: verify.Options) -> int:
+        raise ZeroDivisionError("never")
+
+    monkeypatch.setattr(verify, "run", run)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert command(["verify", "lenet5", "--ranks", "2"]) == Exit.BUG
+    shown = capsys.readouterr().err
+    assert "a bug of ours (ZeroDivisionError: never)" in shown
+    with open(shown.split()[-1], encoding="utf-8") as report:
+        assert "Traceback" in report.read()
+
+
+def test_an_interrupt_that_a_callback_swallows_comes_again() -> None:
+    """Python prints and drops what a signal raises in a callback; without the second one this would wait for ever."""
+
+    @ends_when_told()
+    def swallow_one() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        swallow_one()

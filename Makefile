@@ -1,13 +1,16 @@
 # The two commands to know are `make demo` and `make test`. Each sets up everything it needs in .venv.
 PY := .venv/bin/python
 
-.PHONY: demo test check format bench matrix clean
+.PHONY: demo test test-full check format bench matrix clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
 
 test: .venv/.ready
 	$(PY) -m pytest -q
+
+test-full: .venv/.ready  # every network under every preset on 2, 4 and 8 ranks: about an hour
+	$(PY) -m pytest -q -m full
 
 check: .venv/.ready
 	.venv/bin/ruff check
@@ -20,7 +23,7 @@ format: .venv/.ready
 	.venv/bin/ruff format
 
 bench: .venv/.ready
-	$(PY) -m benchmarks.conv
+	for page in conv channels unet ddp plan_scale; do $(PY) -m benchmarks.$$page || exit 1; done
 
 matrix: .venv/.ready  # rewrite the support matrix in the README from a full test run
 	$(PY) -m pytest -q tests/ops --write-matrix

@@ -22,7 +22,7 @@ def test_first_example_runs_as_printed(tmp_path: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
     script = tmp_path / "first.py"
     script.write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(script)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
     assert len(losses) == 3

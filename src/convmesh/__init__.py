@@ -6,47 +6,132 @@ Names load when they are first used, so that planning and `--help` do not wait f
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from convmesh import models
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
-    from convmesh.errors import ConvMeshError, DisagreementError, LayoutError, MeshError, UnsupportedError
+    from convmesh.errors import (
+        CaptureError,
+        CaptureWarning,
+        ConvMeshError,
+        DisagreementError,
+        LayoutError,
+        MeshError,
+        NonFiniteLossError,
+        OpaqueLayerWarning,
+        PlanError,
+        ShapeError,
+        SystemFileError,
+        UnknownNameError,
+        UnsupportedError,
+    )
     from convmesh.layout import Layout, Mesh
     from convmesh.ops import Sharded, from_local, replicated, shard
-    from convmesh.parallel import cut_channels, plan_channels
+    from convmesh.parallel import (
+        GradScaler,
+        ParallelNet,
+        ShardedOptimizer,
+        clip_grad_norm_,
+        cut_channels,
+        lower_plan,
+        parallelize,
+        plan,
+        plan_channels,
+    )
+    from convmesh.plan import Plan, Program, Split, load_plan
+    from convmesh.system import System
+    from convmesh.verify import verify
 
 _HOME = {
     **dict.fromkeys(["OpenMesh", "dry_mesh", "init", "open_mesh"], "convmesh.dist"),
     **dict.fromkeys(
-        ["ConvMeshError", "DisagreementError", "LayoutError", "MeshError", "UnsupportedError"], "convmesh.errors"
+        [
+            "CaptureError",
+            "CaptureWarning",
+            "ConvMeshError",
+            "DisagreementError",
+            "LayoutError",
+            "MeshError",
+            "NonFiniteLossError",
+            "OpaqueLayerWarning",
+            "PlanError",
+            "ShapeError",
+            "SystemFileError",
+            "UnknownNameError",
+            "UnsupportedError",
+        ],
+        "convmesh.errors",
     ),
     **dict.fromkeys(["Layout", "Mesh"], "convmesh.layout"),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
-    **dict.fromkeys(["cut_channels", "plan_channels"], "convmesh.parallel"),
+    **dict.fromkeys(
+        [
+            "GradScaler",
+            "ParallelNet",
+            "clip_grad_norm_",
+            "cut_channels",
+            "lower_plan",
+            "parallelize",
+            "plan",
+            "plan_channels",
+            "ShardedOptimizer",
+        ],
+        "convmesh.parallel",
+    ),
+    **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plan"),
+    "System": "convmesh.system",
+    "verify": "convmesh.verify",
 }
 
 __all__ = [
+    "CaptureError",
+    "CaptureWarning",
     "ConvMeshError",
     "DisagreementError",
+    "GradScaler",
     "Layout",
     "LayoutError",
     "Mesh",
     "MeshError",
+    "NonFiniteLossError",
+    "OpaqueLayerWarning",
     "OpenMesh",
+    "ParallelNet",
+    "Plan",
+    "PlanError",
+    "Program",
+    "ShapeError",
     "Sharded",
+    "ShardedOptimizer",
+    "Split",
+    "System",
+    "SystemFileError",
+    "UnknownNameError",
     "UnsupportedError",
+    "clip_grad_norm_",
     "cut_channels",
     "dry_mesh",
     "from_local",
     "init",
+    "load_plan",
+    "lower_plan",
+    "models",
     "open_mesh",
+    "parallelize",
+    "plan",
     "plan_channels",
     "replicated",
     "shard",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "models":
+        return importlib.import_module("convmesh.models")
     if name not in _HOME:
         raise AttributeError(f"module 'convmesh' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
@@ -54,3 +139,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """Python binds a submodule in its package once it is imported: here `plan` and `verify` stay functions."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in ("plan", "verify") and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

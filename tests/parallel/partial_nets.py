@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from convmesh import Mesh, OpenMesh
 from convmesh.dist.weights import cut_weight
-from convmesh.parallel.reduction import AxesOf
+from convmesh.parallel.gradients.reduction import AxesOf
 
 SAMPLES = 7
 

@@ -169,6 +169,22 @@ def replica_statistics(kind: str) -> dict[str, torch.Tensor]:
     return {n: v.detach().clone() for n, v in made.state_dict().items()}
 
 
+def replica_state() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The full state after a step, and what evaluation then gives."""
+    made, x, target, loss_of = fresh("resnet18")
+    runner = cm.parallelize(made, cm.plan(made, x, Mesh(data=2), "data", batchnorm="replica"), loss=loss_of)
+    runner(runner.shard_input(x), runner.shard_target(target))
+    with torch.no_grad():
+        y = runner.eval().gather_output(runner(runner.shard_input(x)))
+    return runner.full_state_dict(), y
+
+
+def test_replicas_evaluate_and_save_with_the_first_ones_statistics(pools: Pools) -> None:
+    (state, y), (state_of_second, y_of_second) = pools[2].run(replica_state)
+    assert all(torch.equal(value, state_of_second[name]) for name, value in state.items())
+    assert torch.equal(y, y_of_second)
+
+
 def test_replica_statistics_are_those_of_ddp(pools: Pools) -> None:
     torches, ours = (pools[2].run(replica_statistics, kind) for kind in ("ddp", "ours"))
     for expected, found in zip(torches, ours, strict=True):

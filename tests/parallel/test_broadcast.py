@@ -8,8 +8,8 @@ from torch import nn
 
 from convmesh import LayoutError, Mesh, UnsupportedError
 from convmesh.dist import Traffic
-from convmesh.parallel.broadcast import BroadcastReducer
-from convmesh.parallel.clip import clip_grad_norm_
+from convmesh.parallel.gradients.broadcast import BroadcastReducer
+from convmesh.parallel.gradients.clip import clip_grad_norm_
 from convmesh.testing import RankPool, opened
 from tests.parallel.partial_nets import MESHES, Towers, assert_same, batches, whole
 

@@ -9,8 +9,8 @@ from torch import nn
 from convmesh import LayoutError, Mesh, OpenMesh, UnsupportedError
 from convmesh.dist import Traffic, dry_mesh
 from convmesh.dist.traffic import all_reduce_bytes
-from convmesh.parallel.buckets import plan_buckets
-from convmesh.parallel.reduction import GradientReducer
+from convmesh.parallel.gradients.buckets import plan_buckets
+from convmesh.parallel.gradients.reduction import GradientReducer
 from convmesh.testing import RankPool, opened
 from tests.parallel.partial_nets import MESHES, Towers, batches
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from convmesh import LayoutError, Mesh
-from convmesh.parallel.clip import clip_grad_norm_
-from convmesh.parallel.reduction import GradientReducer
+from convmesh.parallel.gradients.clip import clip_grad_norm_
+from convmesh.parallel.gradients.reduction import GradientReducer
 from convmesh.testing import RankPool, opened
 from tests.parallel.partial_nets import MESHES, Towers, assert_same, batches, gradients
 

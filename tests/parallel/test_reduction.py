@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from convmesh import Mesh
-from convmesh.parallel.reduction import GradientReducer
+from convmesh.parallel.gradients.reduction import GradientReducer
 from convmesh.testing import RankPool, opened
 from tests.parallel.partial_nets import MESHES, Towers, assert_same, batches, gradients
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from convmesh import Mesh
-from convmesh.parallel.broadcast import BroadcastReducer
-from convmesh.parallel.clip import clip_grad_norm_
-from convmesh.parallel.reduction import GradientReducer
-from convmesh.parallel.scaler import GradScaler
-from convmesh.parallel.scattered import ShardedReducer
-from convmesh.parallel.zero import ShardedOptimizer
+from convmesh.parallel.gradients.broadcast import BroadcastReducer
+from convmesh.parallel.gradients.clip import clip_grad_norm_
+from convmesh.parallel.gradients.reduction import GradientReducer
+from convmesh.parallel.gradients.scaler import GradScaler
+from convmesh.parallel.gradients.scattered import ShardedReducer
+from convmesh.parallel.gradients.zero import ShardedOptimizer
 from convmesh.testing import RankPool, opened
 from tests.parallel.partial_nets import MESHES, Towers, assert_same, batches, whole
 

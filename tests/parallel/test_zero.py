@@ -8,10 +8,10 @@ from torch import nn
 
 from convmesh import Mesh, OpenMesh, UnsupportedError
 from convmesh.dist import Traffic, dry_mesh
-from convmesh.parallel.buckets import Slot
-from convmesh.parallel.reduction import GradientReducer
-from convmesh.parallel.scattered import ShardedReducer, cut_into_pieces
-from convmesh.parallel.zero import ShardedOptimizer
+from convmesh.parallel.gradients.buckets import Slot
+from convmesh.parallel.gradients.reduction import GradientReducer
+from convmesh.parallel.gradients.scattered import ShardedReducer, cut_into_pieces
+from convmesh.parallel.gradients.zero import ShardedOptimizer
 from convmesh.testing import RankPool, opened
 from tests.parallel.partial_nets import MESHES, Towers, assert_same, batches, whole
 

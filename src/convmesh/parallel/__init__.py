@@ -1,13 +1,13 @@
 """From a model to its split version."""
 
 from convmesh.parallel.channels import ChannelPlan, cut_channels, plan_channels
-from convmesh.parallel.clip import clip_grad_norm_
-from convmesh.parallel.lower import Lowered, lower
+from convmesh.parallel.gradients.clip import clip_grad_norm_
+from convmesh.parallel.gradients.scaler import GradScaler
+from convmesh.parallel.gradients.zero import ShardedOptimizer
+from convmesh.parallel.lowering.lower import Lowered, lower
 from convmesh.parallel.net import ParallelNet
 from convmesh.parallel.parallelize import parallelize
 from convmesh.parallel.planning import lower_plan, plan
-from convmesh.parallel.scaler import GradScaler
-from convmesh.parallel.zero import ShardedOptimizer
 
 __all__ = [
     "ChannelPlan",

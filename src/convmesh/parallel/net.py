@@ -16,15 +16,18 @@ from convmesh.dist import OpenMesh
 from convmesh.errors import ShapeError, UnsupportedError
 from convmesh.layout import Layout
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.engine import LossCheck
-from convmesh.parallel.lower import Lowered
-from convmesh.parallel.pipeline_state import StageWeights
-from convmesh.parallel.placing import cut, for_batch, marked, on_layout, target_layout
-from convmesh.parallel.reduction import GradientReducer
-from convmesh.parallel.scattered import ShardedReducer
+from convmesh.parallel.gradients.reduction import GradientReducer
+from convmesh.parallel.gradients.scattered import ShardedReducer
+from convmesh.parallel.gradients.summing import reducer_for
+from convmesh.parallel.gradients.zero import ShardedOptimizer
+from convmesh.parallel.lowering.lower import Lowered
+from convmesh.parallel.pipeline.state import StageWeights
+from convmesh.parallel.running.engine import LossCheck
+from convmesh.parallel.running.placing import cut, for_batch, marked, on_layout, target_layout
 from convmesh.parallel.state import (
     State,
     check_names,
+    copy_buffers_along,
     is_materialised,
     load_whole,
     materialise,
@@ -32,8 +35,6 @@ from convmesh.parallel.state import (
     reset,
     whole,
 )  # fmt: skip
-from convmesh.parallel.summing import reducer_for
-from convmesh.parallel.zero import ShardedOptimizer
 from convmesh.plan import Plan, Program
 
 
@@ -67,6 +68,8 @@ class Running:
     reads_weights: bool
     """Whether the network reads weights itself, not through a layer that waits for its own to arrive."""
     shapes_seen: bool = False
+    replicas_differ: bool = False
+    """Whether ranks along `data` have other running statistics since the last training step."""
 
 
 class ParallelNet(nn.Module):
@@ -97,6 +100,7 @@ class ParallelNet(nn.Module):
         """`net(x)`: this rank's output shard. `net(x, target)`: the global loss, the same on every rank."""
         run = self._running
         inputs, targets = self._placed(args)
+        self._settle_buffers()
         if run.reads_weights:
             self._reducer.wait()
         if targets is None:
@@ -106,6 +110,15 @@ class ParallelNet(nn.Module):
         if run.check is not None:
             run.check.see(loss, outputs)
         return loss
+
+    def _settle_buffers(self) -> None:
+        """Replicas that keep statistics of their own go on with the first one's when training pauses, as with DDP."""
+        run = self._running
+        if self.training:
+            run.replicas_differ = run.mesh.replica_statistics
+        elif run.replicas_differ:
+            copy_buffers_along(self, run.mesh, "data")
+            run.replicas_differ = False
 
     def _placed(self, args: tuple[Any, ...]) -> tuple[list[Sharded], Any]:
         """Inputs and targets with their layouts; at the first step all ranks check theirs together."""
@@ -180,6 +193,8 @@ class ParallelNet(nn.Module):
     def full_state_dict(self) -> State:
         """The single-device model's `state_dict`, on every rank."""
         self._reducer.wait()
+        if self._running.replicas_differ:
+            copy_buffers_along(self, self.mesh, "data")
         mine = {name: whole(tensor, self.mesh) for name, tensor in named_tensors(self)}
         stages = self._running.stages
         return mine if stages is None else stages.everywhere(mine, stages.wanted)

@@ -15,15 +15,15 @@ from convmesh.errors import PlanError
 from convmesh.graph import Captured, capture
 from convmesh.layout import Layout
 from convmesh.parallel.channels import replace_tensor
-from convmesh.parallel.engine import DirectEngine, LossCheck
-from convmesh.parallel.executor import executable
-from convmesh.parallel.lower import Lowered, lower
+from convmesh.parallel.gradients.summing import reducer_for
+from convmesh.parallel.lowering.lower import Lowered, lower
 from convmesh.parallel.net import ParallelNet, Running
-from convmesh.parallel.pipeline import PipelineEngine
-from convmesh.parallel.pipeline_state import StageWeights
-from convmesh.parallel.regions import parts_of
+from convmesh.parallel.pipeline.engine import PipelineEngine
+from convmesh.parallel.pipeline.state import StageWeights
+from convmesh.parallel.running.engine import DirectEngine, LossCheck
+from convmesh.parallel.running.executor import executable
+from convmesh.parallel.running.regions import parts_of
 from convmesh.parallel.state import copy_from_first, is_materialised
-from convmesh.parallel.summing import reducer_for
 from convmesh.plan import Plan
 
 Loss = Callable[..., Any]

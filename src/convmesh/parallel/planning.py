@@ -12,8 +12,8 @@ from torch import nn
 from convmesh.errors import PlanError
 from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
-from convmesh.parallel.lower import Lowered, lower
-from convmesh.parallel.pipeline_planning import StageOptions, with_stages
+from convmesh.parallel.lowering.lower import Lowered, lower
+from convmesh.parallel.pipeline.planning import StageOptions, with_stages
 from convmesh.plan import Plan, PresetOptions, Split, preset, split_of, strategy_for
 from convmesh.plan.plan import BatchNorm, Reduction, Schedule
 

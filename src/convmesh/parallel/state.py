@@ -14,7 +14,7 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.weights import cut_weight, cuts_of, weight_layout
 from convmesh.errors import ShapeError, UnsupportedError
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.gradients import as_gradient_of, local_of
+from convmesh.parallel.gradients.local import as_gradient_of, local_of
 
 State = dict[str, torch.Tensor]
 
@@ -113,6 +113,19 @@ def _with_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def is_materialised(module: nn.Module) -> bool:
     return not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+@torch.no_grad()
+def copy_buffers_along(module: nn.Module, mesh: OpenMesh, axis: str) -> None:
+    """Give all ranks along an axis the first one's buffers: running statistics that each kept of its own samples."""
+    if mesh.everyone is None or mesh.mesh.extent((axis,)) == 1:
+        return
+    first = mesh.world_rank(mesh.mesh.group((axis,), mesh.rank)[0])
+    for buffer in module.buffers():
+        local = local_of(buffer)
+        wire = local.cpu() if mesh.stages_through_host else local.contiguous()
+        dist.broadcast(wire, first, group=mesh.group((axis,)))
+        local.copy_(wire)
 
 
 @torch.no_grad()

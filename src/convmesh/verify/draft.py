@@ -9,7 +9,7 @@ from torch import nn
 from convmesh.errors import CaptureWarning, UnsupportedError
 from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
-from convmesh.parallel.pipeline_planning import StageOptions, with_stages
+from convmesh.parallel.pipeline.planning import StageOptions, with_stages
 from convmesh.plan import Plan, preset, strategy_for
 from convmesh.verify.batch import Sample, as_samples
 

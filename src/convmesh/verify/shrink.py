@@ -13,7 +13,7 @@ from torch import nn
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Graph, capture
 from convmesh.layout import Mesh
-from convmesh.parallel.lower import lower
+from convmesh.parallel.lowering.lower import lower
 from convmesh.plan import Pipeline, Plan, Split, split_nodes
 from convmesh.verify.batch import without_data
 from convmesh.verify.result import Shapes

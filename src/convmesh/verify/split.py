@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from convmesh.dist import open_mesh
 from convmesh.ops.dropout import manual_seed
 from convmesh.parallel import ParallelNet, parallelize
-from convmesh.parallel.engine import DirectEngine
-from convmesh.parallel.placing import on_layout
+from convmesh.parallel.running.engine import DirectEngine
+from convmesh.parallel.running.placing import on_layout
 from convmesh.plan import Plan
 from convmesh.verify.batch import Batch, cotangent
 from convmesh.verify.observe import Comparer, Key, Watcher

@@ -13,8 +13,8 @@ from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
 from convmesh.ops.registry import has_handler, tensor_method
-from convmesh.parallel.dry import Dry
-from convmesh.parallel.lower import _Lowering
+from convmesh.parallel.lowering.dry import Dry
+from convmesh.parallel.lowering.lower import Lowering
 from convmesh.plan import Plan
 from convmesh.verify.result import Unsupported
 
@@ -28,7 +28,7 @@ def unsupported(captured: Captured, plan: Plan) -> tuple[Unsupported, ...]:
     return tuple(survey.all_found())
 
 
-class _Survey(_Lowering):
+class _Survey(Lowering):
     """A lowering that notes what it cannot do and goes on with a tensor of the right shape."""
 
     def all_found(self) -> list[Unsupported]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, all_reduce
-from convmesh.parallel.gradients import local_gradient, local_of
+from convmesh.parallel.gradients.local import local_gradient, local_of
 
 
 class GradScaler(torch.amp.GradScaler):

@@ -18,9 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat import FlatBuffer, Flight, root_of, start_broadcast
 from convmesh.errors import LayoutError, UnsupportedError
-from convmesh.parallel.buckets import Axes, Bucket, RootBucket, Slot
-from convmesh.parallel.gradients import local_of, shaped_like
-from convmesh.parallel.reduction import AxesOf, GradientReducer
+from convmesh.parallel.gradients.buckets import Axes, Bucket, RootBucket, Slot
+from convmesh.parallel.gradients.local import local_of, shaped_like
+from convmesh.parallel.gradients.reduction import AxesOf, GradientReducer
 
 
 class Chunk:

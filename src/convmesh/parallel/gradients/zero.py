@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from convmesh.errors import UnsupportedError
-from convmesh.parallel.clip import clip_held_, distinct_axes
-from convmesh.parallel.scattered import AXIS, ShardedReducer
+from convmesh.parallel.gradients.clip import clip_held_, distinct_axes
+from convmesh.parallel.gradients.scattered import AXIS, ShardedReducer
 
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from convmesh.errors import PlanError
 from convmesh.graph import Captured, Graph
-from convmesh.parallel.lower import Lowered, lower
+from convmesh.parallel.lowering.lower import Lowered, lower
 from convmesh.plan import Pipeline, Plan
 from convmesh.plan.balance import Cost
 from convmesh.plan.pipelining import MICROBATCHES_A_STAGE, STAGES_A_RANK, equal_share, in_flight, microbatches_for

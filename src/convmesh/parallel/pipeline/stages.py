@@ -14,10 +14,10 @@ from torch import fx, nn
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.executor import executable, recompute
-from convmesh.parallel.lower import Lowered
-from convmesh.parallel.pipeline_wire import Parcel, parcel_of
-from convmesh.parallel.regions import Parts, parts_of, region
+from convmesh.parallel.lowering.lower import Lowered
+from convmesh.parallel.pipeline.wire import Parcel, parcel_of
+from convmesh.parallel.running.executor import executable, recompute
+from convmesh.parallel.running.regions import Parts, parts_of, region
 from convmesh.plan.stages import StageGraph
 
 

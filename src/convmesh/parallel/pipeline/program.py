@@ -14,13 +14,13 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.errors import PlanError
 from convmesh.graph import Graph
-from convmesh.parallel.summing import reduction_transfers
+from convmesh.parallel.gradients.summing import reduction_transfers
 from convmesh.plan import NodeProgram, Pipeline, Transfer
 from convmesh.plan.pipelining import own_stages, rank_of
 from convmesh.plan.stages import StageGraph
 
 if TYPE_CHECKING:
-    from convmesh.parallel.lower import Lowered
+    from convmesh.parallel.lowering.lower import Lowered
 
 CARRIER = "stage"
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import LayoutError
-from convmesh.parallel.gradients import local_gradient
+from convmesh.parallel.gradients.local import local_gradient
 
 Axes = tuple[str, ...]
 Held = Sequence[tuple[torch.Tensor, Axes]]

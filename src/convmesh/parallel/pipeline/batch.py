@@ -15,12 +15,12 @@ from convmesh.layout import Layout
 from convmesh.layout.layout import Cut, even_cut
 from convmesh.layout.partition import Partition
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.lower import Lowered
-from convmesh.parallel.pipeline_schedule import CountedStage, LossOf, make_schedule
-from convmesh.parallel.pipeline_stages import StageModule, StageRegion
-from convmesh.parallel.pipeline_state import from_stage, wire_of
-from convmesh.parallel.pipeline_wire import Parcel, parcel_of, rows
-from convmesh.parallel.placing import target_layout
+from convmesh.parallel.lowering.lower import Lowered
+from convmesh.parallel.pipeline.schedule import CountedStage, LossOf, make_schedule
+from convmesh.parallel.pipeline.stages import StageModule, StageRegion
+from convmesh.parallel.pipeline.state import from_stage, wire_of
+from convmesh.parallel.pipeline.wire import Parcel, parcel_of, rows
+from convmesh.parallel.running.placing import target_layout
 from convmesh.plan.pipelining import stages_of
 
 

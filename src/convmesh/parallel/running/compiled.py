@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map
 
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.regions import replace_regions
+from convmesh.parallel.running.regions import replace_regions
 from convmesh.plan import NodeProgram, Transfer
 
 

@@ -10,13 +10,13 @@ from torch import fx, nn
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.arrange import arrange
 from convmesh.parallel.channels import LAYERS
-from convmesh.parallel.compiled import compile_parts, fusible
-from convmesh.parallel.lower import Lowered
-from convmesh.parallel.opaque import is_opaque, run_opaque
-from convmesh.parallel.recompute import Recomputed
-from convmesh.parallel.regions import parts_of, replace_regions
+from convmesh.parallel.lowering.arrange import arrange
+from convmesh.parallel.lowering.lower import Lowered
+from convmesh.parallel.lowering.opaque import is_opaque, run_opaque
+from convmesh.parallel.running.compiled import compile_parts, fusible
+from convmesh.parallel.running.recompute import Recomputed
+from convmesh.parallel.running.regions import parts_of, replace_regions
 from convmesh.plan import Plan, Split
 
 

@@ -19,8 +19,8 @@ from torch.distributed.pipelining import (
 from convmesh.dist import OpenMesh
 from convmesh.errors import MeshError
 from convmesh.ops.autocast import without_autocast
-from convmesh.parallel.pipeline_program import CARRIER
-from convmesh.parallel.pipeline_stages import StageModule
+from convmesh.parallel.pipeline.program import CARRIER
+from convmesh.parallel.pipeline.stages import StageModule
 from convmesh.plan.pipelining import rank_of
 
 LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]

@@ -9,7 +9,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat import FlatBuffer, Flight, root_of, start_sum, start_sum_at_root
-from convmesh.parallel.gradients import as_gradient_of, local_gradient, local_of, shaped_like
+from convmesh.parallel.gradients.local import as_gradient_of, local_gradient, local_of, shaped_like
 
 Axes = tuple[str, ...]
 

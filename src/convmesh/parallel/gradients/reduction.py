@@ -21,9 +21,9 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.agreement import agree
 from convmesh.dist.flat import root_of
 from convmesh.errors import ConvMeshError, LayoutError
-from convmesh.parallel.buckets import Axes, Bucket, Slot, SummedBucket, plan_buckets
-from convmesh.parallel.gradients import local_of
-from convmesh.parallel.mixed_groups import loop_over_mixed_groups
+from convmesh.parallel.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_buckets
+from convmesh.parallel.gradients.local import local_of
+from convmesh.parallel.gradients.mixed_groups import loop_over_mixed_groups
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 

@@ -10,9 +10,9 @@ from torch import nn
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
 from convmesh.errors import UnsupportedError
-from convmesh.parallel.buckets import Axes, Bucket, Slot
-from convmesh.parallel.gradients import is_dense, local_gradient, local_of
-from convmesh.parallel.reduction import GradientReducer
+from convmesh.parallel.gradients.buckets import Axes, Bucket, Slot
+from convmesh.parallel.gradients.local import is_dense, local_gradient, local_of
+from convmesh.parallel.gradients.reduction import GradientReducer
 
 AXIS = "data"
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from convmesh.dist import OpenMesh
-from convmesh.parallel.broadcast import BroadcastReducer
+from convmesh.parallel.gradients.broadcast import BroadcastReducer
+from convmesh.parallel.gradients.reduction import AxesOf, GradientReducer
+from convmesh.parallel.gradients.scattered import ShardedReducer
 from convmesh.parallel.recorder import recorded
-from convmesh.parallel.reduction import AxesOf, GradientReducer
-from convmesh.parallel.scattered import ShardedReducer
 from convmesh.plan import Transfer, WeightProgram
 from convmesh.plan.plan import Reduction
 

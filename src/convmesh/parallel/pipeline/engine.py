@@ -19,14 +19,14 @@ from convmesh.dist import OpenMesh, dry_mesh
 from convmesh.errors import ConvMeshError, ShapeError, UnsupportedError
 from convmesh.graph import Captured
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.engine import Loss, rebind, whole_loss
-from convmesh.parallel.gradients import local_of
-from convmesh.parallel.lower import Lowered, lower
-from convmesh.parallel.pipeline_batch import Batch, Runner
-from convmesh.parallel.pipeline_loss import KINDS, REFUSED, Kind, compare, kind_of, shares
-from convmesh.parallel.pipeline_schedule import check_order
-from convmesh.parallel.pipeline_stages import output_names, output_tree, returned, stage_regions
-from convmesh.parallel.pipeline_state import StageWeights, from_stage
+from convmesh.parallel.gradients.local import local_of
+from convmesh.parallel.lowering.lower import Lowered, lower
+from convmesh.parallel.pipeline.batch import Batch, Runner
+from convmesh.parallel.pipeline.loss import KINDS, REFUSED, Kind, compare, kind_of, shares
+from convmesh.parallel.pipeline.schedule import check_order
+from convmesh.parallel.pipeline.stages import output_names, output_tree, returned, stage_regions
+from convmesh.parallel.pipeline.state import StageWeights, from_stage
+from convmesh.parallel.running.engine import Loss, rebind, whole_loss
 from convmesh.plan.pipelining import equal_share, microbatches_for, own_stages, stages_of
 
 Gradients = list[torch.Tensor | None]

@@ -19,15 +19,15 @@ from convmesh.dist import dry_mesh
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
-from convmesh.parallel.arrange import arrange, arranged_layout
 from convmesh.parallel.channels import LAYERS
-from convmesh.parallel.dry import Dry, DryResult, DryRunner
-from convmesh.parallel.dry_weights import Axes, Cuts, DryWeights, shared_sums, weight_programs, without_data
-from convmesh.parallel.opaque import by_samples as by_samples_only
-from convmesh.parallel.opaque import is_opaque, opaque_layout
-from convmesh.parallel.pipeline_program import microbatch, on_stage, stages_by_node
+from convmesh.parallel.gradients.summing import reduction_transfers
+from convmesh.parallel.lowering.arrange import arrange, arranged_layout
+from convmesh.parallel.lowering.dry import Dry, DryResult, DryRunner
+from convmesh.parallel.lowering.opaque import by_samples as by_samples_only
+from convmesh.parallel.lowering.opaque import is_opaque, opaque_layout
+from convmesh.parallel.lowering.weights import Axes, Cuts, DryWeights, shared_sums, weight_programs, without_data
+from convmesh.parallel.pipeline.program import microbatch, on_stage, stages_by_node
 from convmesh.parallel.recorder import dtype_name
-from convmesh.parallel.summing import reduction_transfers
 from convmesh.plan import NodeProgram, Plan, Program, Split, Work, split_nodes
 
 
@@ -61,12 +61,12 @@ def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = N
     `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own.
     """
     if plan.pipeline is None:
-        return _Lowering(captured, plan, rank, samples).run()
+        return Lowering(captured, plan, rank, samples).run()
     micro = samples or microbatch(captured.graph, plan.pipeline)
-    return on_stage(_Lowering(captured, plan, rank, micro).run(), captured.graph, dry_mesh(plan.mesh, rank))
+    return on_stage(Lowering(captured, plan, rank, micro).run(), captured.graph, dry_mesh(plan.mesh, rank))
 
 
-class _Lowering:
+class Lowering:
     """Walks the graph once; values are kept by node."""
 
     def __init__(self, captured: Captured, plan: Plan, rank: int, samples: int | None) -> None:

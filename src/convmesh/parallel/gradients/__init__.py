@@ -1,0 +1,1 @@
+"""Weight gradients: summed over ranks, clipped, scaled, and handed to optimisers."""

@@ -1,0 +1,1 @@
+"""Working a plan out for a network: dry runs, layouts, programs."""

@@ -1,0 +1,1 @@
+"""Layers in stages: cut, run by schedules, their weights and traffic."""

@@ -1,0 +1,1 @@
+"""The lowered network as a module that runs."""

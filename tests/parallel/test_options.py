@@ -148,25 +148,57 @@ class Gated(nn.Module):
         return torch.sigmoid(y) * torch.tanh(y) + x
 
 
-def compiled(backend: str | bool) -> tuple[Any, ...]:
+def compiled(mesh: Mesh, backend: str | bool) -> tuple[Any, ...]:
     """Loss and gradients, and how many parts were compiled."""
     torch.manual_seed(0)
-    model, x = Gated().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    net = cm.parallelize(model, cm.plan(model, x, Mesh(height=2)), loss=F.mse_loss, compile=backend)
+    model = nn.Sequential(Gated(), Gated()).double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    net = cm.parallelize(model, cm.plan(model, x, mesh, microbatches=2), loss=F.mse_loss, compile=backend)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler reads `.grad` of tensors that have none
         loss = net(net.shard_input(x), net.shard_target(torch.zeros_like(x)))
     loss.backward()
     engine: Any = net._running.engine
-    parts = sum(type(part).__name__ == "CompiledPart" for part in engine.module.modules())
+    modules = [engine.module] if hasattr(engine, "module") else [region.module for region in engine._regions]
+    parts = sum(type(part).__name__ == "CompiledPart" for module in modules for part in module.modules())
     return loss.detach(), net.full_gradients(), parts
 
 
-def test_compiled_local_parts_change_no_number(pools: Pools) -> None:
-    plain, fused = pools[2].run(compiled, False), pools[2].run(compiled, "aot_eager")
+@pytest.mark.parametrize(("mesh", "parts_here"), [(Mesh(height=2), 2), (Mesh(pipe=2), 1)], ids=str)
+def test_compiled_local_parts_change_no_number(pools: Pools, mesh: Mesh, parts_here: int) -> None:
+    plain, fused = pools[2].run(compiled, mesh, False), pools[2].run(compiled, mesh, "aot_eager")
     for (*expected, none), (*found, parts) in zip(plain, fused, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-        assert (none, parts) == (0, 1)
+        assert (none, parts) == (0, parts_here)
+
+
+def kept_for_backward(checkpoint: list[str]) -> int:
+    """Bytes that a forward pass keeps, weights apart."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(*(m for _ in range(4) for m in (nn.Conv2d(4, 4, 3, padding=1), nn.Sigmoid()))) for _ in "12")
+    )
+    plan = cm.plan(model, (2, 4, 16, 16), Mesh(height=2), checkpoint=checkpoint)
+    net = cm.parallelize(model, plan, loss=F.mse_loss)
+    args = net.shard_input(torch.randn(2, 4, 16, 16)), net.shard_target(torch.zeros(2, 4, 16, 16))
+    weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = net(*args)
+    loss.backward()
+    return sum(kept.values())
+
+
+def test_recomputed_blocks_keep_their_inputs_alone(pools: Pools) -> None:
+    everything, little = (pools[2].run(kept_for_backward, names)[0] for names in ([], ["?"]))
+    assert little < 0.6 * everything
 
 
 class Normed(nn.Module):

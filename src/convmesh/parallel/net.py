@@ -50,6 +50,9 @@ class Engine(Protocol):
     def rebind(self, owner: nn.Module) -> None:
         """Use the tensors that `owner` has now."""
 
+    def layout_of(self, planned: Layout) -> Layout:
+        """The layout of a whole batch's tensor, from the one that was worked out."""
+
 
 @dataclass
 class Running:

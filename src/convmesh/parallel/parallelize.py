@@ -17,7 +17,7 @@ from convmesh.layout import Layout
 from convmesh.parallel.channels import replace_tensor
 from convmesh.parallel.gradients.summing import reducer_for
 from convmesh.parallel.lowering.lower import Lowered, lower
-from convmesh.parallel.net import ParallelNet, Running
+from convmesh.parallel.net import Engine, ParallelNet, Running
 from convmesh.parallel.pipeline.engine import PipelineEngine
 from convmesh.parallel.pipeline.state import StageWeights
 from convmesh.parallel.running.engine import DirectEngine, LossCheck
@@ -45,44 +45,44 @@ def parallelize(
     `compile` puts the network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose
     loss is not a number with the step and the ranks to blame.
     """
-    if any(isinstance(p, DTensor) for p in model.parameters()):
-        raise PlanError(
-            "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
-        )
     captured = _captured(model, plan)
     plan.check(captured.graph)
-    opened = mesh if mesh is not None else open_mesh(plan.mesh)
-    if opened.mesh != plan.mesh:
-        raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
-    if "pipe" in plan.mesh.axes and plan.pipeline is None:
-        raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
+    opened = _opened(plan, mesh)
     lowered = lower(captured, plan, opened.rank)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
-    opened.replica_statistics = plan.batchnorm == "replica"
-    opened.sub_batches = plan.sub_batches
-    opened.weight_sums = _leave
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
-    engine: DirectEngine | PipelineEngine
     if stages is None:
-        engine = DirectEngine(executable(captured, lowered, opened, _backend(compile)), opened, loss)
+        engine: Engine = DirectEngine(executable(captured, lowered, opened, _backend(compile)), opened, loss)
     else:
-        engine = PipelineEngine(captured, lowered, opened, loss, stages)
-    layout_of = engine.batch.of_batch if isinstance(engine, PipelineEngine) else _as_planned
+        engine = PipelineEngine(captured, lowered, opened, loss, stages, _backend(compile))
     running = Running(
         lowered=lowered,
         mesh=opened,
         engine=engine,
         reducer=reducer_for(model, lowered.sum_axes, opened, plan.reduction) if is_materialised(model) else None,
-        inputs=[layout_of(lowered.layouts[node.name][0]) for node in captured.graph.inputs],
-        outputs=_output_layouts(captured, lowered, layout_of),
+        inputs=[engine.layout_of(lowered.layouts[node.name][0]) for node in captured.graph.inputs],
+        outputs=_output_layouts(captured, lowered, engine.layout_of),
         check=LossCheck(opened) if check_loss else None,
         stages=stages,
         reads_weights=any(node.op == "get_attr" for node in captured.module.graph.nodes),
     )
     return ParallelNet(model, running)
+
+
+def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
+    """The plan's mesh, open, and set as the plan wants it."""
+    if "pipe" in plan.mesh.axes and plan.pipeline is None:
+        raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
+    opened = mesh if mesh is not None else open_mesh(plan.mesh)
+    if opened.mesh != plan.mesh:
+        raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
+    opened.replica_statistics = plan.batchnorm == "replica"
+    opened.sub_batches = plan.sub_batches
+    opened.weight_sums = _leave
+    return opened
 
 
 def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None) -> None:
@@ -97,12 +97,12 @@ def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None
             model.to(mesh.device)
 
 
-def _as_planned(layout: Layout) -> Layout:
-    return layout
-
-
 def _captured(model: nn.Module, plan: Plan) -> Captured:
     """The network as it was captured for the plan, if from this very model; else captured anew."""
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        raise PlanError(
+            "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
+        )
     source = plan.source
     if isinstance(source, Captured) and _is_of(source, model):
         return source

@@ -18,6 +18,7 @@ from torch import nn
 from convmesh.dist import OpenMesh, dry_mesh
 from convmesh.errors import ConvMeshError, ShapeError, UnsupportedError
 from convmesh.graph import Captured
+from convmesh.layout import Layout
 from convmesh.ops.sharded import Sharded
 from convmesh.parallel.gradients.local import local_of
 from convmesh.parallel.lowering.lower import Lowered, lower
@@ -58,7 +59,13 @@ class PipelineEngine:
     """Runs this rank's stages. Every rank is given its input and target shards; the stages that need them use them."""
 
     def __init__(
-        self, captured: Captured, lowered: Lowered, mesh: OpenMesh, loss: Loss | None, weights: StageWeights
+        self,
+        captured: Captured,
+        lowered: Lowered,
+        mesh: OpenMesh,
+        loss: Loss | None,
+        weights: StageWeights,
+        backend: str | None = None,
     ) -> None:
         assert lowered.plan.pipeline is not None
         check_order(mesh)
@@ -66,7 +73,8 @@ class PipelineEngine:
         self._captured, self._lowered = weights.captured, lowered
         self._names = [node.name for node in captured.graph.inputs]
         self._tree = output_tree(captured)
-        self._regions = stage_regions(captured, lowered, mesh, own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank))
+        own = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
+        self._regions = stage_regions(captured, lowered, mesh, own, backend)
         self.batch = self._batch_of(lowered)
         self._runners: dict[int, Runner] = {}
         self._kind: Kind = "mean" if lowered.plan.pipeline.microbatches == 1 else "unknown"
@@ -78,6 +86,10 @@ class PipelineEngine:
         """Parameters that the network reads itself, not through a layer, are looked up anew."""
         for region in self._regions:
             rebind(region.module, owner)
+
+    def layout_of(self, planned: Layout) -> Layout:
+        """Layouts were worked out for micro-batches."""
+        return self.batch.of_batch(planned)
 
     def outputs(self, inputs: list[Sharded]) -> Any:
         """What the network makes of its inputs, on every rank; without gradients."""

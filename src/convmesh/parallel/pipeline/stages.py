@@ -16,7 +16,7 @@ from convmesh.graph import Captured
 from convmesh.ops.sharded import Sharded
 from convmesh.parallel.lowering.lower import Lowered
 from convmesh.parallel.pipeline.wire import Parcel, parcel_of
-from convmesh.parallel.running.executor import executable, recompute
+from convmesh.parallel.running.executor import executable, tune
 from convmesh.parallel.running.regions import Parts, parts_of, region
 from convmesh.plan.stages import StageGraph
 
@@ -26,7 +26,7 @@ class StageRegion:
     """The calls of one stage on shards: which values they take and give, and which the stage as a whole does."""
 
     index: int
-    module: nn.Module
+    module: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     received: tuple[str, ...]
@@ -35,15 +35,30 @@ class StageRegion:
     """How many random masks earlier stages draw for a micro-batch."""
 
 
-def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, stages: Sequence[int]) -> list[StageRegion]:
-    """The given stages of the lowered network."""
+def stage_regions(
+    captured: Captured, lowered: Lowered, mesh: OpenMesh, stages: Sequence[int], backend: str | None
+) -> list[StageRegion]:
+    """The given stages of the lowered network, their local parts compiled if a `backend` is named."""
     assert lowered.plan.pipeline is not None
     whole = replace(lowered, plan=replace(lowered.plan, checkpoint=()))
     module = executable(captured, whole, mesh)
     parts, row = parts_of(module), StageGraph(captured.graph)
     bounds = row.bounds(lowered.plan.pipeline.starts)
     calls = _calls_by_stage(module.graph, row, bounds)
-    return [_region(captured, lowered, mesh, stage, calls[stage], parts, row, bounds) for stage in stages]
+    made = [_region(captured, stage, calls[stage], parts, row, bounds) for stage in stages]
+    return [replace(one, module=_tuned(one.module, captured, lowered, mesh, backend)) for one in made]
+
+
+def _tuned(
+    module: fx.GraphModule, captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
+) -> fx.GraphModule:
+    """A stage with its blocks to recompute, and its parts to compile, put in."""
+    if not lowered.plan.checkpoint and backend is None:
+        return module
+    parts, graph = parts_of(module), fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    tune(graph, parts, captured, lowered, mesh, backend)
+    return fx.GraphModule(parts, graph)
 
 
 def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> list[list[fx.Node]]:
@@ -63,25 +78,12 @@ def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> 
 
 
 def _region(
-    captured: Captured,
-    lowered: Lowered,
-    mesh: OpenMesh,
-    stage: int,
-    calls: Sequence[fx.Node],
-    parts: Parts,
-    row: StageGraph,
-    bounds: Sequence[int],
+    captured: Captured, stage: int, calls: Sequence[fx.Node], parts: Parts, row: StageGraph, bounds: Sequence[int]
 ) -> StageRegion:
     found = region(parts, calls)
-    module = found.module
-    if lowered.plan.checkpoint:
-        inner, graph = parts_of(module), fx.Graph()
-        graph.output(graph.graph_copy(module.graph, {}))
-        recompute(graph, inner, captured, lowered.plan, mesh)
-        module = fx.GraphModule(inner, graph)
     return StageRegion(
         index=stage,
-        module=module,
+        module=found.module,
         inputs=tuple(node.name for node in found.inputs),
         outputs=tuple(node.name for node in found.outputs),
         received=_inputs(captured) if stage == 0 else row.crossing(bounds[stage]),

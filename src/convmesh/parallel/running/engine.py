@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import NonFiniteLossError, UnsupportedError
+from convmesh.layout import Layout
 from convmesh.ops.sharded import Sharded
 
 Loss = Callable[..., Any]
@@ -35,6 +36,10 @@ class DirectEngine:
     def rebind(self, owner: nn.Module) -> None:
         """Parameters that the network reads itself, not through a layer, are looked up anew."""
         rebind(self.module, owner)
+
+    def layout_of(self, planned: Layout) -> Layout:
+        """Layouts were worked out for whole batches."""
+        return planned
 
 
 def rebind(module: nn.Module, owner: nn.Module) -> None:

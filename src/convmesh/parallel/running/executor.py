@@ -31,12 +31,19 @@ def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: st
     for node, copy in copies.items():
         _rearrange(graph, parts, copy, node.name, lowered, arranged)
         _adapt(parts, copy, node, captured, lowered, mesh)
+    tune(graph, parts, captured, lowered, mesh, backend)
+    graph.lint()
+    return fx.GraphModule(parts, graph)
+
+
+def tune(
+    graph: fx.Graph, parts: dict[str, Any], captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
+) -> None:
+    """Put in the parts to compile, if a backend is named, and the blocks that the plan recomputes."""
     if backend is not None:
         compile_parts(graph, parts, _fusible(captured, lowered), backend)
     if lowered.plan.checkpoint:
-        recompute(graph, parts, captured, lowered.plan, mesh)
-    graph.lint()
-    return fx.GraphModule(parts, graph)
+        _recompute(graph, parts, captured, lowered.plan, mesh)
 
 
 def _rearrange(
@@ -70,8 +77,8 @@ def _adapt(
 
 
 def _fusible(captured: Captured, lowered: Lowered) -> set[str]:
-    nodes = lowered.program.nodes
-    return {node.node for node in nodes if fusible(node, captured.graph.node(node.node).kind)}
+    programs = {node.node: node for node in lowered.program.nodes}
+    return {n.name for n in captured.graph.nodes if n.name in programs and fusible(programs[n.name], n.kind)}
 
 
 def parts_name(what: str, node: str) -> str:
@@ -118,7 +125,7 @@ class SumsAtOnce(nn.Module):
             self._mesh.weight_sums = later
 
 
-def recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
+def _recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
     """Make blocks of the nodes whose modules the plan names, each module's calls in a row."""
     layers = {node.name: node.layer for node in captured.graph.nodes}
 

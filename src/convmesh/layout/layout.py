@@ -92,6 +92,8 @@ class Layout:
 
     def axes_of(self, dims: Sequence[int]) -> tuple[str, ...]:
         """The axes that cut any of `dims`, in mesh order."""
+        if not self.axes:
+            return ()
         used = {name for dim in dims for name in self.cuts[dim].axes}
         return tuple(name for name in self.mesh.axes if name in used)
 

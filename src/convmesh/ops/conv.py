@@ -134,6 +134,17 @@ def check_operands(
 def _windows(
     extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
 ) -> tuple[Window, ...]:
+    """The windows of a layer's spatial dims; modules hand over the same tuples at every call."""
+    given = stride, padding, dilation
+    if any(isinstance(value, list) for value in given):
+        return _made_windows.__wrapped__(extents, kernel, *given, mode)
+    return _made_windows(extents, kernel, *given, mode)
+
+
+@cache
+def _made_windows(
+    extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
+) -> tuple[Window, ...]:
     dims = len(extents)
     strides, dilations = spread("stride", stride, dims), spread("dilation", dilation, dims)
     pads = _pads(padding, kernel, strides, dilations)

@@ -76,6 +76,8 @@ def prelu(x: Sharded, weight: torch.Tensor) -> Sharded:
 def line_up(*operands: Any) -> tuple[list[Any], Layout, Any]:
     """Each operand's local part for a broadcast result, the result's layout, and the mesh. Numbers stay numbers."""
     first = next(o for o in operands if isinstance(o, Sharded))
+    if all(isinstance(o, Sharded) and o.layout == first.layout for o in operands):  # most often: nothing to line up
+        return [o.local for o in operands], first.layout, first.mesh
     tensors = [on_mesh(o, first.mesh) if isinstance(o, (Sharded, torch.Tensor)) else o for o in operands]
     sharded = [t for t in tensors if isinstance(t, Sharded)]
     layout = broadcast_layout([t.layout for t in sharded])

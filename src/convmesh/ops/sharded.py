@@ -51,9 +51,10 @@ class Sharded:
     ) -> Any:
         del types  # torch leaves DTensors out of it
         if not takes_cut_weights(func):
-            for argument in (*args, *(kwargs or {}).values()):
-                for value in argument if isinstance(argument, (list, tuple)) else (argument,):
-                    _refuse_dtensor(value)
+            for argument in (*args, *kwargs.values()) if kwargs else args:
+                if not isinstance(argument, Sharded):
+                    for value in argument if isinstance(argument, (list, tuple)) else (argument,):
+                        _refuse_dtensor(value)
         return handler_of(func)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ demo: .venv/.ready
 test: .venv/.ready
 	$(PY) -m pytest -q
 
-test-full: .venv/.ready  # every network under every preset on 2, 4 and 8 ranks: about an hour
+test-full: .venv/.ready  # every network under every preset on 2, 4 and 8 ranks: about half an hour
 	$(PY) -m pytest -q -m full
 
 check: .venv/.ready

@@ -12,7 +12,7 @@ import convmesh as cm
 from convmesh import Mesh
 from convmesh.parallel import GradScaler, clip_grad_norm_
 from tests.conftest import Pools
-from tests.parallel.training import STEPS, References, Trained, assert_same, fresh, optimizer, train_split
+from tests.parallel.training import STEPS, References, Trained, assert_same, fresh, optimizer, take_steps, train_split
 
 MESH = Mesh(data=2, height=2)
 
@@ -38,43 +38,35 @@ def test_options_change_no_number(
     mesh = Mesh(**axes)
     whole = references[name]
     found = pools[mesh.size].run(train_split, name, mesh, strategy, options)
-    if options.get("reduction") == "broadcast":
-        found = [Trained(f.losses, {**f.state}) for f in found]
+    if options.get("reduction") == "broadcast":  # gradients are on the root alone
+        found = [Trained(f.losses, f.state) for f in found]
     assert_same(found, whole)
 
 
-def train_sharded(name: str, kind: str) -> tuple[Trained, int]:
+def held_state(opt: torch.optim.Optimizer) -> int:
+    """Elements of an optimiser's state."""
+    return sum(v.numel() for state in opt.state.values() for v in state.values() if v.numel() > 1)
+
+
+def train_sharded(name: str) -> tuple[Trained, int]:
     model, x, target, loss_of = fresh(name)
     net = cm.parallelize(model, cm.plan(model, x, MESH, "data+spatial", reduction="sharded"), loss=loss_of)
-    opt = net.optimizer(getattr(torch.optim, kind), lr=0.05)
-    losses = []
-    for _ in range(STEPS):
-        opt.zero_grad()
-        loss = net(net.shard_input(x), net.shard_target(target))
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-    held = sum(v.numel() for state in opt.state.values() for v in state.values() if v.numel() > 1)
-    return Trained(losses, net.full_state_dict()), held
+    opt = net.optimizer(torch.optim.AdamW, lr=0.05)
+    args = net.shard_input(x), net.shard_target(target)
+    losses = take_steps(opt, lambda: net(*args))
+    return Trained(losses, net.full_state_dict()), held_state(opt)
 
 
 def train_adam(name: str) -> tuple[Trained, int]:
     model, x, target, loss_of = fresh(name)
     opt = torch.optim.AdamW(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(STEPS):
-        opt.zero_grad()
-        loss = loss_of(model(x), target)
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-    held = sum(v.numel() for state in opt.state.values() for v in state.values() if v.numel() > 1)
-    return Trained(losses, model.state_dict()), held
+    losses = take_steps(opt, lambda: loss_of(model(x), target))
+    return Trained(losses, model.state_dict()), held_state(opt)
 
 
 def test_optimiser_state_sharded_over_data_is_smaller_and_as_exact(pools: Pools) -> None:
     ((whole, held_whole),) = pools[1].run(train_adam, "resnet18")
-    found = pools[4].run(train_sharded, "resnet18", "AdamW")
+    found = pools[4].run(train_sharded, "resnet18")
     # Adam divides by the root of tiny numbers in its first steps, which magnifies rounding.
     assert_same([trained for trained, _ in found], whole, tolerance=1e-6)
     assert all(held < 0.55 * held_whole for _, held in found)
@@ -219,14 +211,8 @@ def dropped(mesh: Mesh, recompute: bool) -> list[Any]:
     x, target = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
     plan = cm.plan(model, x, mesh, "auto", checkpoint=["conv", "norm", "drop"] if recompute else [])
     net = cm.parallelize(model, plan, loss=F.cross_entropy)
-    opt = optimizer(net.parameters())
-    losses = []
-    for _ in range(STEPS):
-        opt.zero_grad()
-        loss = net(net.shard_input(x), net.shard_target(target))
-        loss.backward()
-        opt.step()
-        losses.append(loss.detach())
+    args = net.shard_input(x), net.shard_target(target)
+    losses = take_steps(optimizer(net.parameters()), lambda: net(*args))
     net.eval()
     with torch.no_grad():
         y = net.gather_output(net(net.shard_input(x)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,20 +41,36 @@ def rate_of(name: str) -> float:
     return models.find(name).small().rate
 
 
+def take_steps(
+    opt: torch.optim.Optimizer,
+    loss_of: Callable[[], torch.Tensor],
+    steps: int = STEPS,
+    after_backward: Callable[[int], object] | None = None,
+) -> list[float]:
+    """Losses of so many optimiser steps; `after_backward` may look at the gradients of each."""
+    losses = []
+    for step in range(steps):
+        opt.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        if after_backward is not None:
+            after_backward(step)
+        opt.step()
+        losses.append(loss.item())
+    return losses
+
+
 def train_whole(name: str, steps: int = STEPS) -> Trained:
     """On one process, with plain torch."""
     model, x, target, loss_of = fresh(name)
-    opt = optimizer(model.parameters(), rate_of(name))
-    losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
-    for step in range(steps):
-        opt.zero_grad()
-        loss = loss_of(model(x), target)
-        loss.backward()
+
+    def note(step: int) -> None:
         if step == 0:
-            gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        opt.step()
-        losses.append(loss.item())
+            gradients.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+    opt = optimizer(model.parameters(), rate_of(name))
+    losses = take_steps(opt, lambda: loss_of(model(x), target), steps, note)
     return Trained(losses, {k: v.detach().clone() for k, v in model.state_dict().items()}, gradients)
 
 
@@ -62,16 +79,14 @@ def train_split(name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any]
     model, x, target, loss_of = fresh(name)
     plan = cm.plan(model, tuple(x.shape), mesh, strategy, **(options or {}))
     net = cm.parallelize(model, plan, loss=loss_of)
-    opt = optimizer(net.parameters(), rate_of(name))
-    losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
-    for step in range(STEPS):
-        opt.zero_grad()
-        loss = net(net.shard_input(x), net.shard_target(target))
-        loss.backward()
-        gradients = net.full_gradients() if step == 0 else gradients
-        opt.step()
-        losses.append(loss.item())
+
+    def note(step: int) -> None:
+        if step == 0:
+            gradients.update(net.full_gradients())
+
+    args = net.shard_input(x), net.shard_target(target)
+    losses = take_steps(optimizer(net.parameters(), rate_of(name)), lambda: net(*args), after_backward=note)
     return Trained(losses, net.full_state_dict(), gradients)
 
 

@@ -1,7 +1,8 @@
 """Pipelines train as one process that accumulates the gradients of the same micro-batches, and send what they say."""
 
 import functools
-from typing import Any
+import itertools
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import convmesh as cm
-from convmesh import Mesh
+from convmesh import Mesh, models
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.ops.dice import dice_loss
 from convmesh.ops.sharded import Sharded
+from convmesh.plan.plan import Schedule
 from tests.conftest import Pools
 from tests.parallel.pipelines import FILTERS, HEIGHT, gradients_of, largest, small, split, worst
 from tests.parallel.training import STEPS, Trained, assert_same, fresh, optimizer, rate_of, train_split
@@ -27,6 +29,26 @@ NETWORKS: list[tuple[str, dict[str, int], Any, dict[str, Any]]] = [
     ("unet2d", {"pipe": 4}, "pipeline", {"microbatches": 4, "schedule": "1f1b"}),
     ("unet3d", {"pipe": 2, "height": 2}, HEIGHT, {"microbatches": 2, "schedule": "interleaved"}),
 ]
+
+
+GRIDS: list[tuple[dict[str, int], str]] = [
+    ({"pipe": 2}, "pipeline"), ({"pipe": 4}, "pipeline"), ({"pipe": 8}, "pipeline"),
+    ({"pipe": 2, "data": 2}, "data+pipeline"), ({"pipe": 4, "data": 2}, "data+pipeline"),
+]  # fmt: skip
+
+
+def every_network() -> list[Any]:
+    """All reference networks under both presets on 2, 4 and 8 ranks, schedules in turn; for `make test-full`."""
+    listed = [(name, axes, strategy) for name in models.names() for axes, strategy in GRIDS]
+    schedules = itertools.cycle(get_args(Schedule))
+    return [
+        pytest.param(
+            *(name, axes, strategy, {"microbatches": 2, "schedule": next(schedules)}),
+            id=f"{name}-{strategy}-{'x'.join(map(str, axes.values()))}",
+            marks=pytest.mark.full,
+        )
+        for name, axes, strategy in listed
+    ]
 
 
 def microbatches(samples: int, count: int, ranks: int) -> torch.Tensor:
@@ -50,7 +72,7 @@ def train_accumulated(name: str, count: int, ranks: int) -> Trained:
     return Trained(losses, {k: v.detach().clone() for k, v in model.state_dict().items()}, gradients)
 
 
-@pytest.mark.parametrize(("name", "axes", "strategy", "options"), NETWORKS)
+@pytest.mark.parametrize(("name", "axes", "strategy", "options"), [*NETWORKS, *every_network()])
 def test_networks_train_as_with_accumulated_microbatches(
     pools: Pools, name: str, axes: dict[str, int], strategy: Any, options: dict[str, Any]
 ) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from convmesh.layout import Layout, Mesh
     from convmesh.ops import Sharded, from_local, replicated, shard
+    from convmesh.oracle import Assumptions, Prediction
     from convmesh.parallel import (
         GradScaler,
         ParallelNet,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         parallelize,
         plan,
         plan_channels,
+        predict,
     )
     from convmesh.plan import Plan, Program, Split, load_plan
     from convmesh.system import System
@@ -66,6 +68,7 @@ _HOME = {
         "convmesh.errors",
     ),
     **dict.fromkeys(["Layout", "Mesh"], "convmesh.layout"),
+    **dict.fromkeys(["Assumptions", "Prediction"], "convmesh.oracle"),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
     **dict.fromkeys(
         [
@@ -77,6 +80,7 @@ _HOME = {
             "parallelize",
             "plan",
             "plan_channels",
+            "predict",
             "ShardedOptimizer",
         ],
         "convmesh.parallel",
@@ -87,6 +91,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Assumptions",
     "CaptureError",
     "CaptureWarning",
     "ConvMeshError",
@@ -102,6 +107,7 @@ __all__ = [
     "ParallelNet",
     "Plan",
     "PlanError",
+    "Prediction",
     "Program",
     "ShapeError",
     "Sharded",
@@ -123,6 +129,7 @@ __all__ = [
     "parallelize",
     "plan",
     "plan_channels",
+    "predict",
     "replicated",
     "shard",
     "verify",

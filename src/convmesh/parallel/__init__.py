@@ -8,6 +8,7 @@ from convmesh.parallel.lowering.lower import Lowered, lower
 from convmesh.parallel.net import ParallelNet
 from convmesh.parallel.parallelize import parallelize
 from convmesh.parallel.planning import lower_plan, plan
+from convmesh.parallel.predicting import predict
 
 __all__ = [
     "ChannelPlan",
@@ -22,4 +23,5 @@ __all__ = [
     "parallelize",
     "plan",
     "plan_channels",
+    "predict",
 ]

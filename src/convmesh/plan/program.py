@@ -61,6 +61,8 @@ class NodeProgram:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     saved: tuple[Saved, ...] = ()
+    sources: tuple[str, ...] = ()
+    """The nodes whose tensors it is given, in the order in which `saved` counts them."""
 
     @property
     def transfers(self) -> Iterator[Transfer]:
@@ -121,7 +123,7 @@ class Program:
     def bytes_sent(self) -> Counter[str]:
         """Bytes that this rank sends in a step, by carrier."""
         sent: Counter[str] = Counter()
-        for transfer, times in self._transfers():
+        for transfer, times in self.transfers():
             sent[transfer.carrier] += transfer.bytes_sent * times
         return sent
 
@@ -129,11 +131,11 @@ class Program:
     def messages(self) -> Counter[str]:
         """Messages and collectives that this rank posts in a step, by carrier."""
         posted: Counter[str] = Counter()
-        for transfer, times in self._transfers():
+        for transfer, times in self.transfers():
             posted[transfer.carrier] += times
         return posted
 
-    def _transfers(self) -> Iterator[tuple[Transfer, int]]:
+    def transfers(self) -> Iterator[tuple[Transfer, int]]:
         """With how often each runs in a step."""
         yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
         yield from ((transfer, 1) for transfer in self.reduction)

@@ -231,6 +231,7 @@ class Lowering:
                 forward=result.forward,
                 backward=result.backward,
                 saved=result.saved,
+                sources=tuple(name for name in spec.inputs if isinstance(self._env.get(name), Dry)),
             )
         )
         axes = tuple(dict.fromkeys(name for axes in result.sum_axes for name in axes))

@@ -1,0 +1,1 @@
+"""Measuring the machine at hand: operators, transfers, memory and energy."""

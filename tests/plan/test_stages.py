@@ -120,15 +120,27 @@ def shared() -> nn.Sequential:
 
 def test_the_uses_of_a_weight_stay_together() -> None:
     graph = graph_of(shared(), 2, 2, 4, 4)
-    assert set(cut_stages(graph, {}, 3)) == {"3", "4"}
+    assert cut_stages(graph, {}, 2) == ("4",)
     with pytest.raises(PlanError, match=r"weight '0.weight' serves '0' and '0'"):
         StageGraph(graph).bounds(["1"])
-    with pytest.raises(PlanError, match="into 3 at most"):
-        cut_stages(graph, {}, 4)
+    with pytest.raises(PlanError, match="into 2 at most"):
+        cut_stages(graph, {}, 3)
+
+
+def test_every_stage_learns() -> None:
+    small = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ReLU())
+    graph = graph_of(small, 2, 2, 8, 8)
+    assert cut_stages(graph, {}, 2) == ("4",)  # at the last place where only what was pooled crosses
+    row = StageGraph(graph)
+    assert row.bounds(["2"]) == [0, 2, 6]
+    for starts in (["1"], ["5"], ["2", "3"]):
+        with pytest.raises(PlanError, match=r"no weight that learns.*nearest layer where one can start is '4'"):
+            row.bounds(starts)
 
 
 def planned(**options: object) -> Plan:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    model.append(nn.Conv2d(2, 2, 1))
     return cm.plan(model, (8, 2, 16, 16), Mesh(pipe=2), "pipeline", **options)  # type: ignore[arg-type]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
@@ -43,8 +45,15 @@ class StageGraph:
 
     @cached_property
     def places(self) -> list[int]:
-        """Where a stage after the first may start."""
-        return [place for place, obstacle in enumerate(self.obstacles) if obstacle is None]
+        """Where a stage after the first may start, so that every stage has a weight that learns: between one such and
+        the next at one place, where the least crosses, and of several the last."""
+        gaps = ([p for p in range(a + 1, b + 1) if self.obstacles[p] is None] for a, b in pairwise(self._learning))
+        return [min(gap, key=lambda place: (self.bytes_crossing[place], -place)) for gap in gaps if gap]
+
+    @cached_property
+    def _learning(self) -> list[int]:
+        """The places of calls with a weight that learns."""
+        return [place for place, node in enumerate(self.calls) if any(weight.learns for weight in node.weights)]
 
     def _poor_starts(self) -> Iterator[tuple[int, int, str]]:
         """A stage starts at a layer's first call, because its name would not tell the others apart, and with work."""
@@ -114,16 +123,27 @@ class StageGraph:
             if obstacle := self.obstacles[place]:
                 raise PlanError(f"no stage can start at {name!r}: {obstacle}{self._nearest(place)}.")
             bounds.append(place)
-        return [*bounds, len(self.calls)]
+        bounds.append(len(self.calls))
+        self._check_learning(bounds)
+        return bounds
+
+    def _check_learning(self, bounds: Sequence[int]) -> None:
+        """An optimiser cannot be made for a stage without weights."""
+        for begin, end in pairwise(bounds):
+            if len(bounds) > 2 and bisect_left(self._learning, begin) == bisect_left(self._learning, end):
+                raise PlanError(
+                    f"the stage from {self.calls[begin].layer!r} to {self.calls[end - 1].layer!r} has no weight that "
+                    f"learns, so its rank has nothing to optimise{self._nearest(begin or end)}."
+                )
 
     def _nearest(self, place: int) -> str:
         near = min(self.places, key=lambda candidate: abs(candidate - place), default=None)
-        return "" if near is None else f"; the nearest layer where one can is {self.calls[near].layer!r}"
+        return "" if near is None else f"; the nearest layer where one can start is {self.calls[near].layer!r}"
 
     def stage_weights(self, bounds: Sequence[int]) -> dict[str, int]:
         """The stage of every weight; those that nothing uses go with the first."""
         found = {weight.name: 0 for weight in self.graph.weights}
-        for stage, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        for stage, (begin, end) in enumerate(pairwise(bounds)):
             found |= {weight.name: stage for node in self.calls[begin:end] for weight in node.weights}
         return found
 
@@ -159,11 +179,11 @@ def cut_stages(
     row = StageGraph(graph)
     if stages > len(row.places) + 1:
         raise PlanError(
-            f"{stages} stages are asked for, but this network can be cut into {len(row.places) + 1} at most; "
-            "use fewer ranks on the pipe axis, or fewer stages a rank."
+            f"{stages} stages are asked for, but this network can be cut into {len(row.places) + 1} at most, each "
+            "with weights that learn; use fewer ranks on the pipe axis, or fewer stages a rank."
         )
     marks = [0, *row.places, len(row.calls)]
-    pieces = [_total(costs, row.calls[a:b]) for a, b in itertools.pairwise(marks)]
+    pieces = [_total(costs, row.calls[a:b]) for a, b in pairwise(marks)]
     limits = Limits(tuple(in_flight or [1] * stages), bytes_limit)
     chosen = balance(pieces, stages, limits, [row.bytes_crossing[mark] for mark in marks[:-1]])
     return tuple(row.calls[marks[index]].layer for index in chosen)

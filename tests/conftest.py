@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from convmesh.testing import RankPool, SplitCase
 from tests.matrix import matrix, write_readme
+
+os.environ["CONVMESH_SYSTEMS"] = "no-systems-of-the-user-in-tests"
 
 settings.register_profile(
     "ranks",

@@ -1,10 +1,16 @@
 """What the README shows is true."""
 
+import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import tyro
+
+from convmesh.cli.main import VERBS
 from tests.matrix import README, in_readme
 
 ROOT = README.parent
@@ -33,6 +39,21 @@ def test_channel_example_runs_as_printed() -> None:
     code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert [line.split()[:2] for line in printed.splitlines()] == [["0", "y"], ["2", "y"], ["4", "x"]]
+
+
+def test_verbs_are_typed_as_printed() -> None:
+    """Their own tests run them; here it is what the README tells people to type."""
+    printed = re.findall(r"^    convmesh (\w+)(.*)$", README.read_text(), re.MULTILINE)
+    assert {"plan", "scale", "calibrate", "validate", "explain"} <= {verb for verb, _ in printed}
+    for verb, rest in printed:
+        module = importlib.import_module(VERBS[verb].module)
+        tyro.cli(module.Options, args=shlex.split(rest, comments=True), config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def test_the_oracles_page_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/oracle.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("True ")
 
 
 def test_demo_runs() -> None:

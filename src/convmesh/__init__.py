@@ -18,19 +18,22 @@ if TYPE_CHECKING:
         CaptureWarning,
         ConvMeshError,
         DisagreementError,
+        InfeasibleError,
         LayoutError,
         MeshError,
         NonFiniteLossError,
         OpaqueLayerWarning,
         PlanError,
+        RunsFileError,
         ShapeError,
         SystemFileError,
         UnknownNameError,
         UnsupportedError,
     )
     from convmesh.layout import Layout, Mesh
+    from convmesh.measure.calibrate import calibrate
     from convmesh.ops import Sharded, from_local, replicated, shard
-    from convmesh.oracle import Assumptions, Prediction
+    from convmesh.oracle import Anomaly, Assumptions, Prediction, Profile, TimedTransfer, Timeline, find_anomalies
     from convmesh.parallel import (
         GradScaler,
         ParallelNet,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
         plan,
         plan_channels,
         predict,
+        search,
     )
     from convmesh.plan import Plan, Program, Split, load_plan
     from convmesh.system import System
@@ -55,11 +59,13 @@ _HOME = {
             "CaptureWarning",
             "ConvMeshError",
             "DisagreementError",
+            "InfeasibleError",
             "LayoutError",
             "MeshError",
             "NonFiniteLossError",
             "OpaqueLayerWarning",
             "PlanError",
+            "RunsFileError",
             "ShapeError",
             "SystemFileError",
             "UnknownNameError",
@@ -68,7 +74,10 @@ _HOME = {
         "convmesh.errors",
     ),
     **dict.fromkeys(["Layout", "Mesh"], "convmesh.layout"),
-    **dict.fromkeys(["Assumptions", "Prediction"], "convmesh.oracle"),
+    **dict.fromkeys(
+        ["Anomaly", "Assumptions", "Prediction", "Profile", "TimedTransfer", "Timeline", "find_anomalies"],
+        "convmesh.oracle",
+    ),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
     **dict.fromkeys(
         [
@@ -81,22 +90,26 @@ _HOME = {
             "plan",
             "plan_channels",
             "predict",
+            "search",
             "ShardedOptimizer",
         ],
         "convmesh.parallel",
     ),
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plan"),
     "System": "convmesh.system",
+    "calibrate": "convmesh.measure.calibrate",
     "verify": "convmesh.verify",
 }
 
 __all__ = [
+    "Anomaly",
     "Assumptions",
     "CaptureError",
     "CaptureWarning",
     "ConvMeshError",
     "DisagreementError",
     "GradScaler",
+    "InfeasibleError",
     "Layout",
     "LayoutError",
     "Mesh",
@@ -108,18 +121,24 @@ __all__ = [
     "Plan",
     "PlanError",
     "Prediction",
+    "Profile",
     "Program",
+    "RunsFileError",
     "ShapeError",
     "Sharded",
     "ShardedOptimizer",
     "Split",
     "System",
     "SystemFileError",
+    "TimedTransfer",
+    "Timeline",
     "UnknownNameError",
     "UnsupportedError",
+    "calibrate",
     "clip_grad_norm_",
     "cut_channels",
     "dry_mesh",
+    "find_anomalies",
     "from_local",
     "init",
     "load_plan",
@@ -131,6 +150,7 @@ __all__ = [
     "plan_channels",
     "predict",
     "replicated",
+    "search",
     "shard",
     "verify",
 ]

@@ -54,6 +54,10 @@ class PlanError(ConvMeshError, ValueError):
     """A plan that contradicts itself, its network or its mesh."""
 
 
+class InfeasibleError(ConvMeshError, ValueError):
+    """No plan fits the network, the ranks and their memory; the message says why each kind does not."""
+
+
 class ShapeError(ConvMeshError, ValueError):
     """A sample, target or weight whose shape is not the one that the plan was made for."""
 
@@ -64,3 +68,7 @@ class NonFiniteLossError(ConvMeshError, ArithmeticError):
 
 class SystemFileError(ConvMeshError, ValueError):
     """A description of a cluster that cannot be read; the message names every wrong key of it."""
+
+
+class RunsFileError(ConvMeshError, ValueError):
+    """A file of measured runs that cannot be used; the message names every wrong row and column."""

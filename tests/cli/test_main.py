@@ -18,7 +18,7 @@ from convmesh.cli.interrupts import ends_when_told
 from convmesh.cli.main import VERBS
 
 
-@pytest.mark.parametrize("args", [["--help"], ["verify", "--help"]])
+@pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in VERBS)])
 def test_help_answers_without_torch(args: list[str]) -> None:
     code = (
         "import sys; from convmesh.cli import main\n"

@@ -55,7 +55,7 @@ def test_a_users_network_from_the_current_folder_as_a_table(folder: Path) -> Non
 @pytest.fixture
 def plan_file(folder: Path) -> Path:
     net = models.find("lenet5")
-    cm.plan(net.create(), (4, *net.sample), cm.Mesh(filter=2)).save(folder / "p.toml")
+    cm.plan(net.create(), (4, *net.sample), cm.Mesh(filter=2), "filter").save(folder / "p.toml")
     return folder / "p.toml"
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import convmesh as cm
 from convmesh import ConvMeshError, Mesh, MeshError, PlanError, UnsupportedError
+from convmesh.plan import strategy_for
 from tests.conftest import Pools
 
 SHAPE = (4, 3, 8, 8)
@@ -21,7 +22,7 @@ def model() -> nn.Module:
 
 def net(mesh: Mesh = Mesh(height=2)) -> Any:  # noqa: B008 - a value
     made = model()
-    return cm.parallelize(made, cm.plan(made, SHAPE, mesh, "auto"), loss=F.mse_loss)
+    return cm.parallelize(made, cm.plan(made, SHAPE, mesh, strategy_for(mesh)), loss=F.mse_loss)
 
 
 def error_of(case: str) -> str:
@@ -32,12 +33,14 @@ def error_of(case: str) -> str:
         if case == "wrong mesh":
             cm.parallelize(model(), cm.plan(model(), SHAPE, Mesh(data=3), "data"))
         elif case == "another model":
-            plan = cm.plan(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), SHAPE, Mesh(height=2))
+            plan = cm.plan(
+                nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), SHAPE, Mesh(height=2), "spatial"
+            )
             cm.parallelize(model(), plan)
         elif case == "twice":
             made = model()
-            cm.parallelize(made, cm.plan(made, SHAPE, Mesh(filter=2)))
-            cm.parallelize(made, cm.plan(made, SHAPE, Mesh(filter=2)))
+            cm.parallelize(made, cm.plan(made, SHAPE, Mesh(filter=2), "filter"))
+            cm.parallelize(made, cm.plan(made, SHAPE, Mesh(filter=2), "filter"))
         elif case == "global input":
             net()(x, torch.ones(4, 2, 8, 8))
         elif case == "one rank's input":
@@ -50,7 +53,9 @@ def error_of(case: str) -> str:
             net()(x, x, x)
         elif case == "loss":
             made = model()
-            split = cm.parallelize(made, cm.plan(made, SHAPE, Mesh(height=2)), loss=lambda y, t: (y - t) ** 2)
+            split = cm.parallelize(
+                made, cm.plan(made, SHAPE, Mesh(height=2), "spatial"), loss=lambda y, t: (y - t) ** 2
+            )
             split(split.shard_input(x), split.shard_target(torch.ones(4, 2, 8, 8)))
         elif case == "nan":
             split = net()
@@ -93,7 +98,7 @@ def test_every_rank_says_the_same(pools: Pools, case: str, says: str) -> None:
 def test_without_a_process_group() -> None:
     made = model()
     with pytest.raises(MeshError, match=r"call `convmesh.init\(\)` first"):
-        cm.parallelize(made, cm.plan(made, SHAPE, Mesh(height=2)))
+        cm.parallelize(made, cm.plan(made, SHAPE, Mesh(height=2), "spatial"))
 
 
 def test_plans_say_which_layer_cannot_be_cut_so() -> None:
@@ -115,7 +120,7 @@ def test_an_operator_without_a_split_version_is_named_with_its_layer() -> None:
             return result
 
     with pytest.raises(UnsupportedError, match=r"layer '1.*qr.*has no split version"):
-        cm.plan(nn.Sequential(nn.Conv2d(3, 3, 1), Odd()), SHAPE, Mesh(height=2))
+        cm.plan(nn.Sequential(nn.Conv2d(3, 3, 1), Odd()), SHAPE, Mesh(height=2), "spatial")
 
 
 class Chooses(nn.Module):
@@ -134,7 +139,7 @@ def with_opaque(mesh: Mesh | None) -> Any:
         y.square().mean().backward()
         return y.detach(), {n: p.grad for n, p in made.named_parameters()}
     with pytest.warns(UserWarning, match="1"):
-        plan = cm.plan(made, SHAPE, mesh, "auto")
+        plan = cm.plan(made, SHAPE, mesh, strategy_for(mesh))
     split = cm.parallelize(made, plan, loss=lambda y, t: (y * t).square().mean())
     y = split.gather_output(split(split.shard_input(x))).detach()
     split(split.shard_input(x), split.shard_target(torch.ones(4, 2, 8, 8, dtype=torch.float64))).backward()

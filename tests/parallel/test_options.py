@@ -11,6 +11,7 @@ from torch import nn
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.parallel import GradScaler, clip_grad_norm_
+from convmesh.plan import strategy_for
 from tests.conftest import Pools
 from tests.parallel.training import STEPS, References, Trained, assert_same, fresh, optimizer, take_steps, train_split
 
@@ -81,7 +82,7 @@ def accumulate(mesh: Mesh | None, syncs: bool) -> dict[str, torch.Tensor]:
             (loss_of(model(part), goal) / 2).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    net = cm.parallelize(model, cm.plan(model, x, mesh, "auto"), loss=loss_of)
+    net = cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=loss_of)
     for i, (part, goal) in enumerate(parts):
         args = net.shard_input(part), net.shard_target(goal)
         if i == 0 and not syncs:
@@ -106,7 +107,7 @@ def test_accumulated_and_clipped_gradients(pools: Pools, axes: dict[str, int], s
 def odd_batches(mesh: Mesh | None) -> list[Any]:
     """Losses, gradients and outputs for batches that ranks share unevenly, down to one sample for several ranks."""
     model, x, target, loss_of = fresh("lenet5")
-    net = None if mesh is None else cm.parallelize(model, cm.plan(model, x, mesh, "auto"), loss=loss_of)
+    net = None if mesh is None else cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=loss_of)
     found: list[Any] = []
     for samples in (x.shape[0], 3, 1):
         part, goal = x[:samples], target[:samples]
@@ -145,7 +146,9 @@ def compiled(mesh: Mesh, backend: str | bool) -> tuple[Any, ...]:
     torch.manual_seed(0)
     model = nn.Sequential(Gated(), Gated()).double()
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    net = cm.parallelize(model, cm.plan(model, x, mesh, microbatches=2), loss=F.mse_loss, compile=backend)
+    net = cm.parallelize(
+        model, cm.plan(model, x, mesh, strategy_for(mesh), microbatches=2), loss=F.mse_loss, compile=backend
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler reads `.grad` of tensors that have none
         loss = net(net.shard_input(x), net.shard_target(torch.zeros_like(x)))
@@ -170,7 +173,7 @@ def kept_for_backward(checkpoint: list[str]) -> int:
     model = nn.Sequential(
         *(nn.Sequential(*(m for _ in range(4) for m in (nn.Conv2d(4, 4, 3, padding=1), nn.Sigmoid()))) for _ in "12")
     )
-    plan = cm.plan(model, (2, 4, 16, 16), Mesh(height=2), checkpoint=checkpoint)
+    plan = cm.plan(model, (2, 4, 16, 16), Mesh(height=2), "spatial", checkpoint=checkpoint)
     net = cm.parallelize(model, plan, loss=F.mse_loss)
     args = net.shard_input(torch.randn(2, 4, 16, 16)), net.shard_target(torch.zeros(2, 4, 16, 16))
     weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
@@ -209,7 +212,7 @@ def dropped(mesh: Mesh, recompute: bool) -> list[Any]:
     torch.manual_seed(0)
     model = Normed().double()
     x, target = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
-    plan = cm.plan(model, x, mesh, "auto", checkpoint=["conv", "norm", "drop"] if recompute else [])
+    plan = cm.plan(model, x, mesh, strategy_for(mesh), checkpoint=["conv", "norm", "drop"] if recompute else [])
     net = cm.parallelize(model, plan, loss=F.cross_entropy)
     args = net.shard_input(x), net.shard_target(target)
     losses = take_steps(optimizer(net.parameters()), lambda: net(*args))
@@ -232,7 +235,11 @@ def in_bfloat16(mesh: Mesh | None) -> tuple[list[float], list[torch.dtype], int]
     torch.manual_seed(0)
     model = Normed().eval()
     x, target = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
-    net = None if mesh is None else cm.parallelize(model, cm.plan(model, x, mesh, "auto"), loss=F.cross_entropy)
+    net = (
+        None
+        if mesh is None
+        else cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=F.cross_entropy)
+    )
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     losses, sent = [], 0
     for _ in range(STEPS):
@@ -262,7 +269,9 @@ def scaled(mesh: Mesh) -> tuple[float, float, bool]:
     """A step whose gradients overflow on one rank alone is skipped on all."""
     torch.manual_seed(0)
     model = nn.Conv2d(2, 4, 3, padding=1)
-    net = cm.parallelize(model, cm.plan(model, (2, 2, 8, 8), mesh, "auto"), loss=lambda y, t: ((y - t) ** 2).mean())
+    net = cm.parallelize(
+        model, cm.plan(model, (2, 2, 8, 8), mesh, strategy_for(mesh)), loss=lambda y, t: ((y - t) ** 2).mean()
+    )
     scaler = GradScaler(net.mesh, init_scale=2.0**10)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     before = net.full_state_dict()["weight"]

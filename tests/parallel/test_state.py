@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import convmesh as cm
 from convmesh import Mesh, UnsupportedError
 from convmesh.errors import ShapeError
+from convmesh.plan import strategy_for
 from tests.conftest import Pools
 from tests.parallel.training import fresh
 
@@ -21,7 +22,7 @@ MESHES = [Mesh(data=2, filter=2), Mesh(channel=2, filter=2), Mesh(height=2, widt
 
 def round_trip(mesh: Mesh, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     model, x, _, loss_of = fresh("resnet18")
-    strategy = {"*": {"channel": ["channel", "filter"]}} if "channel" in mesh.axes else "auto"
+    strategy = {"*": {"channel": ["channel", "filter"]}} if "channel" in mesh.axes else strategy_for(mesh)
     net = cm.parallelize(model, cm.plan(model, x, mesh, strategy), loss=loss_of)
     assert [name for name, _ in net.named_parameters()] == [name for name, _ in fresh("resnet18")[0].named_parameters()]
     net.load_full_state_dict(state)
@@ -39,7 +40,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(pools: Pools, mesh: Mesh) -> None:
 
 def save_on(mesh: Mesh, folder: Path) -> dict[str, torch.Tensor]:
     model, x, target, loss_of = fresh("lenet5")
-    net = cm.parallelize(model, cm.plan(model, x, mesh, "auto"), loss=loss_of)
+    net = cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=loss_of)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     net(net.shard_input(x), net.shard_target(target)).backward()
     opt.step()
@@ -49,7 +50,7 @@ def save_on(mesh: Mesh, folder: Path) -> dict[str, torch.Tensor]:
 
 def load_on(mesh: Mesh, folder: Path) -> dict[str, torch.Tensor]:
     model, x, _, loss_of = fresh("lenet5")
-    net = cm.parallelize(model, cm.plan(model, x, mesh, "auto"), loss=loss_of)
+    net = cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=loss_of)
     state = {"net": net.state_dict()}
     load(state, checkpoint_id=folder)
     net.load_state_dict(state["net"])
@@ -70,7 +71,7 @@ def wide() -> nn.Module:
 def from_meta(mesh: Mesh, seed: int | None, state: dict[str, torch.Tensor] | None) -> tuple[Any, ...]:
     with torch.device("meta"):
         model = wide()
-    net = cm.parallelize(model, cm.plan(model, (4, 3, 8, 8), mesh, "auto"), loss=F.mse_loss)
+    net = cm.parallelize(model, cm.plan(model, (4, 3, 8, 8), mesh, strategy_for(mesh)), loss=F.mse_loss)
     assert all(p.is_meta for p in net.parameters())
     x, target = torch.ones(4, 3, 8, 8), torch.zeros(4, 12, 8, 8)
     with pytest.raises(UnsupportedError, match=r"no weights yet; call `net\.load_full_state_dict"):
@@ -104,7 +105,7 @@ def test_a_meta_model_gets_memory_for_its_shards_alone(pools: Pools, mesh: Mesh)
 
 def mistaken(mesh: Mesh) -> list[str]:
     model = wide()
-    net = cm.parallelize(model, cm.plan(model, (4, 3, 8, 8), mesh, "auto"))
+    net = cm.parallelize(model, cm.plan(model, (4, 3, 8, 8), mesh, strategy_for(mesh)))
     state = net.full_state_dict()
     said = []
     for wrong in (

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import convmesh as cm
+from convmesh.plan import strategy_for
 
 needs_fork = pytest.mark.skipif(torch.cuda.is_available(), reason="what tests change travels by fork only")
 
@@ -74,4 +75,5 @@ class Strange(nn.Module):
 
 
 def plan_for(model: nn.Module, shape: Any, **axes: int) -> cm.Plan:
-    return cm.plan(model, shape, cm.Mesh(**axes))
+    mesh = cm.Mesh(**axes)
+    return cm.plan(model, shape, mesh, strategy_for(mesh))

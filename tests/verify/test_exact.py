@@ -33,7 +33,9 @@ def test_every_layer_is_compared_and_the_model_is_left_alone() -> None:
 
 def test_several_inputs_and_outputs_shared_weights_dropout_and_recomputing() -> None:
     model, shapes = TwoHeads(), [(4, 2, 8, 8), (4, 1, 8, 8)]
-    plan = cm.plan(model, [torch.zeros(s) for s in shapes], cm.Mesh(data=2, width=2), checkpoint=["again"])
+    plan = cm.plan(
+        model, [torch.zeros(s) for s in shapes], cm.Mesh(data=2, width=2), "data+spatial", checkpoint=["again"]
+    )
     found = cm.verify(model, shapes, plan, steps=2)
     assert found.ok, found
     assert any("dropout" in note for note in found.notes)

@@ -14,7 +14,7 @@ from typing import Any
 
 from convmesh.cli.exits import EXPLAINED, BadInputError, Exit
 from convmesh.cli.interrupts import ends_when_told
-from convmesh.errors import ConvMeshError
+from convmesh.errors import ConvMeshError, InfeasibleError
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class Verb:
 
 
 VERBS = {
+    "calibrate": Verb("convmesh.cli.calibrate", "measure this machine into a system called local"),
+    "explain": Verb("convmesh.cli.explain", "what a strategy does to a layer: picture, formulas, numbers"),
+    "plan": Verb("convmesh.cli.plan", "rank strategies for a model on a cluster and save the best plan"),
+    "scale": Verb("convmesh.cli.scale", "strong and weak scaling of each strategy, with its limit named"),
+    "validate": Verb("convmesh.cli.validate", "compare the oracle's predictions with measured runs"),
     "verify": Verb("convmesh.cli.verify", "prove a plan exact on a model before it is trusted"),
 }
 """All verbs; a new one is a file and a line here."""
@@ -42,6 +47,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
+    except InfeasibleError as error:
+        return _refuse(str(error), Exit.NO_PLAN)
     except (ConvMeshError, BadInputError) as error:
         return _refuse(str(error))
     except Exception:
@@ -89,9 +96,9 @@ def _version() -> str:
     return f"convmesh {version('convmesh')}"
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, status: Exit = Exit.BAD_INPUT) -> int:
     sys.stderr.write(f"convmesh: {message}\n")
-    return Exit.BAD_INPUT
+    return status
 
 
 def _admit_bug() -> int:

@@ -34,7 +34,8 @@ class Reduction:
         flat = [t.detach().reshape(-1) for t in tensors]
         packed = torch.cat(flat) if len(flat) > 1 else flat[0].clone()
         self._buffer = packed.cpu() if mesh.stages_through_host else packed
-        mesh.traffic.record("all_reduce", all_reduce_bytes(packed.numel(), packed.element_size(), ranks), axes)
+        bytes_sent = all_reduce_bytes(packed.numel(), packed.element_size(), ranks)
+        self._traffic, self._number = mesh.traffic, mesh.traffic.record("all_reduce", bytes_sent, axes)
         if not mesh.is_dry:
             self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
 
@@ -42,6 +43,7 @@ class Reduction:
         """The sums, in the shapes that were given."""
         if self._alone is not None:
             return self._alone
+        self._traffic.awaited((self._number,))
         if self._work is not None:
             self._work.wait()
             self._work = None

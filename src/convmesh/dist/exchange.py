@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,21 @@ Arrived = list[tuple[Region, torch.Tensor]]
 class Transfer:
     """Messages under way. Keeps their buffers alive; `wait` gives what arrived, by global region."""
 
-    def __init__(self, works: list[Any], collect: Callable[[], Arrived], keep: object = None) -> None:
+    def __init__(
+        self,
+        works: list[Any],
+        collect: Callable[[], Arrived],
+        keep: object = None,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
         self._works = works
         self._collect = collect
         self._keep = keep
+        self._on_wait = on_wait
 
     def wait(self) -> Arrived:
+        if self._on_wait is not None:
+            self._on_wait()
         for work in self._works:
             work.wait()
         self._works = []
@@ -113,13 +123,16 @@ class Pieces:
 def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
     """Count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
+    posted: list[int] = []
+    arriving: list[tuple[int, int]] = []
     if carrier == "neighbour":
-        for message in route.sends:
-            mesh.traffic.record(carrier, message.region.size * itemsize, axes, message.peer)
+        posted = [mesh.traffic.record(carrier, m.region.size * itemsize, axes, m.peer) for m in route.sends]
+        arriving = [(message.peer, message.region.size * itemsize) for message in route.receives]
     elif carrier != "none" and (route.sends or carrier == "all_to_all"):
-        mesh.traffic.record(carrier, route.elements_sent * itemsize, axes)
+        posted.append(mesh.traffic.record(carrier, route.elements_sent * itemsize, axes))
     received = [payload.empty(message.region.size, mesh.device) for message in route.receives]
-    return Transfer([], lambda: _shaped(route, received, payload))
+    told = partial(mesh.traffic.awaited, posted, arriving)
+    return Transfer([], lambda: _shaped(route, received, payload), on_wait=told)
 
 
 def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:

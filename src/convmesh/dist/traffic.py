@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,20 +18,41 @@ class Sent:
     peer: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The moment when this rank needs the results of what it posted, by the numbers that `record` gave.
+
+    `arriving` are the messages that come in: from which rank, how many bytes.
+    """
+
+    posted: tuple[int, ...]
+    arriving: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass
 class Traffic:
     """Bytes that this rank sent and messages that it posted, by carrier."""
 
     bytes_sent: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
-    listener: Callable[[Sent], None] | None = None
-    """Told of everything that is sent, one by one."""
+    listener: Callable[[Sent | Awaited], None] | None = None
+    """Told of everything that is sent and waited for, one by one."""
+    posted: int = 0
+    """How much was ever posted."""
 
-    def record(self, carrier: str, bytes_sent: int, axes: tuple[str, ...] = (), peer: int | None = None) -> None:
+    def record(self, carrier: str, bytes_sent: int, axes: tuple[str, ...] = (), peer: int | None = None) -> int:
+        """Count what is being sent; gives its number."""
+        self.posted += 1
         self.bytes_sent[carrier] += bytes_sent
         self.calls[carrier] += 1
         if self.listener is not None:
             self.listener(Sent(carrier, bytes_sent, axes, peer))
+        return self.posted - 1
+
+    def awaited(self, posted: Sequence[int], arriving: Sequence[tuple[int, int]] = ()) -> None:
+        """Say that results are needed from here on."""
+        if self.listener is not None and (posted or arriving):
+            self.listener(Awaited(tuple(posted), tuple(arriving)))
 
     @property
     def bytes_total(self) -> int:

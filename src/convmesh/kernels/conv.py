@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from convmesh.kernels.device import kind_of
 from convmesh.kernels.pointwise import pointwise, pointwise_backward
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -36,7 +37,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     if _is_product(x, weight, params):
         return pointwise(x, weight, bias)
     x, weight = in_best_format(x, weight), in_best_format(weight, weight)
-    if _needs_naming(x, weight, params):
+    if _needs_naming(x, weight, params) and not x.is_meta:  # which no name of oneDNN's takes
         args = (params.padding, params.stride, params.dilation, params.groups)
         y: torch.Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, *args)
     else:
@@ -54,8 +55,15 @@ def convolution_backward(
     if _needs_naming(x, weight, params):
         dx = _named_input_gradient(grad, x, weight, params) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
-    dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *_aten_args(params), [*wanted, False])
+    dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
+
+
+def _aten_gradients(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *_aten_args(params), [*wanted, False])
+    return dx, dw
 
 
 def _named_input_gradient(
@@ -67,6 +75,8 @@ def _named_input_gradient(
         mirrored = weight.flip(*range(2, weight.dim())).transpose(0, 1)
         return convolution(grad, mirrored, None, ConvParams(params.stride, padding, params.dilation, 1))
     # Tensors of oneDNN's own kind reach it whatever their size, at the price of copies.
+    if x.is_meta:
+        return _aten_gradients(grad, x, weight, params, (True, False))[0]
     packed = torch.ops.aten.convolution_backward(
         grad.to_mkldnn(), x.to_mkldnn(), weight, None, *_aten_args(params), [True, False, False]
     )
@@ -111,7 +121,7 @@ def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams
 
 
 def _is_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    return device.type == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
+    return kind_of(device) == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
 def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -137,7 +147,7 @@ def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bo
     """Whether the convolution is a matrix product that BLAS does as well as any, without its format mattering."""
     one_tap = math.prod(weight.shape[2:]) == 1 and params.groups == 1
     plain = max(params.stride) == 1 and max(params.padding) == 0
-    return one_tap and plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return one_tap and plain and kind_of(x.device) == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
 def _needs_naming(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from convmesh.layout.box import Region, Span
-from convmesh.layout.layout import Layout
+from convmesh.layout.layout import Cut, Layout
 from convmesh.layout.mesh import Mesh
 
 Ints = npt.NDArray[np.int64]
+
+KEPT = 256
+"""Demands to remember: layers share most of theirs, and each has a number for every rank along its axes."""
 
 
 class DimDemand:
@@ -116,7 +119,7 @@ class Demand:
     @classmethod
     def ownership(cls, layout: Layout) -> Demand:
         """Every rank 'needs' just what it holds."""
-        return cls(layout.mesh, [_owned(cut.axes, cut.partition.bounds) for cut in layout.cuts])
+        return cls(layout.mesh, [_owned(cut) for cut in layout.cuts])
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -134,5 +137,7 @@ class Demand:
         return Region(tuple(dim.frame(self.mesh.part(dim.axes, here)) for dim in self.dims))
 
 
-def _owned(axes: tuple[str, ...], bounds: tuple[int, ...]) -> DimDemand:
-    return DimDemand(axes, ((Span(a, b),) if a < b else () for a, b in itertools.pairwise(bounds)))
+@lru_cache(maxsize=KEPT)
+def _owned(cut: Cut) -> DimDemand:
+    pairs = itertools.pairwise(cut.partition.bounds)
+    return DimDemand(cut.axes, ((Span(a, b),) if a < b else () for a, b in pairs))

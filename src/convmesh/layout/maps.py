@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from convmesh.layout.borders import PaddingMode, fold
 from convmesh.layout.box import Box, Span, merge
-from convmesh.layout.demand import Demand, DimDemand
-from convmesh.layout.layout import Layout
+from convmesh.layout.demand import KEPT, Demand, DimDemand
+from convmesh.layout.layout import Cut, Layout
 
 
 class DimMap(Protocol):
@@ -25,6 +26,9 @@ class DimMap(Protocol):
 
     def needs(self, out: Span, extent: int) -> tuple[Span, ...]:
         """The indices of an input of `extent` that a non-empty `out` needs: sorted, disjoint, inside the input."""
+
+    def __hash__(self) -> int:
+        """A map is a value: what follows from it is worked out once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +207,12 @@ def _sources(extended: Span, extent: int, mode: PaddingMode) -> tuple[Span, ...]
 
 def demand(work: Layout, maps: Sequence[DimMap], shape: Sequence[int]) -> Demand:
     """What every rank needs of an input of `shape` to compute its box of the output laid out as `work`."""
-    return Demand(work.mesh, [_dim_demand(work, d, m, n) for d, (m, n) in enumerate(zip(maps, shape, strict=True))])
+    return Demand(work.mesh, [_dim_demand(cut, m, n) for cut, m, n in zip(work.cuts, maps, shape, strict=True)])
 
 
-def _dim_demand(work: Layout, dim: int, dim_map: DimMap, extent: int) -> DimDemand:
-    axes, partition = work.cuts[dim]
+@lru_cache(maxsize=KEPT)
+def _dim_demand(cut: Cut, dim_map: DimMap, extent: int) -> DimDemand:
+    axes, partition = cut
     bounds = itertools.pairwise(partition.bounds)
     spans = (dim_map.needs(Span(a, b), extent) if a < b else () for a, b in bounds)
     if not isinstance(dim_map, Window) or dim_map.mode != "zeros":

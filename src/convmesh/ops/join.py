@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from convmesh.layout.maps import DimMap, Placed, Same
 from convmesh.ops.dims import unsqueeze
 from convmesh.ops.fetch import fetch
 from convmesh.ops.index import narrow
-from convmesh.ops.probe import probe
+from convmesh.ops.probe import probe, probe_of
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded, on_mesh
 
@@ -28,16 +29,23 @@ SPLITTING: tuple[Callable[..., Any], ...] = (
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
     """Operands one after another along `dim`, in the layout of the first that is cut; plain tensors are replicated."""
-    joined = torch.cat([probe(t) for t in tensors], dim)
+    shape, dtype = _joined(tuple((t.shape, t.dtype) for t in tensors), dim)
     mesh = next(t.mesh for t in tensors if isinstance(t, Sharded))
     # torch passes over operands of shape (0,), whatever the others' dims.
-    parts = [on_mesh(t, mesh) for t in tensors if tuple(t.shape) != (0,) or joined.dim() == 1]
+    parts = [on_mesh(t, mesh) for t in tensors if tuple(t.shape) != (0,) or len(shape) == 1]
     lead = next((part for part in parts if part.layout.axes), parts[0])
-    work = lead.layout.with_shape(joined.shape)
-    dim %= joined.dim()
+    work = lead.layout.with_shape(shape)
+    dim %= len(shape)
     offsets = itertools.accumulate((part.shape[dim] for part in parts), initial=0)
     fetched = [_placed(part, work, dim, offset) for part, offset in zip(parts, offsets, strict=False)]
-    return Sharded(torch.cat([part.to(joined.dtype) for part in fetched], dim), work, mesh)
+    return Sharded(torch.cat([part.to(dtype) for part in fetched], dim), work, mesh)
+
+
+@lru_cache(maxsize=4096)
+def _joined(operands: tuple[tuple[torch.Size, torch.dtype], ...], dim: int) -> tuple[torch.Size, torch.dtype]:
+    """What torch makes of such operands, or its error; kept, since without data it takes torch half a millisecond."""
+    whole = torch.cat([probe_of(shape, dtype) for shape, dtype in operands], dim)
+    return whole.shape, whole.dtype
 
 
 def _placed(x: Sharded, work: Layout, dim: int, offset: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from convmesh.dist.wire import memory_format_of
+from convmesh.kernels.device import kind_of
 from convmesh.ops.moments import Population
 from convmesh.ops.rows import Rows
 
@@ -106,7 +107,7 @@ class _Backward:
         if not self.grad.numel():
             return torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         grad, values, mean = self.grad, self.rows.values, self.mean
-        if grad.is_cuda:
+        if kind_of(grad.device) == "cuda":
             return torch.batch_norm_backward_reduce(grad, values, mean, self.inverse, None, True, False, False)[:2]
         backward = torch.ops.aten.native_batch_norm_backward
         ones = torch.ones_like(mean)  # in place of 1 / √variance, so that deviations are not divided by it
@@ -117,7 +118,7 @@ class _Backward:
         average, deviation = self._averages()
         if not self.grad.numel():
             return torch.zeros_like(self.rows.values)
-        if self.grad.is_cuda and self.how.even_weights:
+        if kind_of(self.grad.device) == "cuda" and self.how.even_weights:
             # One pass by SyncBatchNorm's kernel. It would divide by a 32-bit count, so averages are passed instead.
             tensors = (self.grad, self.rows.values, self.mean, self.inverse, self.weight, average, deviation)
             return torch.batch_norm_backward_elemt(*tensors, self.mean.new_ones(1, dtype=torch.int32))

@@ -18,6 +18,7 @@ from convmesh.ops.border import extend
 from convmesh.ops.conv import Ints, spread
 from convmesh.ops.fetch import fetch
 from convmesh.ops.plans import output_layout
+from convmesh.ops.probe import probe_of
 from convmesh.ops.sharded import Sharded
 
 Numbers = tuple[int, ...]
@@ -74,7 +75,7 @@ class Covered:
 @lru_cache(maxsize=4096)
 def one_device_shape(function: Callable[..., torch.Tensor], shape: torch.Size, *options: Any) -> torch.Size:
     """The shape of the output on one device; options that torch refuses raise its own error, on every rank alike."""
-    return function(torch.empty(shape, device="meta"), *options).shape
+    return function(probe_of(shape), *options).shape
 
 
 def cover(x: Sharded, pooling: Pooling, fill: float) -> Covered:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from convmesh.ops.sharded import Sharded
+
+
+class Probe(torch.Tensor):
+    """A tensor of which only the shape is asked: what is computed with it costs a device nothing."""
+
+    is_made = False
+    """While one is being made: whoever counts memory looks away."""
 
 
 def probe(x: Sharded | torch.Tensor) -> torch.Tensor:
@@ -12,4 +21,13 @@ def probe(x: Sharded | torch.Tensor) -> torch.Tensor:
 
     Every rank does so before anything is sent, so all of them stop with torch's own error, or none.
     """
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return probe_of(x.shape, x.dtype)
+
+
+def probe_of(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The same for a shape."""
+    Probe.is_made = True
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Probe)
+    finally:
+        Probe.is_made = False

@@ -17,6 +17,7 @@ import torch
 
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
+from convmesh.ops.probe import probe
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded
 
@@ -31,7 +32,7 @@ def _register(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
         # torch itself reads the arguments (-1, one tuple or many numbers, negative dims), on a tensor without data.
-        wanted = function(torch.empty(x.shape, dtype=x.dtype, device="meta"), *args, **kwargs)
+        wanted = function(probe(x), *args, **kwargs)
         if wanted.dtype != x.dtype:
             raise UnsupportedError(f"`dtype` (={wanted.dtype}): a view changes the shape only; use `x.to(dtype)`.")
         return reshape(x, tuple(wanted.shape))

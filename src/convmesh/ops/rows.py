@@ -15,6 +15,8 @@ from functools import cache
 import torch
 
 from convmesh.dist.wire import memory_format_of
+from convmesh.kernels import norm_shapes as _norm_shapes  # noqa: F401 - tells torch about tensors without data
+from convmesh.kernels.device import kind_of
 from convmesh.ops.moments import Population, moments_of_parts
 from convmesh.ops.precision import wide
 
@@ -89,7 +91,7 @@ def rows_of_groups(x: torch.Tensor, samples: int, groups: int, channels: int) ->
 
 
 def _suits_interleaving(x: torch.Tensor) -> bool:
-    return x.device.type == "cpu" and x.numel() > 0 and memory_format_of(x) != torch.contiguous_format
+    return kind_of(x.device) == "cpu" and x.numel() > 0 and memory_format_of(x) != torch.contiguous_format
 
 
 def _interleaved(x: torch.Tensor) -> torch.Tensor:
@@ -114,9 +116,9 @@ def statistics(rows: Rows, population: Population) -> torch.Tensor:
 
 
 def _row_moments(values: torch.Tensor) -> torch.Tensor:
-    if values.is_cuda:
+    if kind_of(values.device) == "cuda":
         return torch.stack(torch.batch_norm_update_stats(values, None, None, 0.0)).double()
-    if not values.is_contiguous() or values.is_meta:
+    if not values.is_contiguous():
         # Torch's channels-last kernel adds up float32 values one by one and loses four digits when the mean is not 0.
         dims = (0, *range(2, values.dim()))
         values = values.to(wide(values.dtype))

@@ -19,6 +19,7 @@ from convmesh.ops.fetch import fetch
 from convmesh.ops.flat_index import ravel, unravel
 from convmesh.ops.plans import Maps
 from convmesh.ops.pool_windows import Numbers, Pooling
+from convmesh.ops.probe import probe_of
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded, on_mesh
 
@@ -55,9 +56,9 @@ def _unpooled_shape(
 ) -> torch.Size:
     """The output's shape; what torch refuses raises its own error, on every rank alike."""
     unpool = getattr(F, f"max_unpool{pooling.dims}d")
-    indices = torch.empty(indices_shape, dtype=dtype, device="meta")
-    values = torch.empty(shape, device="meta")
-    result: torch.Tensor = unpool(values, indices, pooling.kernel, pooling.stride, pooling.padding, output_size)
+    result: torch.Tensor = unpool(
+        probe_of(shape), probe_of(indices_shape, dtype), pooling.kernel, pooling.stride, pooling.padding, output_size
+    )
     return result.shape
 
 

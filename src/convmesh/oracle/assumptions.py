@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from convmesh.errors import UnknownNameError
+from convmesh.errors import PlanError, UnknownNameError
 
 OptimizerName = Literal["sgd", "momentum", "adam"]
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 """Numbers that an optimiser keeps for each parameter, beside the parameter and its gradient."""
+
+
+JITTER = 0.01
+"""A guess: equal GPUs differ by 1 to 2 % in clock rate and temperature, and hosts by what else they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +29,17 @@ class Assumptions:
     """What loading one step's batch takes a rank; it is prefetched, so a step takes at least that."""
     ranks_per_node: int | None = None
     """Ranks on each node, if not one a device."""
+    jitter: float = JITTER
+    """By what fraction of itself a rank's work varies from step to step, as a standard deviation."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATES:
             raise UnknownNameError.of("optimizer", self.optimizer, STATES)
+        for name in ("jitter", "seconds_input"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise PlanError(
+                    f"`{name}` (={getattr(self, name)!r}) must not be negative; the default is {_DEFAULT[name]}."
+                )
+
+
+_DEFAULT = {"jitter": JITTER, "seconds_input": 0.0}

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from convmesh.oracle.assumptions import STATES, Assumptions
-from convmesh.plan.program import BYTES_OF, Program
+from convmesh.oracle.ledger import Ledger
+from convmesh.oracle.liveness import Liveness
+from convmesh.plan.pipelining import in_flight
+from convmesh.plan.program import BYTES_OF, NodeProgram, Program, Steps, Transfer, Work
+
+BYTES_BLOCK = 512
+"""The caching allocator of a GPU gives whole blocks of so many bytes."""
+BYTES_PRODUCTS = 2 * (32 << 20)
+"""Workspace of cuBLAS, which torch holds for forward's and for backward's thread (its default on Hopper)."""
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+FRAGMENTATION = 1.24
+"""What the allocator takes for each byte of the peak: the median of ten runs in benchmarks/oracle_memory.md."""
+BYTES_CONTEXT = 500 << 20
+"""What CUDA and its libraries take of a GPU for each process; a guess."""
+BYTES_NCCL = 300 << 20
+"""Buffers of NCCL's channels for a few groups; a guess."""
+STAGE = "stage"
+"""The carrier of messages between stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,25 +35,120 @@ class Memory:
     bytes_optimizer: int
     bytes_activations: int
     bytes_buffers: int
-    """What is held for a moment: gathered tensors, halos, buckets, workspace."""
+    """What is held for a moment or for transfers: gathered tensors, halos, buckets, workspace."""
     layer: str
+    phase: str = ""
+    bytes_batch: int = 0
+    """The rank's part of inputs and targets."""
+    bytes_reserved: int = 0
+    """What a device has to have for it: the peak, the allocator's gaps, the libraries' own."""
+    curve: tuple[tuple[str, str, int], ...] = ()
+    """Over the step: phase, layer and what is held while it runs."""
 
     @property
     def bytes_peak(self) -> int:
         held = self.bytes_weights + self.bytes_gradients + self.bytes_optimizer
-        return held + self.bytes_activations + self.bytes_buffers
+        return held + self.bytes_activations + self.bytes_buffers + self.bytes_batch
 
 
-def memory_of(program: Program, assumptions: Assumptions | None = None) -> Memory:
-    """By liveness of the program's own tensors."""
-    learning = [w for w in program.weights if w.learns]
-    elements = sum(math.prod(w.local_shape) * BYTES_OF.get(w.dtype, 4) for w in learning)
-    kept = sum(s.bytes_kept for node in program.nodes for s in node.saved if s.what != "weight")
+def memory_of(
+    program: Program, assumptions: Assumptions | None = None, *, device: str = "cpu", staged: bool = False
+) -> Memory:
+    """By liveness of the program's own tensors, on a `cpu` or in the blocks of a GPU's allocator (`cuda`).
+
+    `staged`: messages between stages go through the host, as with Gloo.
+    """
+    ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
+    _hold_state(program, assumptions or Assumptions(), ledger)
+    _hold_batch(program, ledger, staged)
+    if device == "cuda" and any(step.op in PRODUCTS for _, _, step in program.steps() if isinstance(step, Work)):
+        ledger.hold("workspace", BYTES_PRODUCTS, "buffers")
+    stages = {stage: [node for node in program.nodes if node.stage == stage] for stage in own_stages(program)}
+    kept = {stage: _kept(program, nodes) for stage, nodes in stages.items()} if program.repeats > 1 else {}
+    flying = in_flight_of(program)
+    for stage, nodes in stages.items():
+        others = sum(kept[s] * (flying[s] - (s == stage)) for s in stages) if kept else 0
+        ledger.hold("in flight", others, "activations")
+        _step(program, stage, nodes, ledger)
+        ledger.release("in flight")
+    ledger.moment("update", "")
+    return _memory(ledger, program.mesh.size if device == "cuda" else 0)
+
+
+def own_stages(program: Program) -> list[int]:
+    """The stages of a program's rank."""
+    return sorted({node.stage for node in program.nodes})
+
+
+def in_flight_of(program: Program) -> list[int]:
+    """By stage: for how many micro-batches activations are kept at most."""
+    pipe = program.mesh.axes.get("pipe", 1)
+    # With fewer micro-batches than stages, one forward and one backward in turn is what GPipe does.
+    waits = program.schedule == "1f1b" and program.repeats < program.stages
+    return in_flight("gpipe" if waits else program.schedule, program.repeats, program.stages, pipe)
+
+
+def _step(program: Program, stage: int, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
+    live = Liveness(program, nodes, ledger)
+    live.forward()
+    if stage == program.stages - 1:
+        live.loss()
+    else:
+        live.send()
+    live.backward()
+    live.end()
+
+
+def _kept(program: Program, nodes: Sequence[NodeProgram]) -> int:
+    """What a stage holds of a micro-batch between its forward and its backward."""
+    ledger = Ledger()
+    live = Liveness(program, nodes, ledger)
+    live.forward()
+    live.send()
+    return ledger.bytes_held
+
+
+def _memory(ledger: Ledger, gpus: int) -> Memory:
+    held, peak = ledger.peak.held, ledger.peak.bytes_held
+    libraries = BYTES_CONTEXT + (BYTES_NCCL if gpus > 1 else 0)
     return Memory(
-        bytes_weights=program.bytes_weights,
-        bytes_gradients=elements,
-        bytes_optimizer=elements * STATES[(assumptions or Assumptions()).optimizer],
-        bytes_activations=kept,
-        bytes_buffers=0,
-        layer=program.nodes[-1].layer if program.nodes else "",
+        bytes_weights=held.get("weights", 0),
+        bytes_gradients=held.get("gradients", 0),
+        bytes_optimizer=held.get("optimizer", 0),
+        bytes_activations=held.get("activations", 0),
+        bytes_buffers=held.get("buffers", 0),
+        bytes_batch=held.get("batch", 0),
+        layer=ledger.peak.layer,
+        phase=ledger.peak.phase,
+        bytes_reserved=int(peak * FRAGMENTATION) + libraries if gpus else peak,
+        curve=tuple(ledger.curve),
     )
+
+
+def _hold_state(program: Program, assumed: Assumptions, ledger: Ledger) -> None:
+    """What lives from step to step."""
+    states = STATES[assumed.optimizer]
+    for weight in program.weights:
+        ledger.hold(("weight", weight.name), weight.bytes_held, "weights")
+        ledger.hold(("state", weight.name), weight.elements * BYTES_OF.get(weight.dtype, 4) * states, "optimizer")
+        if program.repeats > 1 and weight.learns:  # from the first micro-batch on
+            ledger.hold(("gradient", weight.name), weight.bytes_held, "gradients")
+    ledger.hold("buckets", program.bytes_buckets, "buffers")
+
+
+def _hold_batch(program: Program, ledger: Ledger, staged: bool) -> None:
+    """Inputs and targets; in a pipeline the room in which gradients and micro-batches arrive, and what leaves.
+
+    What goes onward is put in one run before it is copied; what goes back is still leaving while the next one runs.
+    """
+    ledger.hold("batch", (program.bytes_inputs + program.bytes_targets) * program.repeats, "batch")
+    onward = _crossing(node.forward for node in program.nodes)
+    back = _crossing(node.backward for node in program.nodes)
+    arriving = 0 if staged else program.repeats * (onward + back)
+    ledger.hold("crossing", arriving + onward + back * (program.repeats > 1), "buffers")
+
+
+def _crossing(lists: Iterable[Steps]) -> int:
+    """Bytes of messages to other stages."""
+    transfers = (step for steps in lists for step in steps if isinstance(step, Transfer))
+    return sum(transfer.bytes_sent for transfer in transfers if transfer.carrier == STAGE)

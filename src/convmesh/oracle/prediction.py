@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from convmesh.layout.mesh import Mesh
 from convmesh.oracle.assumptions import Assumptions
 from convmesh.oracle.compute import ComputeModel
-from convmesh.oracle.energy import joules_of
+from convmesh.oracle.energy import Energy, energy_of
 from convmesh.oracle.estimate import Estimate
 from convmesh.oracle.memory import Memory, memory_of
+from convmesh.oracle.pipeline.run import Sharing
 from convmesh.oracle.schedule import Scheduled, schedule
+from convmesh.oracle.stragglers import seconds_straggling
+from convmesh.oracle.timeline import Timeline
 from convmesh.oracle.transfer import TransferModel
-from convmesh.plan.program import Program
+from convmesh.plan.program import Program, Transfer
 from convmesh.system import System
 
 
@@ -29,7 +33,8 @@ class Prediction:
     """By rank that was worked out; the others do as one of these."""
     sent: Mapping[int, Mapping[tuple[str, ...], int]]
     """By rank that was worked out: the bytes it sends in a step along which axes."""
-    joules: Estimate
+    energy: Energy
+    """Of all ranks in a step."""
 
     @property
     def seconds_step(self) -> float:
@@ -51,8 +56,30 @@ class Prediction:
         return max(sum(by_axes.values()) for by_axes in self.sent.values())
 
     @property
+    def joules(self) -> Estimate:
+        """Of a step, with the interval and what it rests on."""
+        return self.energy.joules
+
+    @property
     def joules_step(self) -> float:
         return self.joules.value
+
+    @property
+    def timeline(self) -> Timeline:
+        """When what runs, on the ranks that were worked out."""
+        return self.parts.timeline
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values, ready for JSON."""
+        from convmesh.oracle.summary import plain  # which is made of predictions
+
+        return plain(self)
+
+    def __str__(self) -> str:
+        """A page for people."""
+        from convmesh.oracle.summary import page  # which is made of predictions
+
+        return page(self)
 
 
 def predict_programs(
@@ -61,19 +88,39 @@ def predict_programs(
     """Price the programs of some ranks, which stand for all others."""
     assumed = assumptions or Assumptions()
     mesh = next(iter(programs.values())).mesh
-    parts = schedule(programs, ComputeModel(system, assumed), TransferModel(system, mesh, assumed))
+    parts = _scheduled(programs, system, assumed)
     return Prediction(
         mesh=mesh,
         system=system,
         parts=parts,
-        memory={rank: memory_of(program, assumed) for rank, program in programs.items()},
+        memory={rank: memory_of(p, assumed, device=system.torch_device) for rank, p in programs.items()},
         sent={rank: _sent(program) for rank, program in programs.items()},
-        joules=joules_of(parts, system, mesh.size),
+        energy=energy_of(parts, system, programs, assumed),
     )
 
 
+def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumptions) -> Scheduled:
+    """The schedule, with waiting for the slowest of equal ranks and for input."""
+    first = next(iter(programs.values()))
+    mesh, cores = first.mesh, system.node.cores
+    active = min(mesh.size, assumed.ranks_per_node or int(system.node.devices))
+    sharing = None
+    if cores is not None and first.stages > 1:  # stages do not all compute at once: who does is found out on the way
+        sharing = Sharing(max(1, active // mesh.axes.get("pipe", 1)), float(cores))
+        active = min(active, int(cores))
+    compute = ComputeModel(system, assumed, active=active)
+    parts = schedule(programs, compute, TransferModel(system, mesh, assumed), sharing)
+    parts = parts.waiting(seconds_straggling(parts.compute.value, mesh.size, assumed.jitter))
+    return parts.waiting(assumed.seconds_input - parts.step.value)
+
+
 def _sent(program: Program) -> dict[tuple[str, ...], int]:
+    """With what follows the optimiser's step."""
     sent: Counter[tuple[str, ...]] = Counter()
     for transfer, times in program.transfers():
         sent[transfer.axes] += transfer.bytes_sent * times
+    for shown in program.shown:
+        for step in (*shown.start, *shown.finish):
+            if isinstance(step, Transfer):
+                sent[step.axes] += step.bytes_sent
     return dict(sent)

@@ -9,6 +9,7 @@ from convmesh.parallel.net import ParallelNet
 from convmesh.parallel.parallelize import parallelize
 from convmesh.parallel.planning import lower_plan, plan
 from convmesh.parallel.predicting import predict
+from convmesh.parallel.searching import search
 
 __all__ = [
     "ChannelPlan",
@@ -24,4 +25,5 @@ __all__ = [
     "plan",
     "plan_channels",
     "predict",
+    "search",
 ]

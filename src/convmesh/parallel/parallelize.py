@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.errors import PlanError
 from convmesh.graph import Captured, capture
+from convmesh.kernels.device import standing_for
 from convmesh.layout import Layout
 from convmesh.parallel.channels import replace_tensor
 from convmesh.parallel.gradients.summing import reducer_for
@@ -48,7 +49,8 @@ def parallelize(
     captured = _captured(model, plan)
     plan.check(captured.graph)
     opened = _opened(plan, mesh)
-    lowered = lower(captured, plan, opened.rank)
+    with standing_for(opened.device.type):
+        lowered = lower(captured, plan, opened.rank)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)

@@ -11,12 +11,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.traffic import Sent
-from convmesh.plan import Saved, Step, Transfer, Work
+from convmesh.dist.traffic import Awaited, Sent
+from convmesh.ops.probe import Probe
+from convmesh.parallel.calls import in_kernel_format, written
+from convmesh.plan import Saved, Step, Transfer, Wait, Work
 
 _FREE = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view", "lift_fresh"}
-)
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view",
+        "lift_fresh", "as_strided_",
+    }
+)  # fmt: skip
 """Operators that touch no memory."""
 
 
@@ -33,26 +38,46 @@ class _WorkRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in _FREE:
+        result = in_kernel_format(func, args, func(*args, **(kwargs or {})))
+        if not func.is_view and func.overloadpacket.__name__ not in _FREE and not _is_probing(args):
             self._steps.append(_work(func, args, kwargs or {}, result))
         return result
+
+
+def _is_probing(args: Any) -> bool:
+    """Whether torch only reads the arguments, as `probe` has it do."""
+    first = args[0] if args else None
+    return isinstance(first[0] if isinstance(first, (list, tuple)) and first else first, Probe)
 
 
 def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
     inputs, others = _parted((*args, *kwargs.values()))
     outputs, _ = _parted(result if isinstance(result, (list, tuple)) else (result,))
-    count = flop_registry.get(func.overloadpacket)
     tensors = inputs + outputs
     return Work(
         op=func.overloadpacket.__name__,
         inputs=tuple(tuple(t.shape) for t in inputs),
         outputs=tuple(tuple(t.shape) for t in outputs),
         dtype=dtype_name(tensors[0].dtype) if tensors else "",
-        flops=int(count(*args, **kwargs, out_val=result)) if count else 0,
+        flops=_flops(func, args, kwargs, result),
         bytes_moved=sum(t.numel() * t.element_size() for t in tensors),
         options=others,
+        call=written(func, args, kwargs),
     )
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if func.overloadpacket is torch.ops.aten.convolution_backward:
+        return _backward_flops(*args)
+    count = flop_registry.get(func.overloadpacket)
+    return int(count(*args, **kwargs, out_val=result)) if count else 0
+
+
+def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
+    """As much as forward for each gradient that is wanted; torch's own count passes over groups."""
+    transposed, wanted = options[4], options[7]
+    places = x if transposed else grad
+    return 2 * int(places.numel()) * int(weight[0].numel()) * sum(map(bool, wanted[:2]))
 
 
 def _parted(values: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[object, ...]]:
@@ -71,11 +96,15 @@ def _parted(values: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[object, ..
 
 @contextmanager
 def recorded(mesh: OpenMesh) -> Iterator[list[Step]]:
-    """The computations and transfers inside the block, in order."""
+    """The computations, transfers and waits inside the block, in order."""
     steps: list[Step] = []
+    first = mesh.traffic.posted
 
-    def note(sent: Sent) -> None:
-        steps.append(Transfer(sent.carrier, sent.axes, sent.bytes_sent, sent.peer))
+    def note(event: Sent | Awaited) -> None:
+        if isinstance(event, Awaited):
+            steps.append(Wait(tuple(number - first for number in event.posted), event.arriving))
+        else:
+            steps.append(Transfer(event.carrier, event.axes, event.bytes_sent, event.peer))
 
     mesh.traffic.listener = note
     try:
@@ -99,11 +128,12 @@ class SavedTensors:
     def listed(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
     ) -> tuple[Saved, ...]:
-        """What was kept, told apart by whose memory it is."""
+        """What was kept, told apart by whose memory it is; from here on only the graph keeps it."""
         owners: dict[int, tuple[Any, int]] = {}
         for what, tensors in (("weight", weights), ("output", outputs), ("input", inputs)):
             owners |= {t.untyped_storage()._cdata: (what, index) for index, t in enumerate(tensors)}
+        kept, self._kept = self._kept, {}
         return tuple(
             Saved(*owners.get(key, ("own", index)), bytes_kept=tensor.untyped_storage().nbytes())
-            for index, (key, tensor) in enumerate(self._kept.items())
+            for index, (key, tensor) in enumerate(kept.items())
         )

@@ -2,22 +2,38 @@
 
 from convmesh.plan.plan import Pipeline, Plan, split_nodes
 from convmesh.plan.presets import STRATEGIES, PresetOptions, preset, strategy_for
-from convmesh.plan.program import NodeProgram, Program, Saved, Step, Transfer, WeightProgram, Work
+from convmesh.plan.program import (
+    BucketProgram,
+    Held,
+    NodeProgram,
+    Program,
+    Saved,
+    ShowingProgram,
+    Step,
+    Transfer,
+    Wait,
+    WeightProgram,
+    Work,
+)
 from convmesh.plan.split import SPATIAL, Split, split_of
 from convmesh.plan.toml import load_plan
 
 __all__ = [
     "SPATIAL",
     "STRATEGIES",
+    "BucketProgram",
+    "Held",
     "NodeProgram",
     "Pipeline",
     "Plan",
     "PresetOptions",
     "Program",
     "Saved",
+    "ShowingProgram",
     "Split",
     "Step",
     "Transfer",
+    "Wait",
     "WeightProgram",
     "Work",
     "load_plan",

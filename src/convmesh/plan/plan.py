@@ -99,6 +99,14 @@ class Plan:
     def recomputes(self, module: str) -> bool:
         return any(fnmatch.fnmatchcase(module, pattern) for pattern in self.checkpoint)
 
+    def recomputed(self, layer: str) -> str | None:
+        """The outermost module around a layer that is computed again."""
+        if not self.checkpoint:
+            return None
+        names = layer.split(".")
+        prefixes = (".".join(names[:count]) for count in range(1, len(names) + 1))
+        return next((prefix for prefix in prefixes if self.recomputes(prefix)), None)
+
     def __str__(self) -> str:
         """The plan as it is saved: TOML, with what was decided as comments."""
         from convmesh.plan.toml import dumps  # plans are values first; text is one use of them

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
 
 Shape = tuple[int, ...]
-Phase = Literal["forward", "backward", "reduction"]
+Phase = Literal["forward", "backward", "reduction", "update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Work:
     bytes_moved: int
     options: tuple[object, ...] = ()
     """The operator's other arguments: stride, padding, which gradients."""
+    call: str = ""
+    """The whole call, as it can be made again: `relu.default(float32(8, 64, 32, 32, last=1))`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,18 @@ class Transfer:
     peer: int | None = None
 
 
-Step = Work | Transfer
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """From here on the results of transfers are needed that were posted earlier in the same list of steps."""
+
+    transfers: tuple[int, ...]
+    """By their number among the list's transfers, from 0."""
+    arriving: tuple[tuple[int, int], ...] = ()
+    """Messages that come in: from which rank, how many bytes."""
+
+
+Step = Work | Transfer | Wait
+Steps = tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,22 @@ class Saved:
     what: Literal["input", "output", "weight", "own"]
     index: int
     bytes_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a node holds while it runs, and whose memory its results are.
+
+    A result is in the memory of an input or an output (by index; its own index: memory of its own), or of a weight.
+    """
+
+    bytes_forward: int = 0
+    """The most that forward holds beside its inputs."""
+    bytes_backward: int = 0
+    """The most that backward holds beside what was kept and the gradients of its outputs."""
+    outputs: tuple[Saved, ...] = ()
+    gradients: tuple[Saved | None, ...] = ()
+    """Of its inputs: in the memory of the gradient of an output, or of that of an input."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +94,30 @@ class NodeProgram:
     saved: tuple[Saved, ...] = ()
     sources: tuple[str, ...] = ()
     """The nodes whose tensors it is given, in the order in which `saved` counts them."""
+    held: Held = Held()
+    block: str = ""
+    """The module that is computed again in backward, of which this node is a part."""
+    weights: tuple[str, ...] = ()
+    """The weights that it uses and that learn."""
+    stage: int = 0
+    """In a pipeline."""
+    kind: str = ""
+    """What it calls, without its number of dims: `conv`, `relu`, `cat`."""
+    weight_steps: int = 0
+    """How many of the last steps of `backward` find gradients of weights apart, where a schedule runs them apart."""
+
+    @property
+    def backward_apart(self) -> tuple[Steps, Steps]:
+        """Steps that find gradients of inputs, and those that find gradients of weights, as lists of their own."""
+        border = len(self.backward) - self.weight_steps
+        inputs, weights = self.backward[:border], self.backward[border:]
+        posted = sum(isinstance(step, Transfer) for step in inputs)
+        return inputs, tuple(_renumbered(step, posted) if isinstance(step, Wait) else step for step in weights)
+
+    def bytes_outputs(self, rank: int) -> list[int]:
+        """Of a rank's shards of what it gives."""
+        pairs = zip(self.outputs, self.dtypes, strict=True)
+        return [_bytes(layout.box(rank).shape, dtype) for layout, dtype in pairs]
 
     @property
     def transfers(self) -> Iterator[Transfer]:
@@ -84,10 +139,41 @@ class WeightProgram:
     learns: bool
     cuts: tuple[tuple[int, tuple[str, ...]], ...] = ()
     sum_axes: tuple[str, ...] = ()
+    elements_updated: int | None = None
+    """How many of its elements this rank's optimiser updates; None for all that it holds."""
+
+    @property
+    def elements(self) -> int:
+        """That this rank's optimiser updates."""
+        if not self.learns:
+            return 0
+        return math.prod(self.local_shape) if self.elements_updated is None else self.elements_updated
 
     @property
     def bytes_held(self) -> int:
         return _bytes(self.local_shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class BucketProgram:
+    """Gradients that are summed together, from when the last of them is there.
+
+    Each leg waits for what the leg before it has posted: the sum itself, its second leg if it has one, and the end.
+    """
+
+    weights: tuple[str, ...]
+    legs: tuple[Steps, ...]
+
+
+@dataclass(frozen=True)
+class ShowingProgram:
+    """Weights that ranks which updated them send to the others after the optimiser's step."""
+
+    weights: tuple[str, ...]
+    start: Steps
+    finish: Steps
+    at_use: bool
+    """Whether the next forward waits for them where they are used, or the optimiser's step does so at once."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +187,24 @@ class Program:
     rank: int
     nodes: tuple[NodeProgram, ...]
     weights: tuple[WeightProgram, ...]
-    reduction: tuple[Transfer, ...] = ()
+    buckets: tuple[BucketProgram, ...] = ()
+    """In the order in which they are posted."""
     stage: int = field(default=0)
     """The rank's first stage in a pipeline."""
     repeats: int = 1
     """How often the nodes run in a step, before gradients are reduced once."""
+    stages: int = 1
+    """Of the whole pipeline."""
+    schedule: str = ""
+    """The order in which a pipeline runs micro-batches."""
+    shown: tuple[ShowingProgram, ...] = ()
+    """What is sent after the optimiser's step; not among `transfers`, which end with backward."""
+    bytes_buckets: int = 0
+    """What the buckets and the gradients in them take, from step to step."""
+    bytes_inputs: int = 0
+    """This rank's part of the network's inputs, whichever stage takes them; of one of `repeats` micro-batches."""
+    bytes_targets: int = 0
+    """Its part of targets, if they are a class for each sample or voxel of the outputs; of one micro-batch too."""
 
     def __str__(self) -> str:
         """The whole step as a table."""
@@ -114,10 +213,21 @@ class Program:
         return render(self)
 
     def steps(self) -> Iterator[tuple[Phase, str, Step]]:
-        """Everything in the order it runs: phase, layer, step."""
+        """Everything in the order it runs: phase, layer, step; update: what follows the optimiser."""
         yield from (("forward", node.layer, step) for node in self.nodes for step in node.forward)
         yield from (("backward", node.layer, step) for node in reversed(self.nodes) for step in node.backward)
-        yield from (("reduction", "", step) for step in self.reduction)
+        yield from (("reduction", "", step) for steps in self._legs() for step in steps)
+        yield from (("update", "", step) for part in self.shown for step in (*part.start, *part.finish))
+
+    @property
+    def reduction(self) -> tuple[Transfer, ...]:
+        """What sums gradients, in the order in which it is posted."""
+        return tuple(step for steps in self._legs() for step in steps if isinstance(step, Transfer))
+
+    def _legs(self) -> Iterator[Steps]:
+        """The first leg of all buckets, then the second of all, and so on."""
+        for leg in itertools.zip_longest(*(bucket.legs for bucket in self.buckets), fillvalue=()):
+            yield from leg
 
     @property
     def bytes_sent(self) -> Counter[str]:
@@ -148,6 +258,10 @@ class Program:
     def bytes_weights(self) -> int:
         """Bytes of this rank's parameters."""
         return sum(weight.bytes_held for weight in self.weights)
+
+
+def _renumbered(wait: Wait, posted: int) -> Wait:
+    return replace(wait, transfers=tuple(number - posted for number in wait.transfers))
 
 
 def _bytes(shape: Shape, dtype: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from convmesh.system.figure import FRACTION, Figure, Rule, Text
@@ -32,6 +32,10 @@ class Collectives:
 
     library: str
     methods: tuple[Method, ...]
+    fraction_wire: Annotated[Mapping[str, Figure], Rule(most=1, keys=MEDIA, optional=True)] = field(
+        default_factory=dict
+    )
+    """By medium: of a link's bandwidth, what data gets beside headers and flow control; all of it unless stated."""
 
     @property
     def algorithms(self) -> tuple[str, ...]:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.errors import SystemFileError, UnknownNameError
+from convmesh.system.folder import LOCAL, user_systems
 from convmesh.system.tree import Entry, Planter, Problems, Tree, merged, passed_on
 
 _DATA = files("convmesh.system").joinpath("data")
-HEAD = ("summary", "inherits", "includes", "origin", "source", "sources")
+HEAD = ("summary", "inherits", "includes", "origin", "source", "sources", "tables")
 """Keys of a file that are about the file."""
 
 
 def system_names() -> list[str]:
-    """The systems that ship with ConvMesh."""
-    return _stems(_DATA)
+    """The systems that ship with ConvMesh, and those in the user's folder: `local`, once it is calibrated."""
+    return sorted({*_stems(_DATA), *user_systems()})
 
 
 def part_names() -> list[str]:
@@ -70,7 +71,7 @@ class _Reader:
             tree = passed_on(self.system(name, folder), short_name(name))
         for part in self._parts(table, where.name):
             tree = merged(tree, self._planted(_DATA.joinpath("parts", f"{part}.toml")), self.problems)
-        return merged(tree, self._plant(table, where.name), self.problems)
+        return merged(tree, self._plant(table, where), self.problems)
 
     def _parts(self, table: dict[str, Any], file: str) -> list[str]:
         wanted = table.get("includes", [])
@@ -81,15 +82,26 @@ class _Reader:
         return [name for name in wanted if name in part_names()]
 
     def _planted(self, where: Traversable) -> Tree:
-        return self._plant(_toml(where), where.name)
+        return self._plant(_toml(where), where)
 
-    def _plant(self, table: dict[str, Any], file: str) -> Tree:
+    def _plant(self, table: dict[str, Any], where: Traversable) -> Tree:
+        file = where.name
         source = table.get("source", f"stated in {file} without an origin")
         default = Entry(None, file, table.get("origin", "guess"), source)
         planter = Planter(file, self._sources(table, file), default, self.problems)
         planter.check_default(stated="origin" in table and "source" not in table)
         body = {key: value for key, value in table.items() if key not in HEAD}
-        return planter.tree(body) | {"summary": Entry(table.get("summary", ""), file)}
+        about = {"summary": Entry(table.get("summary", ""), file)}
+        return planter.tree(body) | about | self._tables(table, where)
+
+    def _tables(self, table: dict[str, Any], where: Traversable) -> Tree:
+        """Measured tables: their paths are relative to the file that names them."""
+        named = table.get("tables", {})
+        if not isinstance(named, dict) or not all(isinstance(path, str) for path in named.values()):
+            self.problems.add(where.name, "tables", named, "must be a table of paths, relative to the file")
+            return {}
+        folder = Path(str(where)).parent
+        return {"tables": {key: Entry(folder / path, where.name) for key, path in named.items()}} if named else {}
 
     def _sources(self, table: dict[str, Any], file: str) -> dict[str, Any]:
         sources = table.get("sources", {})
@@ -101,12 +113,16 @@ class _Reader:
 
 def _find(name_or_path: str | Path, folder: Path) -> Traversable:
     name = str(name_or_path)
-    if name in system_names():
+    if name in _stems(_DATA):
         return _DATA.joinpath(f"{name}.toml")
+    if name in (own := user_systems()):
+        return own[name]
     path = folder / name
     if path.suffix == ".toml" or path.is_file() or isinstance(name_or_path, Path):
         return path.resolve()
-    raise UnknownNameError.of("system", name, system_names())
+    if name == LOCAL:
+        raise UnknownNameError("`system` (='local') is not there yet: measure this machine with `convmesh calibrate`.")
+    raise UnknownNameError.of("system", name, [*system_names(), LOCAL])
 
 
 def _toml(where: Traversable) -> dict[str, Any]:

@@ -56,6 +56,12 @@ class Node:
     count: Annotated[Figure | None, Rule(least=1, whole=True, optional=True)] = None
     """Nodes that there are, where the machine is one that exists."""
     dollars_per_hour: Annotated[Figure | None, Rule("$/h", optional=True)] = None
+    cores: Annotated[Figure | None, Rule(least=1, whole=True, optional=True)] = None
+    """Where devices are processes of one thread on a host: how many of them run at once. More ranks take turns."""
+
+    def turns(self, ranks: int) -> float:
+        """How many times as long ranks on one node compute, because there are fewer cores than ranks."""
+        return 1.0 if self.cores is None else max(1.0, min(ranks, int(self.devices)) / self.cores.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,11 @@ from convmesh.system.collectives import Collectives, Method
 from convmesh.system.figure import Figure
 from convmesh.system.files import HEAD, read_tree, short_name, system_names
 from convmesh.system.hardware import Device, LinkLevel, Node, Power
+from convmesh.system.operators import OperatorTable
 from convmesh.system.placement import Group, Placement, Span
 from convmesh.system.read import Reader
+from convmesh.system.tables import read_tables
+from convmesh.system.transfers import TransferTable
 from convmesh.system.tree import Entry, Problems, Tree
 
 
@@ -29,6 +32,10 @@ class System:
     links: tuple[LinkLevel, ...]
     collectives: Collectives
     power: Power
+    operators: OperatorTable | None = None
+    """Measured times of operators on the device, where there are some."""
+    transfers: TransferTable | None = None
+    """Measured times of transfers over the links, where there are some."""
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> System:
@@ -39,8 +46,19 @@ class System:
 
     @staticmethod
     def names() -> list[str]:
-        """The systems that ship with ConvMesh."""
+        """The systems that ship with ConvMesh, and yours: `local`, once `convmesh calibrate` has measured it."""
         return system_names()
+
+    def save(self, path: str | Path) -> Path:
+        """Write a file that loads back to this system, with measured tables beside it."""
+        from convmesh.system.saving import save  # which is made of systems
+
+        return save(self, Path(path))
+
+    @property
+    def torch_device(self) -> str:
+        """The kind of device that torch runs on: where cores are counted, ranks are processes on them."""
+        return "cuda" if self.node.cores is None else "cpu"
 
     @property
     def most_devices(self) -> int | None:
@@ -94,6 +112,7 @@ class System:
             yield from _figures(getattr(self, part), part)
         for level in self.links:
             yield from _figures(level, f"links.{level.name}")
+        yield from _figures(self.collectives, "collectives")
         for method in self.collectives.methods:
             yield from _figures(method, f"collectives.methods.{method.name}")
         yield from _figures(self.power, "power")
@@ -127,13 +146,14 @@ def _system(tree: Tree, name: str, problems: Problems) -> System:
     links = reader.named(LinkLevel, tree.get("links"), "links")
     collectives = _collectives(reader, tree.get("collectives"))
     power = reader.value(Power, tree.get("power"), "power")
+    tables = read_tables(tree, problems)
     problems.raise_any()
     links.sort(key=lambda level: float("inf") if level.devices is None else level.devices.value)
     check_device(device, power, file, problems)
     check_levels(links, node, file, problems)
     check_methods(links, collectives, file, problems)
     problems.raise_any()
-    return System(name, str(summary.value), device, node, tuple(links), collectives, power)
+    return System(name, str(summary.value), device, node, tuple(links), collectives, power, **tables)
 
 
 def _collectives(reader: Reader, table: Tree | Entry | None) -> Collectives:

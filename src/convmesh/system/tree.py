@@ -11,7 +11,7 @@ from convmesh.system.figure import ORIGINS
 Tree = dict[str, Any]
 """Tables by name; leaves are entries."""
 
-_FIGURE_KEYS = ("value", "from", "origin", "source", "date", "spread")
+_FIGURE_KEYS = ("value", "from", "origin", "source", "date", "spread", "inherited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Planter:
             rule = f"must be a key of [sources], which has {', '.join(self.sources) or 'none'}"
             self.problems.add(self.file, f"{path}.from", name, rule)
             return {}
-        return {"origin": found.get("origin"), "source": found.get("text"), "date": found.get("date", "")}
+        rest = {key: found.get(key, "") for key in ("date", "inherited")}
+        return {"origin": found.get("origin"), "source": found.get("text"), **rest}
 
     def _check(self, entry: Entry, path: str, *, stated: bool) -> None:
         key = f"{path}." if path else ""

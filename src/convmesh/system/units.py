@@ -71,3 +71,12 @@ def shown(value: float, unit: str) -> str:
     fitting = [name for name in _SHOWN.get(unit, ()) if abs(value) >= UNITS[unit][name] * (1 - 1e-12)]
     name = fitting[-1] if fitting else _SHOWN.get(unit, (unit,))[0]
     return f"{value / UNITS[unit][name]:.4g} {name}".rstrip()
+
+
+def written_amount(value: float, unit: str) -> str | float | int:
+    """The amount as a file has it: with a unit if that reads back to the very number, else the plain number."""
+    name = shown(value, unit).rpartition(" ")[2] if unit else ""
+    text = f"{value / UNITS[unit][name]:.9g} {name}"
+    if unit and amount(text, unit) == value:
+        return text
+    return int(value) if value == int(value) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,10 +15,13 @@ from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.ops.planned import PlannedWeight
 from convmesh.ops.sharded import Sharded
+from convmesh.parallel.calls import is_last, memory_format
 from convmesh.parallel.recorder import SavedTensors, recorded
-from convmesh.plan import Saved, Step
+from convmesh.parallel.storages import HeldStorages, bytes_of, owned, owned_by
+from convmesh.plan import Held, Saved, Step
 
 Axes = tuple[str, ...]
+Gradients = list[torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,15 @@ class Dry:
     layout: Layout
     dtype: torch.dtype
     learns: bool
+    last: bool = False
+    """Whether its channels lie innermost in memory."""
 
     def on(self, mesh: OpenMesh) -> Sharded:
         """This rank's shard, without data."""
         shape = self.layout.box(mesh.rank).shape
-        local = torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.learns)
-        return Sharded(local, self.layout, mesh)
+        order = memory_format(len(shape), self.last)
+        local = torch.empty(shape, dtype=self.dtype, device="meta", memory_format=order)
+        return Sharded(local.requires_grad_(self.learns), self.layout, mesh)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,9 @@ class DryResult:
     sum_axes: tuple[Axes, ...]
     decided: ChannelSplit | None = None
     """The cut of the weight, if it was left to the call."""
+    held: Held = field(default_factory=Held)
+    weight_steps: int = 0
+    """How many of the last steps of backward find gradients of weights apart."""
 
 
 class DryRunner:
@@ -83,37 +92,76 @@ class DryRunner:
             x.local = x.local.clone() if x.local.requires_grad else x.local
         given = iter(inputs)
         args, kwargs = tree_unflatten([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
-        originals, kept = [x.local for x in inputs], SavedTensors()
-        with recorded(self.mesh) as forward, kept.hooks:
+        originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldStorages("meta")
+        before = storages.start((*originals, *weights))
+        with recorded(self.mesh) as forward, kept.hooks, storages:
             value = call(*args, **kwargs)
         outputs = [x.local for x in tree_flatten(value)[0] if isinstance(x, Sharded)]
-        learning = [t for t in sources if t.requires_grad], [w for w in weights if w.requires_grad]
-        if self.splits_backward and all(learning) and any(t.requires_grad for t in outputs):
-            backward = _split_backward(self.mesh, outputs, learning[0])
+        shards = _unlisted(_other_leaves(outputs, sources), weights)
+        bytes_forward = storages.bytes_peak - before - bytes_of(shards)
+        saved = kept.listed(originals, outputs, [*weights, *shards])
+        ends = [torch.empty_like(t) if t.requires_grad else None for t in outputs]
+        before = storages.start(ends)
+        with storages:
+            backward, weight_steps, found = self._backward(outputs, ends, sources, weights)
+        held = Held(
+            bytes_forward,
+            storages.bytes_peak - before,
+            outputs=owned(outputs, (("weight", weights), ("input", originals), ("output", outputs))),
+            gradients=owned_by(found, (("output", ends), ("input", found))),
+        )
+        decided = next((w.decided for w in weights if isinstance(w, PlannedWeight) and w.decided), None)
+        steps = tuple(forward), tuple(backward)
+        return DryResult(_dry(value), *steps, saved, tuple(axes), decided, held=held, weight_steps=weight_steps)
+
+    def _backward(
+        self,
+        outputs: Sequence[torch.Tensor],
+        ends: Gradients,
+        sources: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+    ) -> tuple[list[Step], int, Gradients]:
+        """What backward does, how many of its last steps are for weights alone, and the gradients of `sources`."""
+        wanted, learning = [t for t in sources if t.requires_grad], [w for w in weights if w.requires_grad]
+        weight_steps = 0
+        if self.splits_backward and wanted and learning and any(t.requires_grad for t in outputs):
+            backward, weight_steps, found = _split_backward(self.mesh, outputs, wanted)
         else:
             with recorded(self.mesh) as backward:
-                _backward(outputs, [*learning[0], *learning[1]])
-        saved = kept.listed(originals, outputs, weights)
-        decided = next((w.decided for w in weights if isinstance(w, PlannedWeight) and w.decided), None)
-        return DryResult(_dry(value), tuple(forward), tuple(backward), saved, tuple(axes), decided)
+                found = _gradients(outputs, ends, wanted, learning)
+        each = iter(found)
+        return backward, weight_steps, [next(each) if t.requires_grad else None for t in sources]
 
 
-def _backward(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def _gradients(
+    outputs: Sequence[torch.Tensor], ends: Gradients, sources: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> Gradients:
+    """The gradients of `sources`, from those of the outputs; they are found together with those of the weights."""
     learning = [t for t in outputs if t.requires_grad]
-    if learning and sources:
-        torch.autograd.grad(learning, sources, [torch.empty_like(t) for t in learning], allow_unused=True)
+    if not learning or not (sources or weights):
+        return [None] * len(sources)
+    given = [end for end in ends if end is not None]
+    return list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True)[: len(sources)])
 
 
-def _split_backward(mesh: OpenMesh, outputs: Sequence[torch.Tensor], sources: list[torch.Tensor]) -> list[Step]:
+def _unlisted(tensors: Sequence[torch.Tensor], listed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    known = {id(t) for t in listed}
+    return [t for t in tensors if id(t) not in known]
+
+
+def _split_backward(
+    mesh: OpenMesh, outputs: Sequence[torch.Tensor], sources: list[torch.Tensor]
+) -> tuple[list[Step], int, Gradients]:
     """As torch's stages do: an operator that finds both kinds of gradients at once runs twice, transfers included."""
     ends = [t.clone() for t in outputs if t.requires_grad]  # their graph is cut off, which views do not allow
     weights: Any = _other_leaves(ends, sources)
     kept = [t.grad_fn for t in ends]  # or torch 2.11 loses the functions that weight gradients start from
     with recorded(mesh) as steps:
-        _, groups = stage_backward_input(ends, [torch.empty_like(t) for t in ends], sources, iter(weights))
+        gradients, groups = stage_backward_input(ends, [torch.empty_like(t) for t in ends], sources, iter(weights))
+        found = len(steps)
         stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
     kept.clear()
-    return steps
+    return steps, len(steps) - found, list(gradients)
 
 
 def _other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -137,5 +185,6 @@ def _other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor])
 def _dry(value: Any) -> Any:
     leaves, spec = tree_flatten(value)
     return tree_unflatten(
-        [Dry(x.layout, x.dtype, x.requires_grad) if isinstance(x, Sharded) else x for x in leaves], spec
+        [Dry(x.layout, x.dtype, x.requires_grad, is_last(x.local)) if isinstance(x, Sharded) else x for x in leaves],
+        spec,
     )

@@ -5,6 +5,7 @@ The operators that run are the runtime's own, on tensors without data, so a prog
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from convmesh.dist import dry_mesh
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
+from convmesh.parallel.calls import is_last
 from convmesh.parallel.channels import LAYERS
-from convmesh.parallel.gradients.summing import reduction_transfers
+from convmesh.parallel.gradients.summing import with_sums
 from convmesh.parallel.lowering.arrange import arrange, arranged_layout
 from convmesh.parallel.lowering.dry import Dry, DryResult, DryRunner
+from convmesh.parallel.lowering.fan_out import with_gradient_sums
 from convmesh.parallel.lowering.opaque import by_samples as by_samples_only
 from convmesh.parallel.lowering.opaque import is_opaque, opaque_layout
 from convmesh.parallel.lowering.weights import Axes, Cuts, DryWeights, shared_sums, weight_programs, without_data
@@ -76,6 +79,7 @@ class Lowering:
         self._mesh.sub_batches = plan.sub_batches
         self._runner = DryRunner(self._mesh)
         self._weights = DryWeights()
+        self._last = any(is_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
         self._env: dict[str, Any] = {}
@@ -90,11 +94,15 @@ class Lowering:
             self._visit(node, self._captured.graph.node(node.name))
         sum_axes, eager = shared_sums(self._uses)
         weights = weight_programs(self._captured.graph.weights, self._mesh, self._weights.cuts, sum_axes)
-        own = self._plan.pipeline is None  # in a pipeline each stage sums its own
-        reduction = reduction_transfers(weights, sum_axes, self._mesh, self._plan.reduction) if own else ()
+        nodes = with_gradient_sums(self._nodes, self._env, self._mesh)
+        program = Program(self._plan.mesh, self._mesh.rank, nodes, weights)
+        bytes_inputs, bytes_targets = self._batch_sizes()
+        program = replace(program, bytes_inputs=bytes_inputs, bytes_targets=bytes_targets)
+        if self._plan.pipeline is None:  # in a pipeline each stage sums its own
+            program = with_sums(program, sum_axes, self._mesh, self._plan.reduction)
         return Lowered(
             plan=self._weights.decided_plan(self._plan),
-            program=Program(self._plan.mesh, self._mesh.rank, tuple(self._nodes), weights, reduction),
+            program=program,
             layouts={node.node: node.outputs for node in self._nodes},
             arranged=self._arranged,
             shared=self._shared,
@@ -104,6 +112,14 @@ class Lowering:
             numbers={name: value for name, value in self._env.items() if not _has_tensors(value)},
             dtypes={name: value.dtype for name, value in self._env.items() if isinstance(value, Dry)},
         )
+
+    def _batch_sizes(self) -> tuple[int, int]:
+        """Bytes of this rank's inputs, and of targets that are a class for each sample or voxel of its outputs."""
+        rank, made = self._mesh.rank, {node.node: node for node in self._nodes}
+        outputs = (made[name] for name in self._captured.graph.nodes[-1].inputs if name in made)
+        shapes = [layout.box(rank).shape for node in outputs for layout in node.outputs]
+        inputs = (size for node in self._captured.graph.inputs for size in made[node.name].bytes_outputs(rank))
+        return sum(inputs), sum(torch.int64.itemsize * math.prod(shape[:1] + shape[2:]) for shape in shapes)
 
     def _visit(self, node: fx.Node, spec: Node) -> None:
         if node.op == "placeholder":
@@ -120,7 +136,7 @@ class Lowering:
         user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
         layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
-        return Dry(layout, getattr(torch, value.dtype), False)
+        return Dry(layout, getattr(torch, value.dtype), False, self._last)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A shape of the captured batch, for the batch that is asked for."""
@@ -232,6 +248,11 @@ class Lowering:
                 backward=result.backward,
                 saved=result.saved,
                 sources=tuple(name for name in spec.inputs if isinstance(self._env.get(name), Dry)),
+                held=result.held,
+                block=self._plan.recomputed(spec.layer) or "",
+                weights=tuple(weight.name for weight in spec.weights if weight.learns),
+                weight_steps=result.weight_steps,
+                kind=node_kind(spec.op),
             )
         )
         axes = tuple(dict.fromkeys(name for axes in result.sum_axes for name in axes))
@@ -239,6 +260,12 @@ class Lowering:
         for weight in spec.weights:
             if weight.learns:
                 self._uses[weight.name].append((spec.name, in_mesh_order))
+
+
+def node_kind(op: str) -> str:
+    """What a node calls, whatever its number of dims: `conv` for Conv2d and conv3d."""
+    name = op.lower()
+    return name[:-2] if name[-2:] in ("1d", "2d", "3d") else name
 
 
 def _after_arranging(
@@ -257,7 +284,7 @@ def _key(module: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
     """What tells calls of modules apart; None for a module whose forward may depend on anything."""
     if not type(module).__module__.startswith("torch.nn."):
         return None
-    shapes = tuple((name, w.shape, w.dtype, w.requires_grad, type(w)) for name, w in weights.items())
+    shapes = tuple((name, w.shape, w.stride(), w.dtype, w.requires_grad, type(w)) for name, w in weights.items())
     return type(module), module.extra_repr(), module.training, shapes
 
 

@@ -17,6 +17,7 @@ from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.ops.planned import PlannedWeight
 from convmesh.ops.sharded import Sharded
+from convmesh.parallel.calls import is_last, memory_format
 from convmesh.parallel.channels import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
 from convmesh.plan import Plan, Split, WeightProgram
 
@@ -28,7 +29,9 @@ def without_data(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         return tensor
     # Not `empty_like`: of a weight that is cut already that would be a shard.
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
+    order = memory_format(tensor.dim(), is_last(tensor))
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=order)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 class DryWeights:

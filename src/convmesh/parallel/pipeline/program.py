@@ -14,8 +14,8 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.errors import PlanError
 from convmesh.graph import Graph
-from convmesh.parallel.gradients.summing import reduction_transfers
-from convmesh.plan import NodeProgram, Pipeline, Transfer
+from convmesh.parallel.gradients.summing import with_sums
+from convmesh.plan import Held, NodeProgram, Pipeline, Saved, Transfer
 from convmesh.plan.pipelining import own_stages, rank_of
 from convmesh.plan.stages import StageGraph
 
@@ -68,11 +68,12 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
         lowered.program,
         nodes=tuple(node for stage in mine for node in _stage_nodes(lowered, row, bounds, stage, mesh)),
         weights=weights,
-        reduction=reduction_transfers(weights, sums, mesh, lowered.plan.reduction),
         stage=mine[0],
         repeats=pipeline.microbatches,
+        stages=len(bounds) - 1,
+        schedule=pipeline.schedule,
     )
-    return replace(lowered, program=program)
+    return replace(lowered, program=with_sums(program, sums, mesh, lowered.plan.reduction))
 
 
 def _check_samples(lowered: Lowered, graph: Graph, pipeline: Pipeline, mesh: OpenMesh) -> None:
@@ -95,12 +96,25 @@ def _stage_nodes(
         nodes.insert(0, _boundary(f"stage_{stage}_receives", stage, (), back))
     if stage < len(bounds) - 2:
         onward = _sent(lowered, row.crossing(end), rank_of(stage + 1, mesh.mesh, mesh.rank), mesh)
-        nodes.append(_boundary(f"stage_{stage}_sends", stage, onward, ()))
-    return nodes
+        nodes.append(_boundary(f"stage_{stage}_sends", stage, onward, (), row.crossing(end)))
+    return [replace(node, stage=stage) for node in nodes]
 
 
-def _boundary(name: str, stage: int, forward: tuple[Transfer, ...], backward: tuple[Transfer, ...]) -> NodeProgram:
-    return NodeProgram(name, f"stage {stage}", (), (), (), forward, backward)
+def _boundary(
+    name: str,
+    stage: int,
+    forward: tuple[Transfer, ...],
+    backward: tuple[Transfer, ...],
+    sources: Sequence[str] = (),
+) -> NodeProgram:
+    """What is sent is a copy that lives until its gradient is back, as it came; what is sent back is one for now."""
+    onward, back = (sum(transfer.bytes_sent for transfer in sent) for sent in (forward, backward))
+    copy = (Saved("output", 0, onward),) if forward else ()
+    held = Held(onward, back, outputs=copy, gradients=copy * len(sources))
+    layer = f"stage {stage}"
+    return NodeProgram(
+        name, layer, (), (), (), forward, backward, saved=copy, sources=tuple(sources), held=held, stage=stage
+    )
 
 
 def _sent(lowered: Lowered, names: Sequence[str], peer: int, mesh: OpenMesh) -> tuple[Transfer, ...]:

@@ -131,17 +131,10 @@ def _recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan:
 
     def block(node: fx.Node) -> str | None:
         path = layers.get(node.name) or layers.get(_arranged_for(node))
-        return _recomputed_prefix(path, plan) if path else None
+        return plan.recomputed(path) if path else None
 
     replace_regions(graph, parts, block, lambda module: Recomputed(module, mesh))
 
 
 def _arranged_for(node: fx.Node) -> str:
     return str(node.target).removeprefix("convmesh_arrange_")
-
-
-def _recomputed_prefix(layer: str, plan: Plan) -> str | None:
-    """The outermost module around a layer that the plan recomputes."""
-    names = layer.split(".")
-    prefixes = (".".join(names[:count]) for count in range(1, len(names) + 1))
-    return next((prefix for prefix in prefixes if plan.recomputes(prefix)), None)

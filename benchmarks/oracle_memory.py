@@ -1,0 +1,125 @@
+"""Predicted beside measured peaks of memory: real ranks, every preset, checkpointed blocks and sharded optimisers.
+
+python -m benchmarks.oracle_memory [--device cuda] [--out FOLDER]     prints a table; writes it and every point there
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convmesh.measure.memory import Peak, Training, measure_training
+from convmesh.testing import RankPool
+
+RESNET = Training(model="resnet18", shape=(8, 3, 192, 192), strategy="data", axes={"data": 2}, sizes={"filters": 16})
+UNET = Training(
+    model="unet3d",
+    shape=(2, 1, 48, 48, 48),
+    strategy="data",
+    axes={"data": 2},
+    sizes={"filters": 4, "most_filters": 32, "levels": 5},
+)
+COSMOFLOW = Training(
+    model="cosmoflow", shape=(4, 4, 64, 64, 64), strategy="data", axes={"data": 2}, sizes={"width": 0.25, "extent": 64}
+)
+ALEXNET = Training(model="alexnet", shape=(16, 3, 128, 128), strategy="data", axes={"data": 2}, sizes={"width": 0.5})
+PRESETS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("data", {"data": 2}, {}),
+    ("data", {"data": 2}, {"reduction": "sharded"}),
+    ("spatial", {"height": 2}, {}),
+    ("filter", {"filter": 2}, {}),
+    ("channel", {"channel": 2}, {}),
+    ("pipeline", {"pipe": 2}, {}),
+    ("hybrid", {"data": 2}, {}),
+    ("data+spatial", {"data": 2, "height": 2}, {}),
+    ("data+filter", {"data": 2, "filter": 2}, {}),
+    ("data+channel", {"data": 2, "channel": 2}, {}),
+    ("data+pipeline", {"data": 2, "pipe": 2}, {}),
+]
+LARGE = [
+    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="data", axes={"data": 1}),
+    Training(model="vgg16", shape=(32, 3, 224, 224), strategy="data", axes={"data": 1}),
+    Training(model="unet3d", shape=(1, 1, 128, 128, 128), strategy="data", axes={"data": 1}),
+    Training(model="cosmoflow", shape=(8, 4, 128, 128, 128), strategy="data", axes={"data": 1}),
+    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="spatial", axes={"height": 2}),
+    Training(model="unet3d", shape=(2, 1, 128, 128, 128), strategy="spatial", axes={"depth": 2}),
+    Training(model="cosmoflow", shape=(8, 4, 128, 128, 128), strategy="filter", axes={"filter": 2}),
+    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="filter", axes={"filter": 2}),
+    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="pipeline", axes={"pipe": 2}),
+    Training(
+        model="resnet50",
+        shape=(64, 3, 224, 224),
+        strategy="data",
+        axes={"data": 2},
+        options={"checkpoint": ["stage1", "stage2"], "reduction": "sharded"},
+    ),
+]
+
+
+def trainings(device: str) -> list[Training]:
+    """Published networks on a GPU, small ones with every preset on a CPU."""
+    if device == "cuda":
+        return LARGE
+    blocks = {"checkpoint": ["stage1", "stage2"]}
+    networks = (RESNET, UNET, COSMOFLOW, ALEXNET)
+    split = [replace(n, strategy=s, axes=a, options=o) for n in networks for s, a, o in PRESETS if _runs(n, s)]
+    return [
+        *split,
+        replace(RESNET, options=blocks),
+        replace(RESNET, strategy="spatial", axes={"height": 2}, options=blocks),
+    ]
+
+
+def _runs(network: Training, strategy: str) -> bool:
+    """Dense layers are what the hybrid preset cuts."""
+    return strategy != "hybrid" or network.model in ("alexnet", "cosmoflow")
+
+
+def row(training: Training, peaks: list[Peak]) -> str:
+    worst = max(peaks, key=lambda peak: abs(peak.error))
+    where = ", ".join(f"{name}={extent}" for name, extent in training.axes.items())
+    options = "; ".join(f"{name} {value}" for name, value in training.options.items())
+    measured, predicted = worst.bytes_peak / 2**20, worst.predicted.bytes_peak / 2**20
+    return (
+        f"| {training.model} | {training.strategy} | {where} | {options} | {measured:.1f} | {predicted:.1f} "
+        f"| {worst.error:+.1%} | {worst.predicted.phase} {worst.predicted.layer} | {worst.bytes_reserved / 2**20:.0f} |"
+    )
+
+
+HEAD = [
+    "| network | strategy | mesh | options | measured MiB | predicted MiB | error | at | reserved MiB |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    options = parser.parse_args()
+    lines, points = list(HEAD), []
+    for training in trainings(options.device):
+        with RankPool(training.mesh.size, seconds_timeout=240) as pool:
+            peaks = pool.run(measure_training, training, options.device)
+        lines.append(row(training, peaks))
+        print(lines[-1], flush=True)
+        points.append({"training": asdict(training), "ranks": [_plain(peak) for peak in peaks]})
+        (options.out / "memory.json").write_text(json.dumps(points, indent=1))
+    title = f"{datetime.date.today()}, {options.device}, torch {torch.__version__}: the rank that is off most."
+    (options.out / "memory.md").write_text("\n".join([title, "", *lines, ""]))
+
+
+def _plain(peak: Peak) -> dict[str, Any]:
+    predicted = {name: value for name, value in asdict(peak.predicted).items() if name != "curve"}
+    return {"bytes_peak": peak.bytes_peak, "bytes_reserved": peak.bytes_reserved, "predicted": predicted}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Pages that several commands write: each has a section of its own, between marks, and leaves the others alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
+TITLE = "# How near the oracle comes\n\nEvery section was written by the command that it names, with every point.\n"
+
+
+def put_section(name: str, text: str, page: Path = ACCURACY) -> None:
+    """Write or replace the section called `name`."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    section = f"{begin}\n{text.strip()}\n{end}\n"
+    before = page.read_text() if page.exists() else TITLE
+    marked = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n", re.DOTALL)
+    found = marked.search(before)
+    page.write_text(before[: found.start()] + section + before[found.end() :] if found else f"{before}\n{section}")

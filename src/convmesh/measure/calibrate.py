@@ -1,0 +1,201 @@
+"""Measuring the machine at hand into a system: its device, its links, and the operators of some networks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from convmesh.kernels.device import standing_for
+from convmesh.measure.device import Progress, measure_device, silent
+from convmesh.measure.growing import Growing
+from convmesh.measure.local import local_system, with_links
+from convmesh.measure.machine import Machine, this_machine
+from convmesh.measure.operators import Repeats, distinct_works
+from convmesh.measure.overheads import KINDS, measure_overheads
+from convmesh.measure.power import with_power
+from convmesh.measure.store import Store
+from convmesh.measure.transfers import Effort, measure_between_gpus, measure_transfers
+from convmesh.measure.updates import measure_updates
+from convmesh.measure.workloads import Workload
+from convmesh.plan import Program
+from convmesh.system import System
+from convmesh.system.operators import OperatorTable, Overheads, UpdateTiming
+from convmesh.system.transfers import TransferTable
+from convmesh.testing import run_ranks
+
+MODELS = ("resnet50", "vgg16", "cosmoflow", "unet3d")
+"""Networks whose operators are timed unless others are named."""
+
+LEAST_SECONDS = 5.0
+"""For operators, however long the rest took."""
+
+SECONDS_TIMEOUT = 200.0
+"""For what takes ten seconds on a machine that has nothing else to do."""
+
+RANKS = (1, 2, 4)
+"""On how many ranks, so that the shapes of their shards are among those timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How long a calibration takes: operators are timed until it is over, which is five minutes after it began."""
+
+    seconds: float = 285.0
+    seconds_transfers: float = 60.0
+    repeats: Repeats = field(default_factory=Repeats)
+    quick: bool = False
+
+    @classmethod
+    def short(cls) -> Budget:
+        """A look, to see that everything works: figures are rough, and most transfers are left to formulas."""
+        return cls(seconds=15.0, seconds_transfers=1.0, repeats=Repeats(seconds_round=1e-3, most=3), quick=True)
+
+    def effort(self, ranks: Sequence[int]) -> Effort:
+        groups = tuple(n for n in ranks if n > 1) or (2,)
+        if self.quick:
+            return Effort(
+                ranks=groups[:1], carriers=("all_reduce", "neighbour"), factor=1024, seconds=self.seconds_transfers
+            )
+        return Effort(ranks=groups, seconds=self.seconds_transfers)
+
+
+def calibrate(
+    workloads: Sequence[Workload | str] | None = None,
+    ranks: Sequence[int] = RANKS,
+    *,
+    programs: Sequence[Program] = (),
+    output: Path | str | None = None,
+    budget: Budget | None = None,
+    progress: Progress = silent,
+) -> System:
+    """Measure this machine and write it as the system `local`, or as `output`.
+
+    Operators are those of `workloads` under all strategies on so many `ranks`, and of further `programs`. What is
+    measured is written at once: a calibration that is interrupted, or repeated with other networks, extends the last.
+    """
+    machine, allowed = this_machine(), budget or Budget()
+    store = Store.at(None if output is None else Path(output), machine, rough=allowed.quick)
+    run = _Calibration(machine, store, allowed, progress)
+    return run.system(_workloads(workloads, machine), tuple(ranks), programs)
+
+
+def _workloads(given: Sequence[Workload | str] | None, machine: Machine) -> list[Workload]:
+    """Reference networks by name: as published on a GPU, narrow ones on small samples on a processor."""
+    chosen = MODELS if given is None else given
+    return [Workload.reference(w, small=not machine.gpus) if isinstance(w, str) else w for w in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calibration:
+    machine: Machine
+    store: Store
+    budget: Budget
+    progress: Progress
+    begun: float = field(default_factory=time.monotonic)
+
+    def system(self, workloads: Sequence[Workload], ranks: tuple[int, ...], programs: Sequence[Program]) -> System:
+        """Device, links, operators, each written as soon as it is known."""
+        device = measure_device(self.machine, self.budget.quick, self.progress)
+        system = local_system(self.machine, device)
+        system = replace(system, power=with_power(system.power, self.machine))
+        system = self.store.keep(self._with_known(system))
+        system = self._with_transfers(system, ranks)
+        listed = [*programs, *self._lowered(workloads, ranks)]
+        return self._with_operators(system, listed, ranks)
+
+    def _with_known(self, system: System) -> System:
+        """What earlier calibrations of the same device found."""
+        table, transfers = self.store.known(self.machine), self.store.known_transfers()
+        system = with_links(system, transfers) if transfers else system
+        return replace(system, operators=table) if table.timings else system
+
+    def _with_transfers(self, system: System, ranks: tuple[int, ...]) -> System:
+        if self.machine.gpus > 1:
+            self.progress(f"transfers between {self.machine.gpus} GPUs")
+            table = measure_between_gpus(self.machine.gpus, self.budget.seconds_transfers)
+            return self.store.keep(with_links(system, table))
+        if self.machine.gpus:
+            self.progress("links between GPUs are taken from the most similar system, as guesses")
+            return system
+        effort = self.budget.effort(ranks)
+        if system.transfers is not None and _covers(system.transfers, effort):
+            return system
+        self.progress(f"transfers between {', '.join(map(str, effort.ranks))} ranks")
+        return self.store.keep(with_links(system, measure_transfers(effort)))
+
+    def _lowered(self, workloads: Sequence[Workload], ranks: tuple[int, ...]) -> list[Program]:
+        found: list[Program] = []
+        for workload in workloads:
+            self.progress(f"operators of {workload.name} on {', '.join(map(str, ranks))} ranks")
+            with standing_for(self.machine.device.type):  # the kernels that the runtime takes here
+                found += workload.programs(ranks)
+        return found
+
+    def _with_operators(self, system: System, programs: Sequence[Program], ranks: tuple[int, ...]) -> System:
+        works, base = distinct_works(programs), system
+
+        def keep(table: OperatorTable) -> None:
+            nonlocal system
+            system = self.store.keep(replace(base, operators=table))
+
+        growing = Growing(
+            device=self.machine.device,
+            repeats=self.budget.repeats,
+            keep=keep,
+            progress=self.progress,
+        )
+        table = self._with_overheads(system.operators or OperatorTable(self.machine.kind, ()))
+        keep(table)
+        levels = self._levels(ranks)
+        for number, active in enumerate(levels):
+            left = self.begun + self.budget.seconds - time.monotonic()
+            seconds = max(LEAST_SECONDS, left / (len(levels) - number))
+            table = growing.extended(table, works, active, seconds)
+        return system
+
+    def _with_overheads(self, table: OperatorTable) -> OperatorTable:
+        """The optimiser and the runtime's own Python, on a rank of its own."""
+        if self.budget.quick and table.updates:
+            return table
+        self.progress("optimisers, and the runtime's own time")
+        args = self.machine.device, self.budget.quick
+        forked = partial(run_ranks, seconds_timeout=SECONDS_TIMEOUT)
+        alone = _in_a_job_of_one if self.machine.gpus else forked  # what has used a GPU cannot fork
+        updates, overheads = alone(1, _beside_operators, *args)[0]
+        about = {"machine": self.machine.kind, "torch": torch.__version__, "date": date.today().isoformat()}
+        return replace(table, updates=updates, overheads=overheads, about=about)
+
+    def _levels(self, ranks: tuple[int, ...]) -> list[int]:
+        """Ranks of a processor that compute at once; more than it has cores take turns, which needs no timing."""
+        if self.machine.gpus:
+            return [1]
+        return sorted({min(count, self.machine.cores) for count in ranks})
+
+
+def _covers(table: TransferTable, effort: Effort) -> bool:
+    """Whether a table has all carriers and groups of an effort."""
+    wanted = {(c, n, active) for active in effort.ranks for c in effort.carriers for n in effort.groups(active, c)}
+    return wanted <= {(curve.carrier, curve.ranks, curve.active) for curve in table.curves}
+
+
+def _beside_operators(device: torch.device, quick: bool) -> tuple[dict[str, UpdateTiming], Overheads]:
+    kinds = dict(list(KINDS.items())[:1]) if quick else KINDS
+    return measure_updates(device), measure_overheads(device, kinds)
+
+
+def _in_a_job_of_one(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
+    """In this process, as the only rank of a job."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=ranks)
+    try:
+        return [call(*args)]
+    finally:
+        dist.destroy_process_group()

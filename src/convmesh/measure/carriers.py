@@ -1,0 +1,155 @@
+"""One transfer of each kind through the runtime's own functions, to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.exchange import Pieces, fetch, start
+from convmesh.dist.flat import (
+    FlatBuffer,
+    start_broadcast,
+    start_gather,
+    start_sum,
+    start_sum_at_root,
+    start_sum_scatter,
+)
+from convmesh.layout import Layout
+from convmesh.layout.exchange import ExchangePlan, plan_conversion
+from convmesh.ops.sharded import Sharded
+from convmesh.parallel.pipeline.wire import Parcel
+
+AXES = ("filter",)
+"""The mesh axis that transfers are measured along; the groups along it work side by side."""
+
+Once = Callable[[], object]
+Maker = Callable[[OpenMesh, int], Once]
+
+BYTES_ELEMENT = 4
+
+
+def _sum(mesh: OpenMesh, bytes_sent: int) -> Once:
+    ranks = mesh.mesh.extent(AXES)
+    buffer = _buffer(bytes_sent * ranks / (2 * (ranks - 1)), mesh)
+    return lambda: start_sum(buffer, mesh, AXES).wait()
+
+
+def _gather(mesh: OpenMesh, bytes_sent: int) -> Once:
+    """Channels that all ranks need: gathered and put in place; of two ranks, parts of a flat buffer."""
+    ranks = mesh.mesh.extent(AXES)
+    if ranks > 2:
+        before, after = _layouts(mesh, bytes_sent, {1: AXES}, {})
+        plan, local = plan_conversion(before, after, mesh.rank), _shard(before, mesh)
+        return lambda: fetch(mesh, plan, local)
+    part, whole = _part_and_whole(mesh, bytes_sent)
+    return lambda: start_gather(whole, part, mesh, AXES).wait()
+
+
+def _sum_scatter(mesh: OpenMesh, bytes_sent: int) -> Once:
+    part, whole = _part_and_whole(mesh, bytes_sent)
+    return lambda: start_sum_scatter(part, whole, mesh, AXES).wait()
+
+
+def _broadcast(mesh: OpenMesh, bytes_sent: int) -> Once:
+    buffer = _buffer(bytes_sent, mesh)
+    return lambda: start_broadcast(buffer, mesh, AXES).wait()
+
+
+def _sum_at_root(mesh: OpenMesh, bytes_sent: int) -> Once:
+    buffer = _buffer(bytes_sent, mesh)
+    return lambda: start_sum_at_root(buffer, mesh, AXES).wait()
+
+
+def _neighbour(mesh: OpenMesh, bytes_sent: int) -> Once:
+    """Rows become columns: everybody has a message for everybody else, packed and put in place."""
+    plan, local = _conversion(mesh, bytes_sent)
+    return lambda: fetch(mesh, plan, local)
+
+
+def _all_to_all(mesh: OpenMesh, bytes_sent: int) -> Once:
+    """The same messages in one collective, as meshes of many ranks send them."""
+    plan, local = _conversion(mesh, bytes_sent)
+    return lambda: start(mesh, plan.forward, "all_to_all", AXES, Pieces([(plan.held, local)], local)).wait()
+
+
+def _stage(mesh: OpenMesh, bytes_sent: int) -> Once:
+    """A stage's message to the next, and one back: packed, sent, received and taken apart."""
+    layout = Layout.of(mesh.mesh, (1, max(1, bytes_sent // BYTES_ELEMENT)))
+    parcel = Parcel(("x",), (layout,), (torch.float32,))
+    values = Sharded(torch.zeros(layout.shape, device=mesh.device), layout, mesh)
+    first, last = mesh.members(AXES)[0], mesh.members(AXES)[-1]
+    turns = (_send, _receive) if mesh.rank == first else (_receive, _send)
+    peer = mesh.world_rank(last if mesh.rank == first else first)
+
+    def once() -> None:
+        for turn in turns:
+            turn(parcel, values, mesh, peer)
+
+    return once
+
+
+def _send(parcel: Parcel, values: Sharded, mesh: OpenMesh, peer: int) -> None:
+    (flat,) = parcel.pack([values], mesh.device)
+    _wait(dist.P2POp(dist.isend, flat.detach(), peer, mesh.everyone))
+
+
+def _receive(parcel: Parcel, values: Sharded, mesh: OpenMesh, peer: int) -> None:
+    flat = torch.empty(values.local.numel(), device=mesh.device)
+    _wait(dist.P2POp(dist.irecv, flat, peer, mesh.everyone))
+    parcel.unpack([flat], mesh)
+
+
+def _wait(op: dist.P2POp) -> None:
+    for work in dist.batch_isend_irecv([op]):
+        work.wait()
+
+
+def _conversion(mesh: OpenMesh, bytes_sent: int) -> tuple[ExchangePlan, torch.Tensor]:
+    before, after = _layouts(mesh, bytes_sent, {0: AXES}, {1: AXES})
+    return plan_conversion(before, after, mesh.rank), _shard(before, mesh)
+
+
+def _layouts(mesh: OpenMesh, bytes_sent: int, *cuts: dict[int, tuple[str, ...]]) -> list[Layout]:
+    """Of a tensor of which each rank sends one tile to everybody else, all tiles together about so many bytes."""
+    ranks = mesh.mesh.extent(AXES)
+    tile = max(1, round(bytes_sent / BYTES_ELEMENT / (ranks - 1)))
+    rows = max(d for d in range(1, min(32, tile) + 1) if tile % d == 0)
+    if {} in cuts:  # a gathered tensor has one tile a rank
+        return [Layout.of(mesh.mesh, (rows, tile // rows * ranks), cut) for cut in cuts]
+    return [Layout.of(mesh.mesh, (rows * ranks, tile // rows * ranks), cut) for cut in cuts]
+
+
+def _shard(layout: Layout, mesh: OpenMesh) -> torch.Tensor:
+    return torch.zeros(layout.box(mesh.rank).shape, device=mesh.device)
+
+
+def _buffer(bytes_held: float, mesh: OpenMesh) -> FlatBuffer:
+    return FlatBuffer(max(1, round(bytes_held / BYTES_ELEMENT)), torch.float32, mesh)
+
+
+def _part_and_whole(mesh: OpenMesh, bytes_sent: int) -> tuple[FlatBuffer, FlatBuffer]:
+    ranks = mesh.mesh.extent(AXES)
+    part = _buffer(bytes_sent / (ranks - 1), mesh)
+    return part, FlatBuffer(part.values.numel() * ranks, torch.float32, mesh)
+
+
+MAKERS: dict[str, Maker] = {
+    "all_reduce": _sum,
+    "all_gather": _gather,
+    "reduce_scatter": _sum_scatter,
+    "neighbour": _neighbour,
+    "stage": _stage,
+    "all_to_all": _all_to_all,
+    "broadcast": _broadcast,
+    "reduce": _sum_at_root,
+}
+"""By carrier: makes the buffers for a transfer in which this rank sends about so many bytes."""
+
+ONE_WAY = frozenset({"broadcast", "reduce"})
+"""Some ranks are done before others have begun: repetitions would run into each other."""
+
+TURNS = {"stage": 2}
+"""Transfers one after the other in what is timed."""

@@ -1,0 +1,81 @@
+"""An operator table that grows: what it has is not timed again, and what is timed is kept at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from convmesh.measure.device import Progress, silent
+from convmesh.measure.operators import Repeats, time_works
+from convmesh.plan import Work
+from convmesh.system.operators import OperatorTable, Timing
+from convmesh.testing import RankPool
+
+AT_ONCE = 100
+"""Operators between two writes of the table."""
+
+Keep = Callable[[OperatorTable], None]
+TimeWorks = Callable[..., list[tuple[list[Timing], list[str]]]]
+"""`time_works`, on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing:
+    """How a table is extended, and for how long at most."""
+
+    device: torch.device
+    repeats: Repeats
+    keep: Keep
+    progress: Progress = silent
+
+    def extended(self, table: OperatorTable, works: Sequence[Work], active: int, seconds: float) -> OperatorTable:
+        """The table with the works that it lacks, timed on `active` ranks at once, for so long at most.
+
+        The heaviest come first: what there is no time for is left to the next calibration, or to interpolation.
+        """
+        missing = [work for work in works if table.find(work.call, active) is None]
+        missing.sort(key=lambda work: (work.flops, work.bytes_moved), reverse=True)
+        with self._ranks(active if missing else 0) as timed:
+            return self._grown(table, missing, active, timed, time.monotonic() + seconds)
+
+    def _grown(
+        self, table: OperatorTable, missing: Sequence[Work], active: int, timed: TimeWorks, until: float
+    ) -> OperatorTable:
+        for begin in range(0, len(missing), AT_ONCE):
+            if time.monotonic() > until:
+                self.progress(f"out of time: {len(missing) - begin} operators left for the next calibration")
+                break
+            self.progress(
+                f"operators {begin + 1} to {min(begin + AT_ONCE, len(missing))} of {len(missing)}{_on(active)}"
+            )
+            found = timed(list(missing[begin : begin + AT_ONCE]), self.device, self.repeats, active)
+            table = table.merged(replace(table, timings=tuple(_middle([timings for timings, _ in found]))))
+            self.keep(table)
+        return table
+
+    @contextmanager
+    def _ranks(self, active: int) -> Iterator[TimeWorks]:
+        """Times works on forked ranks at once; beside a GPU in this process, which cannot fork."""
+        if self.device.type == "cuda" or not active:
+            yield lambda *args: [time_works(*args)]
+            return
+        with RankPool(active, seconds_timeout=300) as pool:
+            yield lambda *args: pool.run(time_works, *args)
+
+
+def _on(active: int) -> str:
+    return f", {active} ranks at once" if active > 1 else ""
+
+
+def _middle(by_rank: Sequence[Sequence[Timing]]) -> list[Timing]:
+    """Of what ranks timed at once, the median."""
+    found: dict[str, list[Timing]] = {}
+    for timings in by_rank:
+        for timing in timings:
+            found.setdefault(timing.call, []).append(timing)
+    return [replace(same[0], seconds=statistics.median(t.seconds for t in same)) for same in found.values()]

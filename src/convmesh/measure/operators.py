@@ -1,0 +1,131 @@
+"""The operator table of the device at hand: every distinct operator of some programs, timed at its local shapes.
+
+A GPU works beside its host, so both are timed at once: the device is put to sleep while the host asks for a row of
+calls, which then run back to back between two events. Operands change from call to call among a few sets, so that
+small ones are found in caches and large ones are not, as in a network. On a processor, as many processes as ranks time
+the same operators at once: what they take from each other depends on the operator (memory bandwidth for one, nothing
+for another), which one factor for all could not say.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from convmesh.measure.replay import Call, Replay
+from convmesh.plan import Program, Work
+from convmesh.system.operators import Timing
+
+Clock = Callable[[Sequence[Call], "Repeats"], tuple[float, float, float]]
+
+SETS = 3
+"""Operands of small operators: a few, that caches may hold."""
+BYTES_ONE_SET = 1 << 26
+"""Above this no cache holds one set of operands, so one is enough."""
+CYCLES_PER_SECOND = 2e9
+"""Not less than a GPU's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """How long operators are timed."""
+
+    seconds_round: float = 0.01
+    rounds: int = 3
+    most: int = 40
+    """Calls in a round; queues of GPUs hold about a thousand kernels."""
+
+
+def distinct_works(programs: Iterable[Program]) -> list[Work]:
+    """Every operator that some program runs, once."""
+    steps = (step for program in programs for _, _, step in program.steps())
+    return list({step.call: step for step in steps if isinstance(step, Work) and step.call}.values())
+
+
+def time_works(
+    works: Sequence[Work], device: torch.device, repeats: Repeats | None = None, active: int = 1
+) -> tuple[list[Timing], list[str]]:
+    """Timings, and the calls that cannot be made alone: those that read a value back, or need one that makes sense."""
+    timings, failed = [], []
+    clock = clock_on(device)
+    for work in works:
+        try:
+            calls = _calls(work, device)
+            with torch.no_grad():
+                seconds, spread, host = clock(calls, repeats or Repeats())
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError):
+            failed.append(work.call)
+            continue
+        timings.append(
+            Timing(work.call, work.dtype, work.inputs, work.flops, work.bytes_moved, seconds, spread, host, active)
+        )
+    return timings, failed
+
+
+def clock_on(device: torch.device) -> Clock:
+    """Times calls: seconds of the device, their spread, and seconds of a host beside it, for one call."""
+    return _on_gpu if device.type == "cuda" else _on_processor
+
+
+def _calls(work: Work, device: torch.device) -> list[Call]:
+    replay = Replay(device)
+    count = 1 if work.bytes_moved > BYTES_ONE_SET else SETS
+    return [replay.call(work.call) for _ in range(count)]
+
+
+def _on_processor(calls: Sequence[Call], repeats: Repeats) -> tuple[float, float, float]:
+    """Median and spread of single calls; the host is the device."""
+    first = _seconds(calls[-1])
+    first = min(first, _seconds(calls[0]))
+    count = max(3, min(repeats.most, int(repeats.rounds * repeats.seconds_round / max(first, 1e-7))))
+    found = [_seconds(calls[index % len(calls)]) for index in range(count)]
+    return *_middle(found), 0.0
+
+
+def _seconds(call: Call) -> float:
+    clock = processor_clock()
+    begin = clock()
+    call()
+    return clock() - begin
+
+
+def processor_clock() -> Callable[[], float]:
+    """Seconds that a rank of one thread computed: what others take of its core meanwhile is not its work."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _middle(found: Sequence[float]) -> tuple[float, float]:
+    median = statistics.median(found)
+    ordered = sorted(found)
+    quarter = len(ordered) // 4
+    return median, (ordered[-1 - quarter] - ordered[quarter]) / 2 / median
+
+
+def _on_gpu(calls: Sequence[Call], repeats: Repeats) -> tuple[float, float, float]:
+    """Seconds of the device, their spread, and seconds of the host, for one call."""
+    for call in calls:
+        call()
+    once = _round(calls, 3, 200e-6)
+    count = max(3, min(repeats.most, int(repeats.seconds_round / max(once[0], 1e-7))))
+    rounds = [_round(calls, count, once[1]) for _ in range(repeats.rounds)]
+    median, spread = _middle([device for device, _ in rounds])
+    return median, spread, statistics.median(host for _, host in rounds)
+
+
+def _round(calls: Sequence[Call], count: int, seconds_host: float) -> tuple[float, float]:
+    """Seconds of the device and of the host for one of `count` calls, that run back to back."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(1.5 * count * seconds_host * CYCLES_PER_SECOND))
+    begin.record()
+    started = time.perf_counter()
+    for index in range(count):
+        calls[index % len(calls)]()
+    host = time.perf_counter() - started
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / count, host / count

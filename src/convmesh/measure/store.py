@@ -1,0 +1,70 @@
+"""Where calibrations are kept: the system's file, and tables by device, which other calibrations of it extend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from convmesh.errors import SystemFileError
+from convmesh.measure.machine import Machine
+from convmesh.system import System
+from convmesh.system.folder import LOCAL, user_folder
+from convmesh.system.operators import OperatorTable
+from convmesh.system.saving import write_whole
+from convmesh.system.transfers import TransferTable
+from convmesh.system.writing import written
+
+Table = TypeVar("Table", OperatorTable, TransferTable)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """`local.toml`, and a folder of tables beside it."""
+
+    path: Path
+    device: str
+
+    @classmethod
+    def at(cls, path: Path | None, machine: Machine, *, rough: bool = False) -> Store:
+        """In the user's folder, unless another file is named; rough tables are kept apart from good ones."""
+        chosen = path or user_folder() / f"{LOCAL}.toml"
+        if chosen.suffix != ".toml":
+            raise SystemFileError(f"`output` (={str(chosen)!r}) must end in .toml, such as {chosen.name}.toml.")
+        store = cls(chosen, machine.slug + "-quick" * rough)
+        try:
+            store._tables.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemFileError(f"`output` (={str(chosen)!r}): {error.strerror}.") from None
+        return store
+
+    @property
+    def _tables(self) -> Path:
+        return self.path.parent / "tables"
+
+    def _table(self, kind: str) -> Path:
+        return self._tables / f"{self.device}.{kind}.json"
+
+    def known(self, machine: Machine) -> OperatorTable:
+        """The operators of this device that were timed before; a table that cannot be read is begun anew."""
+        try:
+            return OperatorTable.load(self._table("operators"))
+        except (OSError, SystemFileError):
+            return OperatorTable(machine.kind, ())
+
+    def known_transfers(self) -> TransferTable | None:
+        """The transfers that were timed before."""
+        try:
+            return TransferTable.load(self._table("transfers"))
+        except (OSError, SystemFileError):
+            return None
+
+    def keep(self, system: System) -> System:
+        """Write the tables that the system has, then the file that names them."""
+        named = {key: f"tables/{self._table(key).name}" for key in ("operators", "transfers") if getattr(system, key)}
+        for key in named:
+            draft = self._table(key).with_suffix(".draft")
+            getattr(system, key).save(draft)
+            draft.replace(self._table(key))
+        write_whole(self.path, written(system, named))
+        return replace(system, name=self.path.stem)

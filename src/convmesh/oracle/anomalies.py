@@ -1,0 +1,214 @@
+"""A measured step against its prediction: which device, layer or link is off, and by how much.
+
+Ranks are compared with each other, which needs no accurate prediction: only the seconds that are expected of unlike
+parts. Layers are compared with the prediction, within its own interval. Medians, so that one that is off does not hide
+itself by moving what is normal.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from convmesh.layout.mesh import Mesh
+from convmesh.oracle.crowd import Crowd
+from convmesh.oracle.estimate import Estimate
+from convmesh.oracle.prediction import Prediction
+from convmesh.oracle.profile import Cell, Profile, TimedTransfer, transfers_of
+from convmesh.oracle.timeline import Timeline
+from convmesh.plan.table import amount
+
+K = TypeVar("K", bound=Hashable)
+
+LEAST = 1.1
+"""Below 10 % nothing is an anomaly."""
+
+DEVIATIONS = 4.0
+"""How many robust standard deviations from the others count as off."""
+
+NEGLIGIBLE = 1e-4
+"""Of the step: what takes less is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """Something that takes `ratio` times what it should, and costs the step about `seconds` more."""
+
+    what: Literal["step", "rank", "layer", "link"]
+    ratio: float
+    seconds: float
+    sentence: str
+    rank: int | None = None
+    layer: str = ""
+    phase: str = ""
+    axes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def find_anomalies(profile: Profile, prediction: Prediction) -> list[Anomaly]:
+    """What is off, the costliest first."""
+    crowd = Crowd(prediction.mesh, prediction.timeline.ranks)
+    least = prediction.seconds_step * NEGLIGIBLE
+    ratios = _layer_ratios(profile, prediction.timeline, crowd, least)
+    common = _median(ratio for of_rank in ratios.values() for ratio, _ in of_rank.values())
+    found = [
+        *_everything(common, profile, prediction),
+        *_devices_and_layers(ratios, common, prediction.parts.compute),
+        *_links(profile, prediction, crowd, least),
+    ]
+    return sorted(found, key=lambda anomaly: -anomaly.seconds)
+
+
+Ratios = Mapping[int, Mapping[Cell, tuple[float, float]]]
+"""By rank, layer and phase: measured over expected, and what was expected."""
+
+
+def _layer_ratios(profile: Profile, timeline: Timeline, crowd: Crowd, least: float) -> Ratios:
+    expected = {rank: timeline.seconds_by_layer(rank) for rank in crowd.ranks}
+    return {
+        rank: {
+            cell: (seconds / expected[crowd.stand_in(rank)][cell], expected[crowd.stand_in(rank)][cell])
+            for cell, seconds in layers.items()
+            if expected[crowd.stand_in(rank)].get(cell, 0.0) > least
+        }
+        for rank, layers in profile.layers.items()
+    }
+
+
+def _everything(common: float, profile: Profile, prediction: Prediction) -> Iterator[Anomaly]:
+    """All layers of all ranks alike: the prediction, or the machine as a whole."""
+    compute = prediction.parts.compute
+    if not _within(common, compute):
+        sentence = f"every layer of every rank takes {common:.2g}x what was predicted: the device as described, or all"
+        yield Anomaly("step", common, (common - 1) * compute.value, f"{sentence} devices.")
+    step = profile.seconds_step
+    if step and _within(common, compute) and not _within(step / prediction.seconds_step, prediction.seconds):
+        ratio = step / prediction.seconds_step
+        text = f"the step takes {ratio:.2g}x what was predicted, though layers do not: look for what runs between them."
+        yield Anomaly("step", ratio, step - prediction.seconds_step, text)
+
+
+def _devices_and_layers(ratios: Ratios, common: float, compute: Estimate) -> Iterator[Anomaly]:
+    factors = {rank: _median(r for r, _ in cells.values()) / common for rank, cells in ratios.items()}
+    slow = {rank: factor for rank, factor in factors.items() if factor > _limit(factors.values())}
+    for rank, factor in slow.items():
+        lost = (factor - 1) * common * sum(seconds for _, seconds in ratios[rank].values())
+        text = f"rank {rank}: every layer {factor:.2g}x slower than on other ranks: its device."
+        yield Anomaly("rank", factor, lost, text, rank=rank)
+    yield from _layers(ratios, {rank: factors[rank] if rank in slow else 1.0 for rank in ratios}, common, compute)
+
+
+def _layers(ratios: Ratios, factors: Mapping[int, float], common: float, compute: Estimate) -> Iterator[Anomaly]:
+    """What remains of the ratios when slow devices are taken into account."""
+    rest: dict[Cell, dict[int, float]] = defaultdict(dict)
+    expected: dict[Cell, float] = {}
+    for rank, cells in ratios.items():
+        for cell, (ratio, seconds) in cells.items():
+            rest[cell][rank] = ratio / common / factors[rank]
+            expected[cell] = max(seconds, expected.get(cell, 0.0))
+    middle = {cell: _median(of_ranks.values()) for cell, of_ranks in rest.items()}
+    limit = max(_limit(middle.values()), compute.high / compute.value if compute.value else 1.0)
+    for (layer, phase), ratio in middle.items():
+        cell = (layer, phase)
+        if ratio > limit:
+            text = f"{layer or 'what has no layer'} {phase} {ratio:.2g}x: the layer, on every rank."
+            yield Anomaly("layer", ratio, (ratio - 1) * common * expected[cell], text, layer=layer, phase=phase)
+        for rank, own in _off(rest[cell]):
+            text = f"rank {rank}, {layer or 'what has no layer'} {phase} {own:.2g}x: this layer on this rank only."
+            lost = (own - 1) * common * expected[cell]
+            yield Anomaly("layer", own, lost, text, rank=rank, layer=layer, phase=phase)
+
+
+def _links(profile: Profile, prediction: Prediction, crowd: Crowd, least: float) -> Iterator[Anomaly]:
+    """Transfers over the same axes: all of them slow, or those of some groups of ranks."""
+    expected = {(r, t.cell): t.seconds for r in crowd.ranks for t in transfers_of(prediction.timeline, r)}
+    by_axes: dict[tuple[str, tuple[str, ...]], dict[int, list[tuple[float, float, TimedTransfer]]]]
+    by_axes = defaultdict(lambda: defaultdict(list))
+    for transfer in profile.transfers:
+        seconds = expected.get((crowd.stand_in(transfer.rank), transfer.cell), 0.0)
+        if seconds > least:
+            kind = (transfer.carrier, transfer.axes)
+            by_axes[kind][transfer.rank].append((transfer.seconds / seconds, seconds, transfer))
+    for of_ranks in by_axes.values():
+        yield from _links_over(of_ranks, profile, prediction)
+
+
+def _links_over(
+    of_ranks: Mapping[int, list[tuple[float, float, TimedTransfer]]], profile: Profile, prediction: Prediction
+) -> Iterator[Anomaly]:
+    factors = {rank: _median(ratio for ratio, _, _ in listed) for rank, listed in of_ranks.items()}
+    common = _median(factors.values())
+    if not _within(common, _priced(prediction)):
+        yield _link(max(factors, key=lambda rank: factors[rank]), common, of_ranks, "all its links")
+    slow = dict(_off({rank: factor / common for rank, factor in factors.items()}))
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in slow:
+        groups[_group(prediction.mesh, of_ranks[rank][0][2].axes, rank)].append(rank)
+    for members, ranks in groups.items():
+        worst = max(ranks, key=lambda rank: slow[rank])
+        where = _where(members if len(ranks) > 1 else (worst,), profile.ranks_per_node)
+        yield _link(worst, slow[worst], of_ranks, where)
+
+
+def _link(
+    rank: int, ratio: float, of_ranks: Mapping[int, list[tuple[float, float, TimedTransfer]]], where: str
+) -> Anomaly:
+    listed = of_ranks[rank]
+    largest = max((transfer for _, _, transfer in listed), key=lambda t: t.bytes_sent)
+    lost = (ratio - 1) * sum(seconds for _, seconds, _ in listed)
+    axes = "*".join(largest.axes)
+    text = f"axis {axes}, {amount(largest.bytes_sent)} {largest.carrier} {ratio:.2g}x: {where}."
+    return Anomaly("link", ratio, lost, text, rank=rank, axes=largest.axes)
+
+
+def _where(ranks: tuple[int, ...], ranks_per_node: int | None) -> str:
+    if len(ranks) == 1:
+        return f"the links of rank {ranks[0]}"
+    nodes = sorted({rank // ranks_per_node for rank in ranks}) if ranks_per_node else []
+    if len(nodes) == 1:
+        return f"links inside node {nodes[0]}"
+    kind, listed = ("nodes", nodes) if nodes else ("ranks", sorted(ranks))
+    shown = (
+        f"{', '.join(map(str, listed[:-1]))} and {listed[-1]}" if len(listed) < 9 else f"{listed[0]} to {listed[-1]}"
+    )
+    return f"links between {kind} {shown}"
+
+
+def _group(mesh: Mesh, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
+    return tuple(mesh.group(axes, rank))
+
+
+def _priced(prediction: Prediction) -> Estimate:
+    parts = prediction.parts
+    return Estimate.total((parts.exposed, parts.hidden))
+
+
+def _off(values: Mapping[K, float]) -> Iterator[tuple[K, float]]:
+    """Those that lie far above the others."""
+    limit = _limit(values.values())
+    return ((key, value) for key, value in values.items() if len(values) > 2 and value > limit)
+
+
+def _limit(values: Iterable[float]) -> float:
+    """What a value must exceed to be off: far from the median as the others' distances from it go."""
+    listed = list(values)
+    middle = _median(listed)
+    deviation = 1.4826 * _median(abs(value - middle) for value in listed)
+    return max(LEAST * middle, middle + DEVIATIONS * deviation)
+
+
+def _median(values: Iterable[float]) -> float:
+    listed = list(values)
+    return statistics.median(listed) if listed else 1.0
+
+
+def _within(ratio: float, estimate: Estimate) -> bool:
+    """Whether measured over predicted lies in the prediction's interval, or differs by nothing to speak of."""
+    if not estimate.value:
+        return True
+    return min(estimate.low / estimate.value, 1 / LEAST) <= ratio <= max(estimate.high / estimate.value, LEAST)

@@ -1,0 +1,78 @@
+"""The least cost within a bound on a second cost, such as time within a device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from convmesh.oracle.search.elimination import Choices, Factor, Variable, cost_of, minimise
+
+ROUNDS = 24
+"""Halvings of the interval that the multiplier lies in."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What choices cost, and what they use up; the two tables of a node have the same variables."""
+
+    cost: Factor
+    use: Factor
+
+    def weighed(self, multiplier: float) -> Factor:
+        return Factor(self.cost.variables, self.cost.table + multiplier * self.use.table)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Choices within the bound, their cost, and below what no choices within it can be."""
+
+    choices: Choices
+    cost: float
+    use: float
+    least: float
+
+
+def minimise_within(
+    priced: Sequence[Priced], bound: float, start: Mapping[Variable, int] | None = None
+) -> Bounded | None:
+    """Choices of little cost that use at most `bound`, by a price on what is used (Lagrange); None if none are found.
+
+    Each price gives choices that are the best of all that use as much, and a cost that none within the bound can beat.
+    """
+    free = _at(priced, 0.0, bound, start)
+    if free is None or free.use <= bound:
+        return free
+    low, high = 0.0, max(free.cost, 1e-30) / max(bound, 1.0)
+    best: Bounded | None = None
+    least = free.least
+    for _ in range(ROUNDS):
+        found = _at(priced, high, bound, start)
+        assert found is not None  # allowed choices stay allowed at any price
+        least = max(least, found.least)
+        if found.use <= bound:
+            best = found
+            break
+        low, high = high, high * 8
+    for _ in range(ROUNDS if best else 0):
+        middle = (low + high) / 2
+        found = _at(priced, middle, bound, start)
+        assert found is not None
+        least = max(least, found.least)
+        if found.use <= bound:
+            high = middle
+            best = found if best is None or found.cost < best.cost else best
+        else:
+            low = middle
+    return None if best is None else Bounded(best.choices, best.cost, best.use, least)
+
+
+def _at(
+    priced: Sequence[Priced], multiplier: float, bound: float, start: Mapping[Variable, int] | None
+) -> Bounded | None:
+    weighed = [part.weighed(multiplier) for part in priced]
+    choices = minimise(weighed, start)
+    if choices is None:
+        return None
+    cost = cost_of(choices, (part.cost for part in priced))
+    use = cost_of(choices, (part.use for part in priced))
+    return Bounded(choices, cost, use, cost + multiplier * (use - bound))

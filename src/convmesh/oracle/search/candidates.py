@@ -1,0 +1,183 @@
+"""Which strategies there are on how many ranks: meshes of every shape, and why some cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from convmesh.graph import Graph, Node
+from convmesh.layout import Mesh
+from convmesh.layout.mesh import CHANNEL_AXES
+from convmesh.plan import SPATIAL, Program, Split, Work, preset, split_nodes
+from convmesh.plan.presets import AXES_OF, CUTS_CHANNELS
+from convmesh.plan.stages import StageGraph
+
+MOST_FREED = 64
+"""Ranks that may change between cutting space and something else, unless little work is left there for them."""
+
+MOST_IDLE = 0.1
+"""Of a network's arithmetic, the part that may go uncut by an axis that is there to cut it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A named strategy on a mesh."""
+
+    strategy: str
+    mesh: Mesh
+
+
+def axes_of(strategy: str, spatial_dims: int) -> tuple[str, ...]:
+    """The mesh axes of a strategy for inputs with so many spatial dims."""
+    space = SPATIAL[len(SPATIAL) - min(spatial_dims, len(SPATIAL)) :]
+    return tuple(name for part in strategy.split("+") for name in (space if part == "spatial" else AXES_OF[part]))
+
+
+def factorisations(ranks: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
+    """All ways to write a number of ranks as a product over axes."""
+    if not axes:
+        if ranks == 1:
+            yield {}
+        return
+    for first in _divisors(ranks):
+        yield from ({axes[0]: first, **rest} for rest in factorisations(ranks // first, axes[1:]))
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+class Candidates:
+    """Strategies on meshes for one network; what a layer weighs is its arithmetic in the program of one device."""
+
+    def __init__(self, graph: Graph, alone: Program) -> None:
+        self.graph = graph
+        self._flops: dict[str, int] = {}
+        for node in alone.nodes:
+            steps = (*node.forward, *node.backward)
+            self._flops[node.layer] = self._flops.get(node.layer, 0) + sum(
+                step.flops for step in steps if isinstance(step, Work)
+            )
+        self.shape = graph.inputs[0].outputs[0].shape
+
+    @property
+    def batch(self) -> int:
+        return self.shape[0]
+
+    @cached_property
+    def _space(self) -> dict[str, int]:
+        """Extents of the input by the axis that cuts them."""
+        extents = self.shape[2:]
+        return dict(zip(SPATIAL[len(SPATIAL) - len(extents) :], extents, strict=True))
+
+    def of(self, strategy: str, ranks: int) -> list[Candidate]:
+        """The strategy on every mesh of so many ranks that gives each of its parts work.
+
+        Of meshes that differ only in which of several equal extents they cut more often, there is the one that cuts
+        the outer dims more: its halos lie together in memory.
+        """
+        parts = strategy.split("+")
+        found = []
+        for sizes in factorisations(ranks, axes_of(strategy, len(self._space))):
+            idle = [part for part in parts if all(sizes.get(name, 1) == 1 for name in AXES_OF[part])]
+            if (not idle or ranks == 1) and self._is_canonical(sizes):
+                found.append(Candidate(strategy, Mesh(**sizes)))
+        return found
+
+    def _is_canonical(self, sizes: Mapping[str, int]) -> bool:
+        names = [name for name in self._space if name in sizes]
+        pairs = ((a, b) for at, a in enumerate(names) for b in names[at + 1 :])
+        return all(sizes[a] >= sizes[b] for a, b in pairs if self._space[a] == self._space[b])
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Why a strategy cannot use all ranks of a mesh, or None."""
+        mesh = candidate.mesh
+        checks = (self._samples(mesh), self._stages(mesh))
+        found = next((why for why in checks if why), None)
+        return found or self._idle_axes(candidate)
+
+    def _samples(self, mesh: Mesh) -> str | None:
+        ranks = mesh.axes.get("data", 1)
+        return f"data: {ranks} ranks > {self.batch} samples" if ranks > self.batch else None
+
+    def _stages(self, mesh: Mesh) -> str | None:
+        ranks = mesh.axes.get("pipe", 1)
+        return f"pipe: {ranks} ranks > {self._most_stages} stages" if ranks > self._most_stages else None
+
+    @cached_property
+    def _most_stages(self) -> int:
+        return len(StageGraph(self.graph).places) + 1
+
+    def _idle_axes(self, candidate: Candidate) -> str | None:
+        """Axes that the preset leaves without work: space at the first layer, weights in most of the arithmetic."""
+        splits = preset(candidate.strategy, self.graph, candidate.mesh).splits
+        if candidate.strategy == "hybrid":
+            return self._few_dense(candidate.mesh, splits)
+        if why := self._many_freed(candidate.mesh, splits):
+            return why
+        for axis, ranks in candidate.mesh.axes.items():
+            if axis in SPATIAL and (why := self._short_extent(axis, ranks, splits)):
+                return why
+            if axis in CHANNEL_AXES and (why := self._few_channels(axis, ranks, splits)):
+                return why
+        return None
+
+    def _short_extent(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
+        first = next(iter(splits))
+        if axis in getattr(splits[first], axis):
+            return None
+        node = self.graph.layer(first)[0]
+        extent = min(self._extent(self.graph.node(node.inputs[0]).outputs[0].shape, axis, node.outputs[0].shape))
+        return f"{axis}: {ranks} ranks of two rows > extent {extent} of {first}"
+
+    def _many_freed(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
+        """Ranks that cut space in some layers and something else in others exchange with each other in between."""
+        freed: dict[str, list[Node]] = {}
+        for node in split_nodes(self.graph):
+            axes = [axis for axis in mesh.axes if axis in SPATIAL and axis not in getattr(splits[node.layer], axis)]
+            ranks = mesh.extent(axes)
+            if ranks > MOST_FREED:
+                freed.setdefault(f"{axes[0]}: {ranks} ranks along {', '.join(axes)} > what space is left", []).append(
+                    node
+                )
+        for what, nodes in freed.items():
+            if self._work(nodes) > MOST_IDLE * self._work(split_nodes(self.graph)) or mesh.size > MOST_FREED**2:
+                return f"{what} at {nodes[0].layer}"
+        return None
+
+    def _extent(self, given: Sequence[int], axis: str, made: Sequence[int]) -> tuple[int, int]:
+        dim = SPATIAL.index(axis) - len(SPATIAL)
+        return given[dim], made[dim]
+
+    def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
+        """The first layer with too few filters, if such layers do much of the work."""
+        weighing = [node for node in split_nodes(self.graph) if node.kind in CUTS_CHANNELS]
+        uncut = [node for node in weighing if axis not in splits[node.layer].channel]
+        if self._work(uncut) <= MOST_IDLE * self._work(weighing):
+            return None
+        return f"{axis}: {ranks} ranks > {uncut[0].outputs[0].shape[1]} filters of {uncut[0].layer}"
+
+    def _work(self, nodes: Iterable[Node]) -> int:
+        return sum(self._flops.get(layer, 0) for layer in {node.layer for node in nodes})
+
+    def _few_dense(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
+        dense = [node for node in split_nodes(self.graph) if node.kind == "linear"]
+        if not dense:
+            return "hybrid: the network has no dense layers"
+        if mesh.size == 1 or any(splits[node.layer].channel for node in dense):
+            return None
+        return f"hybrid: {mesh.size} ranks > {dense[-1].outputs[0].shape[1]} filters of {dense[-1].layer}"
+
+
+def unevenness(mesh: Mesh, shape: Sequence[int]) -> float:
+    """How much more than an equal share of the input the rank with most has."""
+    dims = {"data": 0, **{name: dim - len(SPATIAL) for dim, name in enumerate(SPATIAL)}}
+    found = 1.0
+    for name, ranks in mesh.axes.items():
+        if name in dims and -len(shape) <= dims[name] < len(shape):
+            extent = shape[dims[name]]
+            found *= math.ceil(extent / ranks) * ranks / extent
+    return found

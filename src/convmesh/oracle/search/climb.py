@@ -1,0 +1,94 @@
+"""The best mesh of a strategy: from one that has to send little, on to its neighbours while they are better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from convmesh.layout import Mesh
+from convmesh.oracle.search.candidates import Candidate, unevenness
+from convmesh.oracle.search.found import Ranked
+
+Key = tuple[float, float]
+"""How far beyond the memory a plan is, then what it costs: less is better."""
+
+Evaluate = Callable[[Candidate], Ranked | None]
+
+
+@dataclass
+class Climb:
+    """Evaluates few of a strategy's meshes; `tried` remembers all that were, None where one could not be made."""
+
+    candidates: Sequence[Candidate]
+    shape: Sequence[int]
+    evaluate: Evaluate
+    key: Callable[[Ranked], Key]
+    most: int
+    promising: float = math.inf
+    """What a strategy's first mesh that fits may cost, for its other meshes to be looked at too."""
+    tried: dict[Candidate, Ranked | None] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Walk from where the equal share is most equal and samples are cut most often."""
+        waiting = sorted(self.candidates, key=self._promise)
+        here = self._first(waiting)
+        if here is not None and self.key(here)[0] <= 0 and self.key(here)[1] > self.promising:
+            return
+        while here is not None and len(self.tried) < self.most:
+            here = self._step(here)
+
+    def _promise(self, candidate: Candidate) -> tuple[float, ...]:
+        """Less is better: uneven shares, then ranks that cut something other than samples, then slender shards."""
+        mesh = candidate.mesh
+        others = [extent for name, extent in mesh.axes.items() if name != "data"]
+        return unevenness(mesh, self.shape), math.prod(others), sum(others)
+
+    def _first(self, waiting: list[Candidate]) -> Ranked | None:
+        """The first that can be made and fits, or nearly: one far beyond the memory says how much finer to cut."""
+        best: Ranked | None = None
+        finer = 1.0
+        for candidate in waiting:
+            if len(self.tried) >= self.most:
+                break
+            if _cut_besides_samples(candidate.mesh) < finer:
+                continue
+            made = self._try(candidate)
+            if made is None:
+                continue
+            best = made if best is None else min(best, made, key=self.key)
+            beyond = self.key(made)[0]
+            if beyond <= 0:
+                break
+            finer = _cut_besides_samples(candidate.mesh) * max(2.0, 1 + beyond)
+        return best
+
+    def _step(self, here: Ranked) -> Ranked | None:
+        """To the best neighbour, if it is better."""
+        near = [c for c in self.candidates if c not in self.tried and _are_near(c.mesh, here.mesh)]
+        for candidate in sorted(near, key=self._promise):
+            if len(self.tried) >= self.most:
+                break
+            made = self._try(candidate)
+            if made is not None and self.key(made) < self.key(here):
+                return made
+        return None
+
+    def _try(self, candidate: Candidate) -> Ranked | None:
+        if candidate not in self.tried:
+            self.tried[candidate] = self.evaluate(candidate)
+        return self.tried[candidate]
+
+
+def _cut_besides_samples(mesh: Mesh) -> int:
+    return mesh.size // mesh.axes.get("data", 1)
+
+
+def _are_near(one: Mesh, other: Mesh) -> bool:
+    """Whether a single prime factor of ranks moves from one axis to another."""
+    names = [name for name in {*one.axes, *other.axes} if one.axes.get(name, 1) != other.axes.get(name, 1)]
+    if len(names) != 2:
+        return False
+    a, b = one.axes.get(names[0], 1), other.axes.get(names[0], 1)
+    factor, rest = divmod(max(a, b), min(a, b))
+    return rest == 0 and all(factor % n for n in range(2, math.isqrt(factor) + 1))

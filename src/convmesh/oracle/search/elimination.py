@@ -1,0 +1,147 @@
+"""The cheapest choice for every variable of a sum of tables, by eliminating one variable after another.
+
+On the series-parallel graphs of most networks every elimination touches three variables at most, so the result is exact
+in time linear in layers. Where a graph is wider, some variables are held while the others are solved exactly, in turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Variable = Hashable
+Table = NDArray[np.float64]
+Choices = dict[Variable, int]
+
+MOST_ENTRIES = 1 << 20
+"""Entries of the largest table that elimination may make."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A cost that depends on some variables: one axis of the table for each, in order; infinite where forbidden."""
+
+    variables: tuple[Variable, ...]
+    table: Table
+
+    def at(self, choices: Mapping[Variable, int]) -> float:
+        return float(self.table[tuple(choices[name] for name in self.variables)])
+
+    def given(self, held: Mapping[Variable, int]) -> Factor:
+        """What is left of it once some variables are held."""
+        if not any(name in held for name in self.variables):
+            return self
+        index = tuple(held.get(name, slice(None)) for name in self.variables)
+        return Factor(tuple(name for name in self.variables if name not in held), self.table[index])
+
+
+def cost_of(choices: Mapping[Variable, int], factors: Iterable[Factor]) -> float:
+    """The sum of all tables at some choices."""
+    return math.fsum(factor.at(choices) for factor in factors)
+
+
+def minimise(
+    factors: Sequence[Factor], start: Mapping[Variable, int] | None = None, most_entries: int = MOST_ENTRIES
+) -> Choices | None:
+    """The choices with the least sum; None if every choice is forbidden.
+
+    Exact while no table grows beyond `most_entries`. Beyond, it improves on `start`, which must be allowed.
+    """
+    order = _order(factors, most_entries)
+    if order.held and start is not None:
+        return _in_turns(factors, dict(start), most_entries)
+    if order.held:
+        raise ValueError("a graph as wide as this needs choices to start from")
+    return _eliminate(factors, order.variables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    variables: list[Variable]
+    held: set[Variable]
+
+
+def _order(factors: Sequence[Factor], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
+    """Variables, those first whose elimination makes the smallest table; those whose tables are too large are held.
+
+    `avoid` are variables that must not be held this time, if it can be helped.
+    """
+    sizes = _sizes(factors)
+    near: dict[Variable, set[Variable]] = {name: set() for name in sizes}
+    for factor in factors:
+        for name in factor.variables:
+            near[name].update(other for other in factor.variables if other != name)
+    order, held = [], set()
+
+    def entries(name: Variable) -> int:
+        return math.prod(sizes[other] for other in near[name]) * sizes[name]
+
+    while near:
+        name = min(near, key=entries)
+        if entries(name) > most_entries:
+            free = [v for v in near if v not in avoid] or list(near)
+            name = max(free, key=lambda v: len(near[v]))
+            held.add(name)
+        else:
+            order.append(name)
+            for other in near[name]:
+                near[other] |= near[name] - {other}
+        for other in near.pop(name):
+            near[other].discard(name)
+    return _Order(order, held)
+
+
+def _sizes(factors: Iterable[Factor]) -> dict[Variable, int]:
+    return {name: size for f in factors for name, size in zip(f.variables, f.table.shape, strict=True)}
+
+
+def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices | None:
+    waiting, made = list(factors), []
+    for name in order:
+        joined = _joined([f for f in waiting if name in f.variables], name)
+        best = np.argmin(joined.table, axis=-1)
+        rest = Factor(joined.variables[:-1], np.min(joined.table, axis=-1))
+        made.append(replace(rest, table=best))
+        waiting = [f for f in waiting if name not in f.variables]
+        waiting.append(rest)
+    if not math.isfinite(math.fsum(float(f.table) for f in waiting)):
+        return None
+    choices: Choices = {}
+    for name, best_of in zip(reversed(order), reversed(made), strict=True):
+        choices[name] = int(best_of.at(choices))
+    return choices
+
+
+def _joined(factors: Sequence[Factor], last: Variable) -> Factor:
+    """The sum of some tables, with the axis of one variable at the end."""
+    names = list(dict.fromkeys(name for factor in factors for name in factor.variables if name != last))
+    names.append(last)
+    total: Table = np.zeros((1,) * len(names))
+    for factor in factors:
+        places = [names.index(name) for name in factor.variables]
+        spread = np.transpose(factor.table, np.argsort(places))
+        shape = [1] * len(names)
+        for place, size in zip(sorted(places), spread.shape, strict=True):
+            shape[place] = size
+        total = total + spread.reshape(shape)
+    return Factor(tuple(names), total)
+
+
+def _in_turns(factors: Sequence[Factor], choices: Choices, most_entries: int) -> Choices:
+    """Hold some variables, solve the others exactly; then hold others; until nothing gets better."""
+    least, rested = cost_of(choices, factors), frozenset[Variable]()
+    for _ in range(8):
+        order = _order(factors, most_entries, rested)
+        held = {name: choices[name] for name in order.held}
+        found = _eliminate([factor.given(held) for factor in factors], order.variables)
+        assert found is not None  # what they were before is allowed
+        choices = {**choices, **found, **held}
+        cost = cost_of(choices, factors)
+        if cost >= least * (1 - 1e-9) and rested:
+            break
+        least, rested = cost, frozenset(order.held)
+    return choices

@@ -1,0 +1,54 @@
+"""What a search makes least: of one step, or of an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from convmesh.errors import PlanError, UnknownNameError
+from convmesh.oracle.prediction import Prediction
+
+SECONDS_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A quantity of predictions that is to be least, and its unit."""
+
+    name: str
+    unit: str
+    of: Callable[[Prediction], float]
+
+
+def objective(name: str, batch: int, samples: int | None = None) -> Objective:
+    """The objective called `name`; an epoch has so many `samples`, in steps of `batch`."""
+    found = {
+        "time": Objective("time", "s", lambda p: p.seconds_step),
+        "epoch": Objective("epoch", "s", lambda p: p.seconds_step * steps_of(samples or batch, batch)),
+        "memory": Objective("memory", "B", lambda p: p.bytes_memory),
+        "energy": Objective("energy", "J", lambda p: p.joules_step),
+        "cost": Objective("cost", "$", dollars_step),
+    }
+    if name not in found:
+        raise UnknownNameError.of("objective", name, found)
+    if samples is not None and samples < 1:
+        raise PlanError(f"`samples` (={samples}) must be the positive number of samples of an epoch.")
+    return found[name]
+
+
+def steps_of(samples: int, batch: int) -> int:
+    """Steps of an epoch, the last of which may be short."""
+    return math.ceil(samples / batch)
+
+
+def dollars_step(prediction: Prediction) -> float:
+    """The nodes that a mesh takes, for as long as a step takes."""
+    node = prediction.system.node
+    if node.dollars_per_hour is None:
+        raise PlanError(
+            f"`objective` (='cost') needs a price, but system {prediction.system.name!r} has none; "
+            "give [node] a dollars_per_hour, or minimise energy."
+        )
+    nodes = math.ceil(prediction.mesh.size / float(node.devices))
+    return nodes * float(node.dollars_per_hour) * prediction.seconds_step / SECONDS_HOUR

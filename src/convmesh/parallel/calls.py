@@ -1,0 +1,61 @@
+"""Calls of operators as text, from which they can be made again on tensors of the same shapes, types and formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CONVOLUTIONS = frozenset({torch.ops.aten.convolution, torch.ops.aten.convolution_backward})
+
+
+def is_last(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's channels lie innermost in memory, and that is not the plain order too."""
+    order = _LAST.get(tensor.dim())
+    return order is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order)
+
+
+def memory_format(dims: int, last: bool) -> torch.memory_format:
+    """Of a tensor with so many dims, its channels innermost or in the plain order."""
+    return _LAST[dims] if last and dims in _LAST else torch.contiguous_format
+
+
+def in_kernel_format(func: Any, args: Any, result: Any) -> Any:
+    """What convolutions give without data: channels innermost if any operand has them so, as cuDNN and oneDNN do."""
+    if func.overloadpacket not in _CONVOLUTIONS or not any(isinstance(x, torch.Tensor) and is_last(x) for x in args):
+        return result
+    return tuple(map(_with_last, result)) if isinstance(result, tuple) else _with_last(result)
+
+
+def _with_last(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() not in _LAST:
+        return tensor
+    return torch.empty_like(tensor, memory_format=_LAST[tensor.dim()])
+
+
+def written(func: Any, args: Any, kwargs: Any) -> str:
+    """`relu.default(float32(8, 64, 32, 32, last=1))`: a Python expression whose tensors are calls of their types."""
+    parts = [*map(_written, args), *(f"{name}={_written(value)}" for name, value in kwargs.items())]
+    return f"{func.overloadpacket.__name__}.{func._overloadname}({', '.join(parts)})"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if isinstance(value, (list, tuple)):
+        return f"({''.join(f'{_written(v)}, ' for v in value).rstrip() if value else ''})"
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, torch.device):
+        return "device"  # that of whoever makes the call again
+    return repr(value) if isinstance(value, (bool, int, float, str)) else "None"
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    extents = ", ".join(map(str, tensor.shape))
+    if tensor.is_contiguous():
+        return f"{name}({extents})"
+    order = "last=1" if is_last(tensor) else f"strides={tuple(tensor.stride())}"
+    return f"{name}({extents}, {order})"

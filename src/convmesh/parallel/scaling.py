@@ -1,0 +1,91 @@
+"""Strategies on more and more ranks: the best mesh of each, priced, and where each stops to scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from convmesh.graph import Captured
+from convmesh.oracle import Assumptions
+from convmesh.oracle.limits import Curve, Limit, Point, Term, binding_term, limit_of
+from convmesh.oracle.search import Candidates, Limits, Ranked, Search
+from convmesh.oracle.search.objectives import objective
+from convmesh.parallel.planning import DraftOptions
+from convmesh.parallel.searching import Bench
+from convmesh.system import System
+
+SCALED = ("data", "spatial", "filter", "pipeline", "data+spatial", "data+filter")
+"""Strategies that are looked at unless others are named; channel does as filter."""
+
+PAST = "beyond its limit"
+
+Capture = Callable[[int], Captured]
+"""The network for so many ranks: the same batch for strong scaling, more samples for more ranks for weak."""
+
+
+def scale(
+    capture: Capture,
+    system: System,
+    counts: Sequence[int],
+    strategies: Sequence[str] = SCALED,
+    assumptions: Assumptions | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Scaling:
+    """The curves of strategies over counts of ranks."""
+    benches: list[Bench] = []
+    points: dict[str, list[Point]] = {strategy: [] for strategy in strategies}
+    for ranks in counts:
+        captured = capture(ranks)
+        if not benches or benches[-1].captured is not captured:
+            benches.append(Bench(captured, system, assumptions or Assumptions(), DraftOptions()))
+        if progress is not None:
+            progress(f"{ranks} ranks")
+        for strategy in strategies:
+            points[strategy].append(_point(benches[-1], strategy, ranks, points[strategy]))
+    curves = tuple(Curve(strategy, tuple(found), _limit(found, benches)) for strategy, found in points.items())
+    return Scaling(_batch(benches[0]) / benches[0].seconds_alone, curves)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Curves, and the samples a second of one device that had the memory."""
+
+    samples_per_second_alone: float
+    curves: tuple[Curve, ...]
+
+    def efficiency(self, point: Point) -> float:
+        """Of the speed that as many devices alone would have together, the part that is reached."""
+        return point.samples_per_second / (point.ranks * self.samples_per_second_alone)
+
+
+def _batch(bench: Bench) -> int:
+    return bench.captured.graph.inputs[0].outputs[0].shape[0]
+
+
+def _point(bench: Bench, strategy: str, ranks: int, before: Sequence[Point]) -> Point:
+    """The best of the meshes that promise most; nothing is worked out beyond where a strategy stops."""
+    if any(point.ranked for point in before) and limit_of(before, lambda _: "computation"):
+        return Point(ranks, _batch(bench), None, PAST)
+    candidates = Candidates(bench.captured.graph, bench.alone)
+    search = Search(
+        candidates=candidates,
+        objective=objective("time", candidates.batch),
+        limits=Limits(bytes_memory=float(bench.system.device.bytes_memory), most_meshes=2),
+        evaluate=bench.evaluate,
+    )
+    search.run(ranks, (strategy,))
+    if search.plans:
+        best = min(search.plans, key=lambda ranked: ranked.prediction.seconds_step)
+        return Point(ranks, candidates.batch, best)
+    by_memory = (one.reason for one in search.rejected if one.reason.startswith("memory"))
+    others = (one.reason for one in search.rejected)
+    none = f"{strategy}: {ranks} ranks make no mesh for it"
+    return Point(ranks, candidates.batch, None, next(by_memory, next(others, none)))
+
+
+def _limit(points: Sequence[Point], benches: Sequence[Bench]) -> Limit | None:
+    def binding(ranked: Ranked) -> Term:
+        bench = next(bench for bench in benches if bench.captured is ranked.plan.source)
+        return binding_term(ranked, lambda system: bench.on(system).ranked(ranked.plan).prediction.seconds_step)
+
+    return limit_of(points, binding)

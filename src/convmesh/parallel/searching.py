@@ -1,0 +1,223 @@
+"""Searching for plans: the pure search of the oracle, with lowering to make programs for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import nn
+
+from convmesh.errors import ConvMeshError, PlanError
+from convmesh.graph import Captured, capture
+from convmesh.layout import Mesh
+from convmesh.oracle import Assumptions, predict_programs
+from convmesh.oracle.search import Candidate, Candidates, Found, Limits, Ranked, Search
+from convmesh.oracle.search.objectives import objective as objective_called
+from convmesh.parallel.lowering.lower import lower
+from convmesh.parallel.mixing import mixes_on
+from convmesh.parallel.planning import DraftOptions, Sample, draft, samples_of
+from convmesh.parallel.predicting import predict, programs_of, representatives
+from convmesh.plan import STRATEGIES, Plan, Program, strategy_for
+from convmesh.plan.presets import AXES_OF
+from convmesh.system import System
+
+DEFAULT_SYSTEM = "dgx-a100"
+MOST_DEPTH = 5
+"""Of modules in modules, looked at for blocks to compute again."""
+
+MIX = "mix"
+"""The strategy of plans whose layers are split one by one."""
+
+MOST_RESCORED = 3
+"""Plans whose predictions are made anew with ranks at the borders of space."""
+
+
+def search(
+    model: nn.Module | Captured,
+    sample: Sample,
+    system: System | str | None = None,
+    *,
+    gpus: int,
+    objective: str = "time",
+    samples: int | None = None,
+    strategies: Sequence[str] | None = None,
+    assumptions: Assumptions | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Found:
+    """Plans for `gpus` ranks of a system, best first, and why others are not among them.
+
+    `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
+    `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
+    """
+    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    return search_captured(
+        captured, system, gpus, objective, samples, strategies, assumptions=assumptions, progress=progress
+    )
+
+
+def search_captured(
+    captured: Captured,
+    system: System | str | None,
+    gpus: int,
+    aim: str = "time",
+    samples: int | None = None,
+    strategies: Sequence[str] | None = None,
+    *,
+    options: DraftOptions | None = None,
+    assumptions: Assumptions | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Found:
+    """As `search`, for a network that was captured."""
+    bench = Bench(captured, loaded(system, gpus), assumptions or Assumptions(), options or DraftOptions())
+    _check(gpus, bench.system, strategies)
+    candidates = Candidates(captured.graph, bench.alone)
+    wanted = objective_called(aim, candidates.batch, samples)
+    run = Search(
+        candidates=candidates,
+        objective=wanted,
+        limits=Limits(bytes_memory=float(bench.system.device.bytes_memory)),
+        evaluate=bench.evaluate,
+        mix=None if strategies else bench.mixes,
+        progress=progress or (lambda _: None),
+    )
+    run.run(gpus, strategies or STRATEGIES)
+    return bench.rescored(run.found(bench.seconds_alone))
+
+
+def loaded(system: System | str | None, ranks: int = 1) -> System:
+    """A system by value, name or path; without one this machine if it was calibrated and has so many devices."""
+    if system is not None:
+        return system if isinstance(system, System) else System.load(system)
+    if "local" in System.names():
+        local = System.load("local")
+        if local.most_devices is None or local.most_devices >= ranks:
+            return local
+    return System.load(DEFAULT_SYSTEM)
+
+
+def _check(gpus: int, system: System, strategies: Sequence[str] | None) -> None:
+    if gpus < 1:
+        raise PlanError(f"`gpus` (={gpus}) must be a positive number of ranks.")
+    check_ranks("gpus", gpus, system)
+    if unknown := [name for name in strategies or () if name not in STRATEGIES]:
+        raise PlanError(f"`strategies` has {unknown[0]!r}, which is none; there are {', '.join(STRATEGIES)}.")
+
+
+def check_ranks(argument: str, ranks: int, system: System) -> None:
+    """Refuse more ranks than a system has devices."""
+    built = None if system.node.count is None else int(system.node.count) * int(system.node.devices)
+    most = min((known for known in (built, system.most_devices) if known is not None), default=None)
+    if most is not None and ranks > most:
+        raise PlanError(f"`{argument}` (={ranks}) is more than the {most} devices that system {system.name!r} has.")
+
+
+def best_on(captured: Captured, mesh: Mesh, system: System | str | None, options: DraftOptions) -> Plan:
+    """The plan for a mesh that is predicted to be fastest: a preset, or splits layer by layer.
+
+    Where none fits the memory of the system's devices, the one that holds least is taken: they may have more.
+    """
+    fitting = [s for s in STRATEGIES if {*mesh.axes} <= {n for part in s.split("+") for n in AXES_OF[part]}]
+    if mesh.size == 1 or "pipe" in mesh.axes:
+        return lower(captured, draft(captured, mesh, strategy_for(mesh), options)).plan
+    bench = Bench(captured, loaded(system, mesh.size), Assumptions(), options)
+    made, why = [], None
+    for strategy in fitting:
+        try:
+            made.append(bench.ranked(draft(captured, mesh, strategy, options)))
+        except ConvMeshError as error:
+            why = error
+    made += bench.mixes(mesh)
+    if not made:
+        raise why or PlanError(f"no split of any layer uses the axes of {mesh}; give a split for each layer.")
+    capacity = float(bench.system.device.bytes_memory)
+    held = [(max(0.0, r.prediction.bytes_memory / capacity - 1), r.prediction.seconds_step) for r in made]
+    best = made[held.index(min(held))]
+    return lower(captured, replace(best.plan, source=captured)).plan
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Makes plans of one network and prices them on one system."""
+
+    captured: Captured
+    system: System
+    assumptions: Assumptions
+    options: DraftOptions
+
+    @cached_property
+    def alone(self) -> Program:
+        """The program of one device that does it all."""
+        return lower(self.captured, draft(self.captured, Mesh(), "data", replace(self.options, checkpoint=()))).program
+
+    @cached_property
+    def seconds_alone(self) -> float:
+        return predict_programs({0: self.alone}, self.system, self.assumptions).seconds_step
+
+    def on(self, system: System) -> Bench:
+        """The same network on another system."""
+        return replace(self, system=system)
+
+    def evaluate(self, candidate: Candidate) -> list[Ranked]:
+        """A candidate as it is; if that does not fit, also with sharded optimiser states, and computed again."""
+        capacity, made = float(self.system.device.bytes_memory), []
+        for options in self._variants(candidate):
+            made.append(self.ranked(draft(self.captured, candidate.mesh, candidate.strategy, options)))
+            if made[-1].prediction.bytes_memory <= capacity:
+                break
+        return made
+
+    def _variants(self, candidate: Candidate) -> list[DraftOptions]:
+        found = [self.options]
+        if self.options.reduction == "bucketed" and "data" in candidate.mesh.axes:
+            found.append(replace(self.options, reduction="sharded"))
+        if not self.options.checkpoint and self._blocks:
+            found.append(replace(found[-1], checkpoint=self._blocks))
+        return found
+
+    @cached_property
+    def _blocks(self) -> tuple[str, ...]:
+        """Modules to compute again: of the depth at which there are about as many as layers in each."""
+        paths = [layer.split(".") for layer in self.captured.graph.layers]
+        by_depth = [Counter(".".join(p[:depth]) for p in paths if len(p) > depth) for depth in range(1, MOST_DEPTH)]
+        blocks = [tuple(name for name, layers in found.items() if layers > 1) for found in by_depth]
+        wanted = math.sqrt(len(paths))
+        return min((names for names in blocks if names), key=lambda names: abs(len(names) - wanted), default=())
+
+    def ranked(self, plan: Plan) -> Ranked:
+        """A draft with all that was open decided, worked out for ranks that stand for all, and priced."""
+        ranks = representatives(plan.mesh)
+        if plan.pipeline is None:
+            lowered = lower(self.captured, plan, ranks[0])
+            plan, programs = lowered.plan, {ranks[0]: lowered.program}
+        else:
+            programs = programs_of(plan, ranks)
+        return Ranked(plan, predict_programs(programs, self.system, self.assumptions))
+
+    def mixes(self, mesh: Mesh) -> list[Ranked]:
+        """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""
+        found: dict[object, Ranked] = {}
+        with contextlib.suppress(ConvMeshError):  # a network that cannot be mixed has presets all the same
+            empty = draft(self.captured, mesh, {"*": {}}, self.options)
+            for splits in mixes_on(self.captured, mesh, self.system, self.assumptions, empty):
+                ranked = self.ranked(replace(draft(self.captured, mesh, splits, self.options), strategy=MIX))
+                found.setdefault(ranked.plan.splits, ranked)
+        return list(found.values())
+
+    def rescored(self, found: Found) -> Found:
+        """The first plans with predictions that look at the borders of space too, until such a one is the best."""
+        plans, looked_at = list(found.plans), 0
+        while looked_at < MOST_RESCORED and not self._has_borders(plans[0]):
+            plans[0] = self._with_borders(plans[0])
+            plans.sort(key=lambda ranked: found.objective.of(ranked.prediction))
+            looked_at += 1
+        return replace(found, plans=tuple(plans))
+
+    def _has_borders(self, ranked: Ranked) -> bool:
+        return {*representatives(ranked.mesh, borders=True)} <= {*ranked.prediction.memory}
+
+    def _with_borders(self, ranked: Ranked) -> Ranked:
+        return Ranked(ranked.plan, predict(ranked.plan, self.system, self.assumptions))

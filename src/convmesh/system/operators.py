@@ -1,0 +1,159 @@
+"""The operator table of a device: measured times of operators at the shapes that ranks have, kept and reused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from convmesh.errors import SystemFileError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One operator at its local shapes: what was called, what that computes and moves, and how long it took."""
+
+    call: str
+    """As a program's `Work` has it."""
+    dtype: str
+    inputs: tuple[tuple[int, ...], ...]
+    flops: int
+    bytes_moved: int
+    seconds: float
+    """Of the device, the median."""
+    spread: float
+    """Half of the range that most repeats lay in, as a fraction of the median."""
+    seconds_host: float = 0.0
+    """Until the host could ask for the next operator, where a device works beside it."""
+    active: int = 1
+    """Ranks of the host that ran the same at once."""
+
+    @property
+    def op(self) -> str:
+        return self.call.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTiming:
+    """An optimiser's step: so much for each tensor, and so much for each element."""
+
+    seconds_tensor: float
+    seconds_element: float
+    seconds_host_tensor: float = 0.0
+    active: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What the runtime's Python takes of the host that no operator shows."""
+
+    seconds_forward: float = 0.0
+    """For each node of a kind that was not measured."""
+    seconds_backward: float = 0.0
+    seconds_step: float = 0.0
+    """Once a step: placing inputs, checking the loss, clearing gradients."""
+    waits_for_loss: bool = False
+    """Whether the host waits for the device after forward, as the check of the loss has it do."""
+    kinds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Forward and backward of a node, by its kind: `conv`, `batchnorm`, `cat`."""
+
+    def forward(self, kind: str) -> float:
+        """For one node."""
+        return self.kinds[kind][0] if kind in self.kinds else self.seconds_forward
+
+    def backward(self, kind: str) -> float:
+        return self.kinds[kind][1] if kind in self.kinds else self.seconds_backward
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """`table.find(work.call)`: timings of one kind of device, by call and by how many ranks were active."""
+
+    device: str
+    timings: tuple[Timing, ...]
+    updates: Mapping[str, UpdateTiming] = field(default_factory=dict)
+    """By optimiser and number format: `momentum float32`."""
+    overheads: Overheads = Overheads()
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Machine, date, versions."""
+
+    @cached_property
+    def _by_call(self) -> dict[tuple[str, int], Timing]:
+        return {(timing.call, timing.active): timing for timing in self.timings}
+
+    @cached_property
+    def _by_kind(self) -> dict[tuple[str, str, int], list[Timing]]:
+        found: dict[tuple[str, str, int], list[Timing]] = {}
+        for timing in self.timings:
+            found.setdefault((timing.op, timing.dtype, timing.active), []).append(timing)
+        return found
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Numbers of active ranks that operators were timed under."""
+        return tuple(sorted({timing.active for timing in self.timings}))
+
+    def find(self, call: str, active: int = 1) -> Timing | None:
+        """The timing of this very call."""
+        return self._by_call.get((call, active))
+
+    def of_kind(self, op: str, dtype: str, active: int = 1) -> list[Timing]:
+        """Timings of one operator on one number format."""
+        return self._by_kind.get((op, dtype, active), [])
+
+    def merged(self, other: OperatorTable) -> OperatorTable:
+        """Both tables' timings; where both have one, the other's."""
+        if other.device != self.device:
+            raise SystemFileError(f"tables of {self.device!r} and {other.device!r} cannot be merged: two devices.")
+        timings = {**self._by_call, **other._by_call}.values()
+        return replace(other, timings=tuple(timings), updates={**self.updates, **other.updates})
+
+    def without(self, calls: Iterable[str]) -> OperatorTable:
+        """The table as if some calls had not been timed."""
+        left_out = set(calls)
+        return replace(self, timings=tuple(t for t in self.timings if t.call not in left_out))
+
+    def save(self, path: str | Path) -> None:
+        """As JSON; compressed if the name ends in .gz."""
+        text = json.dumps(self._plain(), separators=(",", ":"))
+        data = text.encode()
+        Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "device": self.device,
+            "about": dict(self.about),
+            "overheads": asdict(self.overheads),
+            "updates": {name: asdict(timing) for name, timing in self.updates.items()},
+            "columns": [f.name for f in fields(Timing)],
+            "timings": [astuple(timing) for timing in self.timings],
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> OperatorTable:
+        """A table that `save` wrote."""
+        data = Path(path).read_bytes()
+        try:
+            return cls._of(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
+            fix = "make it anew with `convmesh calibrate`"
+            raise SystemFileError(f"{Path(path).name}: not an operator table ({error}); {fix}.") from None
+
+    @classmethod
+    def _of(cls, plain: Mapping[str, Any]) -> OperatorTable:
+        if plain["version"] != VERSION:
+            raise ValueError(f"version {plain['version']!r}, not {VERSION}")
+        rows = (dict(zip(plain["columns"], row, strict=True)) for row in plain["timings"])
+        timings = (Timing(**{**row, "inputs": tuple(map(tuple, row["inputs"]))}) for row in rows)
+        updates = {name: UpdateTiming(**timing) for name, timing in plain["updates"].items()}
+        overheads = dict(plain["overheads"])
+        overheads["kinds"] = {name: tuple(times) for name, times in overheads.get("kinds", {}).items()}
+        return cls(plain["device"], tuple(timings), updates, Overheads(**overheads), plain["about"])

@@ -1,0 +1,37 @@
+"""Systems on disk: the figures as TOML, measured tables as JSON beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from convmesh.errors import SystemFileError
+from convmesh.system.system import System
+from convmesh.system.tables import TABLES
+from convmesh.system.writing import written
+
+
+def save(system: System, path: Path) -> Path:
+    """The system's file and its tables'; a file that was there stays whole until the new one is."""
+    if path.suffix != ".toml":
+        raise SystemFileError(f"`path` (={str(path)!r}) must end in .toml, such as {path.with_suffix('.toml').name!r}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        named = {key: _save_table(system, key, path) for key in TABLES if getattr(system, key) is not None}
+        write_whole(path, written(system, named))
+    except OSError as error:
+        raise SystemFileError(f"`path` (={str(path)!r}): {error.strerror}.") from None
+    return path
+
+
+def _save_table(system: System, key: str, path: Path) -> str:
+    name = f"{path.stem}.{key}.json"
+    getattr(system, key).save(path.with_name(name))
+    return name
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once, so that nobody ever reads half of one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

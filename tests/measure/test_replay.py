@@ -1,0 +1,126 @@
+"""Operators of programs, made again with data and timed."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import convmesh as cm
+from convmesh import models
+from convmesh.kernels.device import standing_for
+from convmesh.measure.clock import one_thread
+from convmesh.measure.operators import Repeats, distinct_works, time_works
+from convmesh.measure.overheads import measure_overheads
+from convmesh.measure.replay import Replay
+from convmesh.measure.updates import measure_updates
+from convmesh.parallel.lowering.loss import LOSS, with_loss
+from convmesh.plan import Program, Work
+from tests.conftest import Pools
+
+CPU = torch.device("cpu")
+SHORT = Repeats(seconds_round=1e-4, most=3)
+
+
+def program_of(name: str, last: bool = False) -> Program:
+    small = models.find(name).small()
+    model = small.create()
+    if last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = small.draw_input()
+    target = small.draw_target()
+    dtype = torch.float32 if target.is_floating_point() else target.dtype
+    with standing_for("cpu"):
+        lowered = cm.lower_plan(cm.plan(model, tuple(x.shape), cm.Mesh(data=1), "data"))
+        return with_loss(lowered, small.task.loss(), target.shape, dtype)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.mark.parametrize("name", ["resnet18", "unet3d", "convnext-tiny"])
+def test_all_operators_of_a_network_run_alone(name: str) -> None:
+    works = distinct_works([program_of(name)])
+    timings, failed = time_works(works, CPU, SHORT)
+    assert not failed
+    assert [timing.call for timing in timings] == [work.call for work in works]
+    assert all(timing.seconds > 0 for timing in timings)
+
+
+def test_operands_have_the_order_in_memory_that_the_program_has() -> None:
+    works = distinct_works([program_of("resnet18", last=True)])
+    assert sum("last=1" in work.call for work in works) > len(works) / 2
+    operand = Replay(CPU)._value(_first_operand("relu.default(float32(2, 8, 4, 4, last=1))"))
+    assert operand.is_contiguous(memory_format=torch.channels_last)
+    strided = Replay(CPU)._value(_first_operand("mm.default(float32(4, 8, strides=(1, 4)))"))
+    assert strided.stride() == (1, 4)
+
+
+def _first_operand(call: str) -> ast.expr:
+    made = ast.parse(call, mode="eval").body
+    assert isinstance(made, ast.Call)
+    return made.args[0]
+
+
+def test_a_call_that_cannot_be_made_is_named() -> None:
+    bad = Work("frobnicate", (), (), "float32", 0, 0, (), "frobnicate.default(float32(2))")
+    assert time_works([bad], CPU, SHORT) == ([], [bad.call])
+
+
+def test_larger_operators_take_longer() -> None:
+    calls = [f"mm.default(float32({n}, {n}), float32({n}, {n}))" for n in (16, 256)]
+    works = [Work("mm", (), (), "float32", 1, 1, (), call) for call in calls]
+    (small, large), _ = time_works(works, CPU)
+    assert large.seconds > 5 * small.seconds
+
+
+def test_the_loss_is_a_node_with_forward_and_backward() -> None:
+    node = program_of("lenet5").nodes[-1]
+    assert node.node == LOSS
+    assert node.forward
+    assert node.backward
+
+
+def test_gradients_of_a_tensor_with_two_users_are_summed() -> None:
+    class Skip(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            total: torch.Tensor = y + self.b(y)
+            return total
+
+    nodes = {n.node: n for n in cm.lower_plan(cm.plan(Skip(), (2, 4, 8, 8), cm.Mesh(data=1), "data")).program.nodes}
+    sums = [s for n in nodes.values() for s in n.backward if isinstance(s, Work) and s.op == "add"]
+    assert [s.outputs for s in sums] == [((2, 4, 8, 8),)]
+
+
+def test_what_only_asks_for_shapes_is_no_work() -> None:
+    nodes = program_of("unet2d").nodes
+    joins = [n for n in nodes if n.kind == "cat"]
+    assert joins
+    assert all(len([s for s in n.forward if isinstance(s, Work)]) == 1 for n in joins)
+
+
+def test_optimisers_cost_more_for_more_elements() -> None:
+    found = measure_updates(CPU)
+    assert set(found) == {"sgd float32", "momentum float32", "adam float32"}
+    assert found["adam float32"].seconds_element > found["sgd float32"].seconds_element > 0
+
+
+def overheads_alone() -> tuple[float, float]:
+    from convmesh.measure.overheads import KINDS
+
+    kinds = {name: KINDS[name] for name in ("conv", "identity")}
+    found = measure_overheads(CPU, kinds)
+    return found.forward("conv"), found.forward("identity")
+
+
+def test_the_runtime_takes_longer_for_a_convolution_than_for_nothing(pools: Pools) -> None:
+    ((conv, nothing),) = pools[1].run(overheads_alone)
+    assert conv > nothing >= 0

@@ -22,7 +22,6 @@ from convmesh.measure.machine import this_machine
 from convmesh.measure.operators import Repeats, distinct_works
 from convmesh.measure.store import Store
 from convmesh.parallel.predicting import Criterion, predict, programs_of, representatives
-from convmesh.plan import Work
 from convmesh.system.operators import OperatorTable
 
 
@@ -84,14 +83,8 @@ def _time_operators(system: cm.System, listed: list[Case], options: argparse.Nam
             keep=lambda _: None,
             progress=lambda text: print(text, flush=True),
         )
-        works = sorted(distinct_works(programs), key=_weight, reverse=True)
-        table = growing.extended(table, works, ranks, options.seconds)
+        table = growing.extended(table, distinct_works(programs), ranks, options.seconds)
         store.keep(replace(system, operators=table))
-
-
-def _weight(work: Work) -> float:
-    """What takes long comes first, in case time runs out."""
-    return max(work.flops / 10, work.bytes_moved)
 
 
 def _programs(case: Case) -> list[cm.Program]:

@@ -117,7 +117,7 @@ def test_halos_are_waited_for_after_a_convolutions_own_part() -> None:
     plan = cm.plan(nn.Conv2d(4, 8, 3, padding=1), (2, 4, 16, 16), Mesh(height=2), "spatial")
     steps = cm.lower_plan(plan, 0).program.nodes[1].forward
     kinds = [type(step) for step in steps]
-    assert kinds[:3] == [Transfer, Work, Wait]
+    assert kinds[:4] == [Work, Transfer, Work, Wait]  # packed, sent, own part, the neighbour's
     (wait,) = (step for step in steps if isinstance(step, Wait))
     assert wait == Wait((0,), ((1, 2 * 4 * 16 * 4),))
 

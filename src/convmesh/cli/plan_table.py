@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,16 @@ from convmesh.oracle.search.reasons import why
 if TYPE_CHECKING:
     from convmesh.cli.plan import Options
 
-GIB = 1 << 30
+HEADINGS = ("step", "eff.", "exposed", "memory", "sent", "energy")
+EXPLAINED = (
+    "eff.: efficiency, the time of one device, had it the memory, over the time of all devices\n"
+    "exposed: transfers that work waits for; memory, sent: of the rank with most; energy: of all ranks in a step"
+)
+MEANS = {
+    "+": "optimiser states sharded to fit the memory",
+    "*": "activations computed again to fit the memory",
+}
+
 REJECTED_OF_EACH = 2
 """Of each strategy, how many meshes that were rejected are shown."""
 
@@ -28,9 +38,25 @@ def terminal() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
-def duration(seconds: float) -> str:
-    """In seconds or milliseconds, to four digits."""
-    return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"
+def duration(seconds: float, digits: int = 4) -> str:
+    """In seconds or milliseconds."""
+    return scaled(seconds, "s", digits, {1.0: "", 1e-3: "m"})
+
+
+def size(bytes_: float) -> str:
+    """In powers of 1024, as memory is counted."""
+    return scaled(bytes_, "iB", 3, {2.0**30: "G", 2.0**20: "M", 2.0**10: "K"})
+
+
+def scaled(value: float, unit: str, digits: int, prefixes: Mapping[float, str]) -> str:
+    """A figure with the first prefix, of those from large to small, that leaves a digit before the point."""
+    factor = next((factor for factor in prefixes if value >= factor), min(prefixes))
+    figure = value / factor
+    whole = f"{figure:.0f}" if figure >= 10 ** (digits - 1) else f"{figure:.{digits}g}"
+    return f"{whole} {prefixes[factor]}{unit}"
+
+
+DECIMAL = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: ""}
 
 
 def mesh_text(mesh: Mesh) -> str:
@@ -42,15 +68,13 @@ def show(options: Options, found: Found, shape: tuple[int, ...], path: Path) -> 
     console = terminal()
     console.print(f"{options.model} {'×'.join(map(str, shape))} on {options.gpus} × {options.system}")
     console.print(_table(found, options.top))
+    console.print(escape(_legend(found.plans[: options.top])), style="dim", soft_wrap=True)
     for reason in why(found):
         console.print(f"[green]·[/green] {escape(reason)}", soft_wrap=True)
     _show_rejected(console, found)
-    interval = found.best.prediction.seconds
-    console.print(
-        f"[dim]times rest on: {interval.basis}; the best step takes {interval.low * 1e3:.3g} to "
-        f"{interval.high * 1e3:.3g} ms[/dim]",
-        soft_wrap=True,
-    )
+    seconds = found.best.prediction.seconds
+    interval = f"{duration(seconds.low, 3)} to {duration(seconds.high, 3)}"
+    console.print(f"[dim]times rest on: {seconds.basis}; the best step takes {interval}[/dim]", soft_wrap=True)
     console.print(f"plan saved to {escape(str(path))}", soft_wrap=True)
 
 
@@ -58,9 +82,8 @@ def _table(found: Found, top: int) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("strategy", "mesh"):
         table.add_column(heading)
-    for heading in ("step", "efficiency", "exposed", "memory", "sent", "energy"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
-    table.add_column("")
     for ranked in found.plans[:top]:
         table.add_row(*_cells(found, ranked))
     return table
@@ -69,23 +92,25 @@ def _table(found: Found, top: int) -> Table:
 def _cells(found: Found, ranked: Ranked) -> list[str]:
     prediction = ranked.prediction
     return [
-        ranked.strategy,
+        ranked.strategy + means(ranked),
         mesh_text(ranked.mesh),
         duration(prediction.seconds_step),
         f"{found.efficiency(ranked):.0%}",
-        duration(prediction.parts.exposed.value),
-        f"{prediction.bytes_memory / GIB:.3g} GiB",
-        f"{prediction.bytes_sent / 1e6:.4g} MB",
-        f"{prediction.joules_step:.4g} J",
-        _means(ranked),
+        duration(prediction.parts.exposed.value, 3),
+        size(prediction.bytes_memory),
+        scaled(prediction.bytes_sent, "B", 3, DECIMAL),
+        scaled(prediction.joules_step, "J", 3, DECIMAL),
     ]
 
 
-def _means(ranked: Ranked) -> str:
-    """What a plan does to hold less."""
-    sharded = "sharded optimiser" if ranked.plan.reduction == "sharded" else ""
-    again = "activations computed again" if ranked.plan.checkpoint else ""
-    return ", ".join(filter(None, (sharded, again)))
+def means(ranked: Ranked) -> str:
+    """Marks of what a plan does to hold less."""
+    return ("+" if ranked.plan.reduction == "sharded" else "") + ("*" if ranked.plan.checkpoint else "")
+
+
+def _legend(plans: Sequence[Ranked]) -> str:
+    marks = "".join(map(means, plans))
+    return "\n".join([EXPLAINED, *(f"{mark} {meaning}" for mark, meaning in MEANS.items() if mark in marks)])
 
 
 def _show_rejected(console: Console, found: Found) -> None:

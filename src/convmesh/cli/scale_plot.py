@@ -9,7 +9,12 @@ from html import escape
 from convmesh.oracle.limits import Curve
 from convmesh.parallel.scaling import Scaling
 
-MARKS = "osfpDFchxy"
+MARKS = {
+    "data": "d", "spatial": "s", "filter": "f", "channel": "c", "pipeline": "p", "hybrid": "h",
+    "data+spatial": "x", "data+filter": "y", "data+channel": "z", "data+pipeline": "w",
+}  # fmt: skip
+"""By strategy; a limit is a capital letter."""
+
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8d5a97", "#d98f00", "#3a3a3a", "#00897b", "#ad1457", "#5d4037", "#6d6d6d")
 
 
@@ -20,7 +25,7 @@ def speed_ups(scaling: Scaling, curve: Curve) -> list[tuple[int, float]]:
 
 
 def text_plot(scaling: Scaling) -> list[str]:
-    """One row for each doubling of speed; `.` is the ideal, a strategy's limit has a `!`."""
+    """One row for each doubling of speed; `.` is the ideal, a capital letter a strategy's limit."""
     drawn = {curve.strategy: speed_ups(scaling, curve) for curve in scaling.curves}
     points = [point for line in drawn.values() for point in line]
     if not points:
@@ -28,11 +33,12 @@ def text_plot(scaling: Scaling) -> list[str]:
     right = max(round(math.log2(ranks)) for ranks, _ in points)
     top = max(1, *(_level(speed) for _, speed in points))
     cells = {(n, n): "." for n in range(min(top, right) + 1)}
-    for mark, curve in zip(MARKS, scaling.curves, strict=False):
+    for curve in scaling.curves:
+        mark = MARKS[curve.strategy]
         for ranks, speed in drawn[curve.strategy]:
             at = round(math.log2(ranks)), _level(speed)
-            ends = "!" if curve.limit is not None and curve.limit.ranks == ranks else ""
-            cells[at] = cells.get(at, "").removeprefix(".") + mark + ends
+            ends = curve.limit is not None and curve.limit.ranks == ranks
+            cells[at] = cells.get(at, "").removeprefix(".") + (mark.upper() if ends else mark)
     wide = max(4, *(len(cell) + 1 for cell in cells.values()))
     return ["speed-up", *_rows(cells, right, top, wide), _legend(scaling)]
 
@@ -48,12 +54,12 @@ def _rows(cells: Mapping[tuple[int, int], str], right: int, top: int, wide: int)
         for level in range(top, -1, -1)
     ]
     axis = " " * 8 + "+" + "-" * (wide * (right + 1))
-    return [*rows, axis, " " * 9 + "".join(f"{_short(2**column):^{wide}}" for column in columns) + " ranks"]
+    return [*rows, axis, "  ranks  " + "".join(f"{_short(2**column):^{wide}}" for column in columns)]
 
 
 def _legend(scaling: Scaling) -> str:
-    marks = "  ".join(f"{mark} {curve.strategy}" for mark, curve in zip(MARKS, scaling.curves, strict=False))
-    return f"{marks}  . ideal  ! limit"
+    marks = "  ".join(f"{MARKS[curve.strategy]} {curve.strategy}" for curve in scaling.curves)
+    return f"{marks}  . ideal  (a capital: the limit)"
 
 
 def _short(number: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from convmesh.cli.plan_table import duration, terminal
+from convmesh.cli.plan_table import MEANS, duration, means, terminal
 from convmesh.cli.scale_plot import text_plot
 from convmesh.oracle.limits import Curve, Point
 from convmesh.parallel.scaling import Scaling
@@ -22,6 +22,7 @@ def show(options: Options, found: Mapping[str, Scaling]) -> None:
     console = terminal()
     for kind, scaling in found.items():
         console.print(_table(f"{kind} scaling of {options.model} on {options.system}", scaling))
+        console.print(escape(_legend(scaling)), style="dim", soft_wrap=True)
         for line in text_plot(scaling):
             console.print(escape(line), soft_wrap=True)
         for curve in scaling.curves:
@@ -42,10 +43,21 @@ def _table(title: str, scaling: Scaling) -> Table:
 def _cell(scaling: Scaling, point: Point) -> str:
     if point.ranked is None:
         return "-"
-    return f"{duration(point.ranked.prediction.seconds_step)} {scaling.efficiency(point):4.0%}"
+    return f"{duration(point.ranked.prediction.seconds_step, 3)}{means(point.ranked)} {scaling.efficiency(point):4.0%}"
+
+
+def _legend(scaling: Scaling) -> str:
+    marks = "".join(means(point.ranked) for curve in scaling.curves for point in curve.points if point.ranked)
+    told = "a step's time, and the efficiency against one device that had the memory"
+    return "\n".join([told, *(f"{mark} {meaning}" for mark, meaning in MEANS.items() if mark in marks)])
 
 
 def _limit(curve: Curve) -> str:
-    if curve.limit is None:
-        return f"{curve.strategy}: scales as far as was looked"
-    return f"{curve.strategy}: scales to {curve.limit.ranks} ranks; {curve.limit.reason}"
+    if curve.limit is not None:
+        return f"{curve.strategy}: scales to {counted(curve.limit.ranks)}; {curve.limit.reason}"
+    beyond = next((point.reason for point in reversed(curve.points) if not point.ranked and not point.is_gap), "")
+    return f"{curve.strategy}: scales as far as was looked" + (f"; beyond that {beyond}" if beyond else "")
+
+
+def counted(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"

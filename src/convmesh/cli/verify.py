@@ -13,6 +13,7 @@ import tyro
 
 from convmesh.cli.exits import BadInputError, Exit
 from convmesh.cli.meshes import mesh_for
+from convmesh.cli.progress import progress
 from convmesh.cli.shapes import parse_shape
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(options: Options) -> int:
         target=subject.target,
         steps=options.steps,
         most_ranks=options.most_ranks,
-        progress=_progress,
+        progress=progress,
     )
     _report(found, options.json)
     return _status(found)
@@ -131,10 +132,3 @@ def _status(found: Verification) -> Exit:
     if found.ok:
         return Exit.DONE
     return Exit.BAD_INPUT if found.unsupported else Exit.NOT_EXACT
-
-
-def _progress(message: str) -> None:
-    """A line, not a spinner: that would be a thread, and ranks are forked meanwhile."""
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False).print(f"[dim]{message} ...[/dim]")

@@ -114,6 +114,9 @@ class Pieces:
             place = place.movedim(1, -1) if self._channels_last else place
             if place.is_contiguous() and place.numel() == region.size:
                 return place.view(-1)
+        return self.buffer(region, device)
+
+    def buffer(self, region: Region, device: torch.device) -> torch.Tensor:
         return self.empty(region.size, device)
 
     def empty(self, elements: int, device: torch.device) -> torch.Tensor:
@@ -121,8 +124,11 @@ class Pieces:
 
 
 def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
-    """Count what would be sent; what would arrive has no values."""
+    """Pack and count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
+    packed = [payload.flat(m.region).detach().contiguous() for m in route.sends] if carrier != "none" else []
+    if carrier == "all_to_all" and packed:
+        torch.cat(packed)
     posted: list[int] = []
     arriving: list[tuple[int, int]] = []
     if carrier == "neighbour":
@@ -130,9 +136,10 @@ def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, 
         arriving = [(message.peer, message.region.size * itemsize) for message in route.receives]
     elif carrier != "none" and (route.sends or carrier == "all_to_all"):
         posted.append(mesh.traffic.record(carrier, route.elements_sent * itemsize, axes))
-    received = [payload.empty(message.region.size, mesh.device) for message in route.receives]
+    place = payload.landing if carrier == "neighbour" else payload.buffer
+    received = [place(message.region, mesh.device) for message in route.receives]
     told = partial(mesh.traffic.awaited, posted, arriving)
-    return Transfer([], lambda: _shaped(route, received, payload), on_wait=told)
+    return Transfer([], lambda: _shaped(route, received, payload), keep=packed, on_wait=told)
 
 
 def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:

@@ -117,4 +117,4 @@ def _start(
         return Flight()
     if bytes_sent:
         mesh.traffic.record(carrier, bytes_sent, axes)
-    return Flight() if mesh.is_dry else Flight(post(mesh.group(axes)), receiver)
+    return Flight() if mesh.is_dry else Flight(post(mesh.background(axes)), receiver)

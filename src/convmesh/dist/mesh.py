@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
+from convmesh.dist.heap import keep_freed_memory
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
@@ -54,6 +55,11 @@ class OpenMesh:
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
         """The ranks that differ from this one on `axes` only."""
         return self._groups[tuple(name for name in self.mesh.axes if name in axes)]
+
+    def background(self, axes: Sequence[str]) -> dist.ProcessGroup:
+        """The same ranks once more, for what goes on behind other work: in one group, a few numbers that a layer waits
+        for would queue behind megabytes of gradients. Opened when all of them first ask for it."""
+        return _group(tuple(self.world_rank(rank) for rank in self.mesh.group(axes, self.rank)), in_background=True)
 
     def world_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this mesh."""
@@ -113,8 +119,10 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     # Before any group is opened along axes: ranks that disagree about them would wait for each other there.
     agree(everyone, members, "`mesh`", f"{mesh} over {_listed(members)}")
     _check_size(mesh, members, given=ranks is not None)
-    here = members.index(dist.get_rank())
-    return OpenMesh(mesh, members, here, _open_groups(mesh, members), everyone, _device(device, everyone))
+    here, where = members.index(dist.get_rank()), _device(device, everyone)
+    if where.type == "cpu":
+        keep_freed_memory()
+    return OpenMesh(mesh, members, here, _open_groups(mesh, members), everyone, where)
 
 
 def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
@@ -157,20 +165,20 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
     return {axes: _group(tuple(members[r] for r in mesh.group(axes, here))) for axes in subsets}
 
 
-_opened: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
-"""Groups by job and members: meshes over the same ranks share connections."""
+_opened: dict[tuple[object, tuple[int, ...], bool], dist.ProcessGroup] = {}
+"""Groups by job, members and use: meshes over the same ranks share connections."""
 
 _timeouts: dict[object, timedelta] = {}
 """How long jobs wait for a rank: torch gives a new group its own default, not the job's."""
 
 
-def _group(members: tuple[int, ...]) -> dist.ProcessGroup:
+def _group(members: tuple[int, ...], in_background: bool = False) -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
     ranks = tuple(sorted(members))
-    if ranks == tuple(range(dist.get_world_size())):
+    if ranks == tuple(range(dist.get_world_size())) and not in_background:
         return world
-    key = (world, ranks)
+    key = (world, ranks, in_background)
     if key not in _opened:
         _opened[key] = dist.new_group(list(ranks), timeout=_timeouts.get(world), use_local_synchronization=True)
     return _opened[key]

@@ -37,7 +37,8 @@ def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
     # Equal, not the same: torch's caches give results on whichever of two equal meshes came first.
     if param.device_mesh not in mesh.device_meshes.values():
         raise UnsupportedError(
-            f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; cut weights with `convmesh.cut_channels`."
+            f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; "
+            "cut weights with `convmesh.cut_channels`."
         )
     return param.to_local()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +21,19 @@ from convmesh.kernels.pointwise import pointwise, pointwise_backward
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
 _MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample from which blocks beat ATen's copy
+
+
+_meta = torch.library.Library("aten", "IMPL", "Meta")
+
+
+def _shaped_as_named(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *args: Any) -> torch.Tensor:
+    """What oneDNN's convolution gives without data, which torch does not say: a dry run names what a run does."""
+    padding, stride, dilation, groups = args
+    rest = (stride, padding, dilation, False, [0] * len(stride), groups)
+    return cast(torch.Tensor, torch.ops.aten.convolution(x, weight, bias, *rest))
+
+
+_meta.impl("mkldnn_convolution", _shaped_as_named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +51,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     if _is_product(x, weight, params):
         return pointwise(x, weight, bias)
     x, weight = in_best_format(x, weight), in_best_format(weight, weight)
-    if _needs_naming(x, weight, params) and not x.is_meta:  # which no name of oneDNN's takes
+    if _needs_naming(x, weight, params):
         args = (params.padding, params.stride, params.dilation, params.groups)
         y: torch.Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, *args)
     else:

@@ -16,7 +16,7 @@ from convmesh.plan import Work
 from convmesh.system.operators import OperatorTable, Timing
 from convmesh.testing import RankPool
 
-AT_ONCE = 100
+AT_ONCE = 40
 """Operators between two writes of the table."""
 
 Keep = Callable[[OperatorTable], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -31,3 +32,9 @@ def probe_of(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Te
         return torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Probe)
     finally:
         Probe.is_made = False
+
+
+def is_probing(args: Any) -> bool:
+    """Whether an operator only reads its arguments; among the types that torch dispatches on, `Probe` is not listed."""
+    first = args[0] if args else None
+    return isinstance(first[0] if isinstance(first, (list, tuple)) and first else first, Probe)

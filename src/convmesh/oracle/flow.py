@@ -1,8 +1,8 @@
 """Clocks of ranks that run side by side: each has a device, and links on which transfers go ahead behind its work.
 
 A max-plus calculation, not a queue of events: ranks run their scripts as far as they get, and wait where they need
-what another has not posted yet. Collectives over one set of axes run one after another; those over others, and
-messages, run beside them, as communicators of their own do.
+what another has not posted yet. Collectives over one set of axes run one after another; those over others, those of
+gradients and weights, and messages run beside them, as communicators of their own do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from convmesh.oracle.script import Busy, Needed, Posted, Script
 from convmesh.oracle.timeline import Interval
 
 Key = Hashable
+BEHIND = ("reduction", "update")
+"""Phases whose transfers have groups of their own, so that what layers wait for does not queue behind them."""
 _Span = tuple[float, float, float]
 
 
@@ -66,6 +68,8 @@ class _Open:
     piece: Posted
     layer: str
     phase: str
+    channel: Key
+    """The communicator it runs on."""
 
 
 class Flow:
@@ -130,14 +134,14 @@ class Flow:
         clock.intervals.append(Interval(rank, "compute", part.layer, part.phase, "compute", begin, clock.now))
 
     def _post(self, rank: int, clock: Clock, part: Part, piece: Posted, count: Counter[Key]) -> _Open:
-        channel: Key = piece.axes if piece.is_collective else ""
+        channel: Key = (piece.axes, part.phase in BEHIND) if piece.is_collective else ""
         tag = (part.key, channel, count[channel])
         count[channel] += 1
         self._posts[rank, tag] = clock.now, piece.seconds
         if piece.is_collective:
             self._queues[rank, channel].append(tag)
         self._moved = True
-        return _Open(tag, piece, part.layer, part.phase)
+        return _Open(tag, piece, part.layer, part.phase, channel)
 
     def _need(self, rank: int, clock: Clock, opened: _Open) -> Iterator[None]:
         while (span := self._span(rank, opened)) is None:
@@ -163,7 +167,7 @@ class Flow:
     def _span(self, rank: int, opened: _Open) -> _Span | None:
         """When everybody has posted his part of a transfer, its begin and end; None while somebody has not."""
         if opened.piece.is_collective:
-            return self._collective(rank, opened.piece.axes, opened.tag)
+            return self._collective(rank, opened)
         return self._messages(rank, opened)
 
     def _messages(self, rank: int, opened: _Open) -> _Span | None:
@@ -179,29 +183,27 @@ class Flow:
         self._free[rank, ""] = begin + opened.piece.seconds
         return ready, begin, self._free[rank, ""]
 
-    def _collective(self, rank: int, axes: tuple[str, ...], tag: Key) -> _Span | None:
-        """When all ranks of the group have posted it, and those that they posted before over these axes are over."""
-        queue = self._queues[rank, axes]
-        while (rank, tag) not in self._done:
-            if not self._resolve(rank, axes, queue[0]):
+    def _collective(self, rank: int, opened: _Open) -> _Span | None:
+        """When all ranks of the group have posted it, and those that they posted there before are over."""
+        queue = self._queues[rank, opened.channel]
+        while (rank, opened.tag) not in self._done:
+            if not self._resolve(rank, opened, queue[0]):
                 return None
-        return self._done[rank, tag]
+        return self._done[rank, opened.tag]
 
-    def _resolve(self, rank: int, axes: tuple[str, ...], tag: Key) -> bool:
-        group = self._crowd.group(rank, axes)
-        found = {member: self._posts.get((member, tag)) for member in group}
+    def _resolve(self, rank: int, opened: _Open, tag: Key) -> bool:
+        found = {m: self._posts.get((m, tag)) for m in self._crowd.group(rank, opened.piece.axes)}
         if any(post is None and self._may_post(member) for member, post in found.items()):
             return False
         # A member that went on without the others has it behind it.
         posts = {m: post for m, post in found.items() if post is not None and (m, tag) not in self._done}
         ready = max(posted for posted, _ in posts.values())
-        begin = max(ready, *(self._free[member, axes] for member in posts))
+        begin = max(ready, *(self._free[member, opened.channel] for member in posts))
         end = begin + max(seconds for _, seconds in posts.values())
         for member in posts:
-            if (member, tag) not in self._done:  # or it has gone on without this one, whose stand-in it is
-                self._done[member, tag] = ready, begin, end
-                self._free[member, axes] = end
-                self._queues[member, axes].remove(tag)
+            self._done[member, tag] = ready, begin, end
+            self._free[member, opened.channel] = end
+            self._queues[member, opened.channel].remove(tag)
         return True
 
     def _may_post(self, rank: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from convmesh.oracle.search.candidates import UNTRIED
 from convmesh.oracle.search.found import Ranked
 from convmesh.system import Figure, System
 
@@ -31,6 +32,8 @@ class Point:
     batch: int
     ranked: Ranked | None
     reason: str = ""
+    is_gap: bool = False
+    """Whether so many ranks make no mesh for the strategy, as 2 for data+spatial, where more may."""
 
     @property
     def samples_per_second(self) -> float:
@@ -57,17 +60,25 @@ class Curve:
 
 
 def limit_of(points: Sequence[Point], binding: Callable[[Ranked], Term]) -> Limit | None:
-    """Where a strategy stops: at the last ranks with a plan, or before twice the ranks gain next to nothing."""
+    """Where a strategy stops: at the last ranks with a plan, or before twice the ranks gain next to nothing.
+
+    What was not worked out is no limit.
+    """
+    points = [point for point in points if not point.is_gap]
     reached = [point for point in points if point.ranked is not None]
     if not reached:
-        return Limit(0, term_of(points[-1].reason), points[-1].reason) if points else None
+        return _ends(0, points[-1]) if points else None
     for before, after in itertools.pairwise(reached):
         gain = after.samples_per_second / before.samples_per_second - 1
         if after.ranked is not None and gain < LEAST_GAIN * math.log2(after.ranks / before.ranks):
             term = binding(after.ranked)
             return Limit(before.ranks, term, f"{term}: {after.ranks} ranks do {gain:+.0%} samples a second")
     beyond = [point for point in points if point.ranks > reached[-1].ranks]
-    return Limit(reached[-1].ranks, term_of(beyond[0].reason), beyond[0].reason) if beyond else None
+    return _ends(reached[-1].ranks, beyond[0]) if beyond else None
+
+
+def _ends(ranks: int, refused: Point) -> Limit | None:
+    return None if refused.reason.startswith(UNTRIED) else Limit(ranks, term_of(refused.reason), refused.reason)
 
 
 def term_of(reason: str) -> Term:

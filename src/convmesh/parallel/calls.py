@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_CONVOLUTIONS = frozenset({torch.ops.aten.convolution, torch.ops.aten.convolution_backward})
+_CONVOLUTIONS = frozenset(
+    {torch.ops.aten.convolution, torch.ops.aten.mkldnn_convolution, torch.ops.aten.convolution_backward}
+)
 
 
 def is_last(tensor: torch.Tensor) -> bool:

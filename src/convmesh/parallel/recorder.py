@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.traffic import Awaited, Sent
-from convmesh.ops.probe import Probe
+from convmesh.ops.probe import is_probing
 from convmesh.parallel.calls import in_kernel_format, written
 from convmesh.plan import Saved, Step, Transfer, Wait, Work
 
@@ -39,15 +39,9 @@ class _WorkRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         result = in_kernel_format(func, args, func(*args, **(kwargs or {})))
-        if not func.is_view and func.overloadpacket.__name__ not in _FREE and not _is_probing(args):
+        if not func.is_view and func.overloadpacket.__name__ not in _FREE and not is_probing(args):
             self._steps.append(_work(func, args, kwargs or {}, result))
         return result
-
-
-def _is_probing(args: Any) -> bool:
-    """Whether torch only reads the arguments, as `probe` has it do."""
-    first = args[0] if args else None
-    return isinstance(first[0] if isinstance(first, (list, tuple)) and first else first, Probe)
 
 
 def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
@@ -69,6 +63,8 @@ def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if func.overloadpacket is torch.ops.aten.convolution_backward:
         return _backward_flops(*args)
+    if func.overloadpacket is torch.ops.aten.mkldnn_convolution:
+        return 2 * int(result.numel()) * int(args[1][0].numel())
     count = flop_registry.get(func.overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count else 0
 

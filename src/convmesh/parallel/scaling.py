@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Captured
-from convmesh.oracle import Assumptions
+from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.limits import Curve, Limit, Point, Term, binding_term, limit_of
 from convmesh.oracle.search import Candidates, Limits, Ranked, Search
 from convmesh.oracle.search.objectives import objective
@@ -39,7 +39,7 @@ def scale(
         if not benches or benches[-1].captured is not captured:
             benches.append(Bench(captured, system, assumptions or Assumptions(), DraftOptions()))
         if progress is not None:
-            progress(f"{ranks} ranks")
+            progress(f"{ranks} ranks" if ranks > 1 else "1 rank")
         for strategy in strategies:
             points[strategy].append(_point(benches[-1], strategy, ranks, points[strategy]))
     curves = tuple(Curve(strategy, tuple(found), _limit(found, benches)) for strategy, found in points.items())
@@ -76,16 +76,19 @@ def _point(bench: Bench, strategy: str, ranks: int, before: Sequence[Point]) -> 
     search.run(ranks, (strategy,))
     if search.plans:
         best = min(search.plans, key=lambda ranked: ranked.prediction.seconds_step)
-        return Point(ranks, candidates.batch, best)
-    by_memory = (one.reason for one in search.rejected if one.reason.startswith("memory"))
-    others = (one.reason for one in search.rejected)
-    none = f"{strategy}: {ranks} ranks make no mesh for it"
-    return Point(ranks, candidates.batch, None, next(by_memory, next(others, none)))
+        return Point(ranks, candidates.batch, bench.with_borders(best))
+    if not search.rejected:
+        return Point(ranks, candidates.batch, None, f"{strategy}: {ranks} ranks make no mesh for it", is_gap=True)
+    reasons = [one.reason for one in search.rejected]
+    return Point(ranks, candidates.batch, None, next((why for why in reasons if why.startswith("memory")), reasons[0]))
 
 
 def _limit(points: Sequence[Point], benches: Sequence[Bench]) -> Limit | None:
     def binding(ranked: Ranked) -> Term:
         bench = next(bench for bench in benches if bench.captured is ranked.plan.source)
-        return binding_term(ranked, lambda system: bench.on(system).ranked(ranked.plan).prediction.seconds_step)
+        _, programs = bench.lowered(ranked.plan)
+        now = predict_programs(programs, bench.system, bench.assumptions)
+        price = lambda system: predict_programs(programs, system, bench.assumptions).seconds_step  # noqa: E731
+        return binding_term(Ranked(ranked.plan, now), price)
 
     return limit_of(points, binding)

@@ -32,8 +32,8 @@ MOST_DEPTH = 5
 MIX = "mix"
 """The strategy of plans whose layers are split one by one."""
 
-MOST_RESCORED = 3
-"""Plans whose predictions are made anew with ranks at the borders of space."""
+RESCORED = 8
+"""The first plans, whose predictions are made anew with ranks at the borders of space too."""
 
 
 def search(
@@ -157,10 +157,6 @@ class Bench:
     def seconds_alone(self) -> float:
         return predict_programs({0: self.alone}, self.system, self.assumptions).seconds_step
 
-    def on(self, system: System) -> Bench:
-        """The same network on another system."""
-        return replace(self, system=system)
-
     def evaluate(self, candidate: Candidate) -> list[Ranked]:
         """A candidate as it is; if that does not fit, also with sharded optimiser states, and computed again."""
         capacity, made = float(self.system.device.bytes_memory), []
@@ -189,13 +185,16 @@ class Bench:
 
     def ranked(self, plan: Plan) -> Ranked:
         """A draft with all that was open decided, worked out for ranks that stand for all, and priced."""
+        decided, programs = self.lowered(plan)
+        return Ranked(decided, predict_programs(programs, self.system, self.assumptions))
+
+    def lowered(self, plan: Plan) -> tuple[Plan, dict[int, Program]]:
+        """A draft with all that was open decided, and the programs of ranks that stand for all."""
         ranks = representatives(plan.mesh)
-        if plan.pipeline is None:
-            lowered = lower(self.captured, plan, ranks[0])
-            plan, programs = lowered.plan, {ranks[0]: lowered.program}
-        else:
-            programs = programs_of(plan, ranks)
-        return Ranked(plan, predict_programs(programs, self.system, self.assumptions))
+        if plan.pipeline is not None:
+            return plan, programs_of(plan, ranks)
+        found = lower(self.captured, plan, ranks[0])
+        return found.plan, {ranks[0]: found.program}
 
     def mixes(self, mesh: Mesh) -> list[Ranked]:
         """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""
@@ -208,16 +207,21 @@ class Bench:
         return list(found.values())
 
     def rescored(self, found: Found) -> Found:
-        """The first plans with predictions that look at the borders of space too, until such a one is the best."""
-        plans, looked_at = list(found.plans), 0
-        while looked_at < MOST_RESCORED and not self._has_borders(plans[0]):
-            plans[0] = self._with_borders(plans[0])
+        """The same with the first plans priced at the borders of space too, and in that order.
+
+        Looking at more ranks finds waiting, never less of it: what comes after them cannot belong before them.
+        """
+        plans = list(found.plans)
+        while waiting := [at for at, one in enumerate(plans[:RESCORED]) if not self._has_borders(one)]:
+            plans[waiting[0]] = self.with_borders(plans[waiting[0]])
             plans.sort(key=lambda ranked: found.objective.of(ranked.prediction))
-            looked_at += 1
         return replace(found, plans=tuple(plans))
+
+    def with_borders(self, ranked: Ranked) -> Ranked:
+        """A plan with a prediction that looks at the borders of space too."""
+        if self._has_borders(ranked):
+            return ranked
+        return Ranked(ranked.plan, predict(ranked.plan, self.system, self.assumptions))
 
     def _has_borders(self, ranked: Ranked) -> bool:
         return {*representatives(ranked.mesh, borders=True)} <= {*ranked.prediction.memory}
-
-    def _with_borders(self, ranked: Ranked) -> Ranked:
-        return Ranked(ranked.plan, predict(ranked.plan, self.system, self.assumptions))

@@ -14,8 +14,11 @@ from convmesh.plan import SPATIAL, Program, Split, Work, preset, split_nodes
 from convmesh.plan.presets import AXES_OF, CUTS_CHANNELS
 from convmesh.plan.stages import StageGraph
 
-MOST_FREED = 64
-"""Ranks that may change between cutting space and something else, unless little work is left there for them."""
+MOST_FREED = 1024
+"""Ranks that may change together from cutting space to something else: planning that takes a second for so many."""
+
+UNTRIED = "not worked out"
+"""How the reason begins for which a candidate that could be is not among the plans."""
 
 MOST_IDLE = 0.1
 """Of a network's arithmetic, the part that may go uncut by an axis that is there to cut it."""
@@ -93,11 +96,14 @@ class Candidates:
         return all(sizes[a] >= sizes[b] for a, b in pairs if self._space[a] == self._space[b])
 
     def refusal(self, candidate: Candidate) -> str | None:
-        """Why a strategy cannot use all ranks of a mesh, or None."""
+        """Why a strategy cannot use all ranks of a mesh, or why that is not worked out; None if it is."""
         mesh = candidate.mesh
-        checks = (self._samples(mesh), self._stages(mesh))
-        found = next((why for why in checks if why), None)
-        return found or self._idle_axes(candidate)
+        if found := self._samples(mesh) or self._stages(mesh):
+            return found
+        splits = preset(candidate.strategy, self.graph, mesh).splits
+        if candidate.strategy == "hybrid":
+            return self._few_dense(mesh, splits)
+        return self._idle_axes(mesh, splits) or self._many_freed(mesh, splits)
 
     def _samples(self, mesh: Mesh) -> str | None:
         ranks = mesh.axes.get("data", 1)
@@ -111,14 +117,9 @@ class Candidates:
     def _most_stages(self) -> int:
         return len(StageGraph(self.graph).places) + 1
 
-    def _idle_axes(self, candidate: Candidate) -> str | None:
-        """Axes that the preset leaves without work: space at the first layer, weights in most of the arithmetic."""
-        splits = preset(candidate.strategy, self.graph, candidate.mesh).splits
-        if candidate.strategy == "hybrid":
-            return self._few_dense(candidate.mesh, splits)
-        if why := self._many_freed(candidate.mesh, splits):
-            return why
-        for axis, ranks in candidate.mesh.axes.items():
+    def _idle_axes(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
+        """Axes that the preset leaves without work: space at the first layer, else in most of the arithmetic."""
+        for axis, ranks in mesh.axes.items():
             if axis in SPATIAL and (why := self._short_extent(axis, ranks, splits)):
                 return why
             if axis in CHANNEL_AXES and (why := self._few_channels(axis, ranks, splits)):
@@ -127,30 +128,32 @@ class Candidates:
 
     def _short_extent(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
         first = next(iter(splits))
-        if axis in getattr(splits[first], axis):
+        if axis not in getattr(splits[first], axis):
+            return (
+                f"{axis}: {ranks} ranks of two rows > extent {self._rows(self.graph.layer(first)[0], axis)} of {first}"
+            )
+        weighing = [*split_nodes(self.graph)]
+        idle = [node for node in weighing if axis not in splits[node.layer].axes]
+        if self._work(idle) <= MOST_IDLE * self._work(weighing):
             return None
-        node = self.graph.layer(first)[0]
-        extent = min(self._extent(self.graph.node(node.inputs[0]).outputs[0].shape, axis, node.outputs[0].shape))
-        return f"{axis}: {ranks} ranks of two rows > extent {extent} of {first}"
+        extent = self._rows(idle[0], axis)
+        return (
+            f"{axis}: {ranks} ranks of two rows > extent {extent} of {idle[0].layer}, and too few samples and filters"
+        )
 
     def _many_freed(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
         """Ranks that cut space in some layers and something else in others exchange with each other in between."""
-        freed: dict[str, list[Node]] = {}
-        for node in split_nodes(self.graph):
-            axes = [axis for axis in mesh.axes if axis in SPATIAL and axis not in getattr(splits[node.layer], axis)]
-            ranks = mesh.extent(axes)
-            if ranks > MOST_FREED:
-                freed.setdefault(f"{axes[0]}: {ranks} ranks along {', '.join(axes)} > what space is left", []).append(
-                    node
-                )
-        for what, nodes in freed.items():
-            if self._work(nodes) > MOST_IDLE * self._work(split_nodes(self.graph)) or mesh.size > MOST_FREED**2:
-                return f"{what} at {nodes[0].layer}"
+        for layer, split in splits.items():
+            axes = [axis for axis in mesh.axes if axis in SPATIAL and axis not in getattr(split, axis)]
+            if mesh.extent(axes) > MOST_FREED:
+                return f"{UNTRIED}: where space ends, at {layer}, {mesh.extent(axes)} ranks exchange with each other"
         return None
 
-    def _extent(self, given: Sequence[int], axis: str, made: Sequence[int]) -> tuple[int, int]:
+    def _rows(self, node: Node, axis: str) -> int:
+        """The smaller extent of a layer's input and output along an axis of space; 1 where there is no space."""
         dim = SPATIAL.index(axis) - len(SPATIAL)
-        return given[dim], made[dim]
+        shapes = self.graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
+        return min(shape[dim] if len(shape) - 2 >= -dim else 1 for shape in shapes)
 
     def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
         """The first layer with too few filters, if such layers do much of the work."""

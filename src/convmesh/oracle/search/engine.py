@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from convmesh.errors import ConvMeshError, InfeasibleError
 from convmesh.layout import Mesh
-from convmesh.oracle.search.candidates import Candidate, Candidates
+from convmesh.oracle.search.candidates import UNTRIED, Candidate, Candidates
 from convmesh.oracle.search.climb import Climb, Key
 from convmesh.oracle.search.found import Found, Ranked, Rejected
 from convmesh.oracle.search.objectives import Objective
@@ -127,9 +127,9 @@ def _size(bytes_: float) -> str:
 def _untried(tried: dict[Candidate, Ranked | None]) -> str:
     made = [ranked for ranked in tried.values() if ranked is not None]
     if not made:
-        return "not worked out: like meshes cannot be made"
+        return f"{UNTRIED}: like meshes cannot be made"
     best = min(made, key=lambda ranked: ranked.prediction.seconds_step)
-    return f"not worked out: of {len(tried)} meshes of this kind that were, {best.mesh} is the best"
+    return f"{UNTRIED}: of {len(tried)} meshes of this kind that were, {best.mesh} is the best"
 
 
 def _why_nothing(rejected: Sequence[Rejected]) -> str:

@@ -81,7 +81,7 @@ class GradientReducer:
             plan = [[tuple(local_of(s.parameter).shape) for s in b.slots] for b in self.buckets if b.axes == axes]
             if not self.mesh.is_dry:
                 ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
-                agree(self.mesh.group(axes), ranks, f"gradients summed over {axes}", str(plan))
+                agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
 
     def _watch(self, bucket: Bucket, slot: Slot) -> Any:
         """Hooks around the point where autograd adds a gradient; the node is kept, or its hook would be lost."""

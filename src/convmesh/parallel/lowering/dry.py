@@ -141,7 +141,11 @@ def _gradients(
     if not learning or not (sources or weights):
         return [None] * len(sources)
     given = [end for end in ends if end is not None]
-    return list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True)[: len(sources)])
+    found: Gradients = list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True))
+    for weight, gradient in zip(weights, found[len(sources) :], strict=True):
+        if gradient is not None and gradient.stride() != weight.stride():  # `.grad` lies in memory as its weight does
+            torch.empty_like(weight).copy_(gradient)
+    return found[: len(sources)]
 
 
 def _unlisted(tensors: Sequence[torch.Tensor], listed: Sequence[torch.Tensor]) -> list[torch.Tensor]:

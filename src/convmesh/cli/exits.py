@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from enum import IntEnum
+from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -24,3 +27,16 @@ EXPLAINED = (
 
 class BadInputError(Exception):
     """What the user typed cannot be used; the message is all that is shown."""
+
+
+def check_writable(argument: str, path: Path) -> None:
+    """Refuse a path to which nothing can be written, before the work whose result goes there."""
+    folder = path.parent
+    if path.is_dir():
+        why = errno.EISDIR
+    elif not folder.is_dir():
+        why = errno.ENOTDIR if folder.exists() else errno.ENOENT
+    else:
+        why = 0 if os.access(path if path.exists() else folder, os.W_OK) else errno.EACCES
+    if why:
+        raise BadInputError(f"`{argument}` (={str(path)!r}): {os.strerror(why)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from convmesh import models
 from convmesh.cli.exits import BadInputError
 from convmesh.errors import ConvMeshError
+from convmesh.models.load import import_factory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,10 +36,15 @@ class Subject:
         return _target_of(self.task) if self.task else None
 
 
-def find_subject(name: str, small: bool) -> Subject:
-    """A reference network, or what `package.module:factory` gives; modules in the current folder can be imported."""
+def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) -> Subject:
+    """A reference network, or what `package.module:factory` gives; modules in the current folder can be imported.
+
+    A reference network whose dense layers depend on the extent of its cubes is made for those of `sample`.
+    """
     if ":" not in name:
         reference = models.find(name)
+        if sample is not None and not small:
+            return Subject(_create(name, lambda: reference.create(**_sizes(reference, sample))), sample, reference.task)
         made = reference.small() if small else reference
         task = reference.small().task if small else reference.task
         sample = reference.small_sample if small else reference.sample
@@ -47,6 +54,12 @@ def find_subject(name: str, small: bool) -> Subject:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return Subject(_create(name, lambda: models.create(name)))
+
+
+def _sizes(reference: models.Reference, sample: tuple[int, ...]) -> dict[str, int]:
+    takes_extent = "extent" in inspect.signature(import_factory(reference.path)).parameters
+    extents = {*sample[1:]}
+    return {"extent": extents.pop()} if takes_extent and len(extents) == 1 else {}
 
 
 def _create(name: str, create: Callable[[], nn.Module]) -> nn.Module:

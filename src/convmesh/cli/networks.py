@@ -17,17 +17,18 @@ SAMPLES_A_RANK = {1: 32, 2: 32, 3: 1}
 """The batch of one rank where none is given, by spatial dims: volumes come one by one."""
 
 
-def subject_without_data(model: str) -> Subject:
-    """The network on the meta device; one whose code needs its weights' values is made with them."""
+def subject_without_data(model: str, given: str | None = None) -> Subject:
+    """The network on the meta device, for samples as `given`; one that needs its weights' values is made with them."""
     import torch
 
     from convmesh.cli.models import find_subject
 
+    sample = None if given is None else parse_shape("--input", given)
     try:
         with torch.device("meta"):
-            return find_subject(model, small=False)
+            return find_subject(model, small=False, sample=sample)
     except BadInputError:
-        return find_subject(model, small=False)
+        return find_subject(model, small=False, sample=sample)
 
 
 def sample_shape(model: str, subject: Subject, given: str | None) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from convmesh.cli.exits import BadInputError, Exit
+from convmesh.cli.exits import BadInputError, Exit, check_writable
 from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data
 from convmesh.cli.progress import progress
 
@@ -39,7 +39,7 @@ class Options:
     strategies: tuple[str, ...] = ()
     """Strategies to look at; by default all, and mixes of splits layer by layer."""
     precision: Precision = "float32"
-    """Type of weights and activations; tf32 is float32 on tensor cores."""
+    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores."""
     optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
     """What keeps states for every weight."""
     save: Path | None = None
@@ -54,11 +54,14 @@ def run(options: Options) -> int:
     """Search, save the best plan and report."""
     _check(options)
     from convmesh.oracle import Assumptions
-    from convmesh.parallel.searching import search
+    from convmesh.parallel.searching import check_ranks, search
     from convmesh.system import System
 
+    path = options.save or Path(f"{options.model.rpartition(':')[2]}.plan.toml")
+    check_writable("--save", path)
     system = System.load(options.system)
-    subject = subject_without_data(options.model)
+    check_ranks("--gpus", options.gpus, system)
+    subject = subject_without_data(options.model, options.input)
     sample = sample_shape(options.model, subject, options.input)
     shape = (options.batch or default_batch(sample, options.gpus), *sample)
     found = search(
@@ -72,14 +75,14 @@ def run(options: Options) -> int:
         assumptions=Assumptions(optimizer=options.optimizer, tf32=options.precision == "tf32"),
         progress=progress,
     )
-    path = options.save or Path(f"{options.model.rpartition(':')[2]}.plan.toml")
     _save(found.best, path)
     _report(options, found, shape, path)
     return Exit.DONE
 
 
 def _check(options: Options) -> None:
-    for name, value in (("gpus", options.gpus), ("batch", options.batch), ("top", options.top)):
+    numbers = {"gpus": options.gpus, "batch": options.batch, "top": options.top, "samples": options.samples}
+    for name, value in numbers.items():
         if value is not None and value < 1:
             raise BadInputError(f"`--{name}` (={value}) must be a positive number.")
     if options.objective == "epoch" and options.samples is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from convmesh.cli.exits import BadInputError, Exit
+from convmesh.cli.exits import BadInputError, Exit, check_writable
 from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data
 from convmesh.cli.progress import progress
 
@@ -45,7 +45,7 @@ class Options:
     strategies: tuple[str, ...] = ()
     """Strategies to look at; by default data, spatial, filter, pipeline, data+spatial and data+filter."""
     precision: Precision = "float32"
-    """Type of weights and activations; tf32 is float32 on tensor cores."""
+    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores."""
     svg: Path | None = None
     """Where to write the plot as a picture."""
     json: bool = False
@@ -57,11 +57,13 @@ def run(options: Options) -> int:
     counts = parse_counts(options.gpus)
     if options.batch is not None and options.batch < 1:
         raise BadInputError(f"`--batch` (={options.batch}) must be a positive number of samples.")
+    if options.svg is not None:
+        check_writable("--svg", options.svg)
     from convmesh.system import System
 
     system = System.load(options.system)
     _check(options, counts, system)
-    subject = subject_without_data(options.model)
+    subject = subject_without_data(options.model, options.input)
     sample = sample_shape(options.model, subject, options.input)
     kinds = ("strong", "weak") if options.scaling == "both" else (options.scaling,)
     found = {kind: _scaled(options, kind, counts, system, subject, sample) for kind in kinds}

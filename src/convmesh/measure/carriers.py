@@ -19,11 +19,9 @@ from convmesh.dist.flat import (
 )
 from convmesh.layout import Layout
 from convmesh.layout.exchange import ExchangePlan, plan_conversion
+from convmesh.measure.timing import AXES
 from convmesh.ops.sharded import Sharded
 from convmesh.parallel.pipeline.wire import Parcel
-
-AXES = ("filter",)
-"""The mesh axis that transfers are measured along; the groups along it work side by side."""
 
 Once = Callable[[], object]
 Maker = Callable[[OpenMesh, int], Once]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from convmesh.dist.heap import keep_freed_memory
 from convmesh.measure.replay import Call, Replay
 from convmesh.plan import Program, Work
 from convmesh.system.operators import Timing
@@ -52,6 +53,8 @@ def time_works(
     """Timings, and the calls that cannot be made alone: those that read a value back, or need one that makes sense."""
     timings, failed = [], []
     clock = clock_on(device)
+    if device.type == "cpu":
+        keep_freed_memory()  # as ranks in training do
     for work in works:
         try:
             calls = _calls(work, device)

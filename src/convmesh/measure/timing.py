@@ -13,9 +13,12 @@ import torch.distributed as dist
 from convmesh.dist import OpenMesh
 from convmesh.dist.collectives import all_reduce
 
-BATCHES = 5
-"""Measurements of which the middle one counts."""
-MOST_REPEATS = 40
+LEAST_REPEATS, MOST_REPEATS = 5, 40
+SQUARE = 256
+"""Of the matrix whose product is computed in between: about a millisecond of a core."""
+AXES = ("filter",)
+"""The mesh axis that transfers are measured along; the groups along it work side by side."""
+OTHERS = ("data",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,27 @@ class Spell:
 
 
 def together(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:
-    """What `call` takes the slowest rank, one after the other, in about `seconds`; the same on all ranks."""
+    """What `call` takes ranks that computed before it, as in a network; the same on all ranks.
+
+    One call right after another would find threads and connections awake. Of a group's ranks the last to begin waits
+    for nobody, so the least of their times counts, and of several groups the largest.
+    """
     once = slowest(mesh, _elapsed(mesh, call, 1))
-    repeats = max(1, min(MOST_REPEATS, int(seconds / BATCHES / once)))
-    batches = BATCHES if repeats > 1 else max(1, min(BATCHES, int(seconds / once)))
-    return spell([slowest(mesh, _elapsed(mesh, call, repeats)) / repeats for _ in range(batches)])
+    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
+    square = torch.ones(SQUARE, SQUARE, device=mesh.device)
+    meet(mesh)
+    times = torch.tensor([_after_work(mesh, square, call) for _ in range(repeats)], dtype=torch.float64)
+    times = all_reduce(times.to(mesh.device), mesh, AXES, dist.ReduceOp.MIN)
+    return spell(all_reduce(times, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
+
+
+def _after_work(mesh: OpenMesh, square: torch.Tensor, call: Callable[[], object]) -> float:
+    torch.mm(square, square)
+    finish(mesh)
+    begun = time.perf_counter()
+    call()
+    finish(mesh)
+    return time.perf_counter() - begun
 
 
 def one_by_one(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:

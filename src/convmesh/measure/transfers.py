@@ -14,10 +14,10 @@ import torch
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.layout import Mesh
-from convmesh.measure.carriers import AXES, MAKERS, ONE_WAY, TURNS
+from convmesh.measure.carriers import MAKERS, ONE_WAY, TURNS
 from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.spawned import spawned
-from convmesh.measure.timing import Spell, one_by_one, slowest, together
+from convmesh.measure.timing import AXES, Spell, one_by_one, slowest, together
 from convmesh.system.curves import TransferCurve
 from convmesh.system.transfers import Overlap, TransferTable
 from convmesh.testing import RankPool

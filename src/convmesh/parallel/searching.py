@@ -29,6 +29,9 @@ DEFAULT_SYSTEM = "dgx-a100"
 MOST_DEPTH = 5
 """Of modules in modules, looked at for blocks to compute again."""
 
+MOST_RANKS = 1 << 20
+"""Working out a mesh takes time and memory for each of its ranks."""
+
 MIX = "mix"
 """The strategy of plans whose layers are split one by one."""
 
@@ -108,7 +111,9 @@ def _check(gpus: int, system: System, strategies: Sequence[str] | None) -> None:
 
 
 def check_ranks(argument: str, ranks: int, system: System) -> None:
-    """Refuse more ranks than a system has devices."""
+    """Refuse more ranks than a system has devices, or than anyone has."""
+    if ranks > MOST_RANKS:
+        raise PlanError(f"`{argument}` (={ranks}) must be at most {MOST_RANKS}.")
     built = None if system.node.count is None else int(system.node.count) * int(system.node.devices)
     most = min((known for known in (built, system.most_devices) if known is not None), default=None)
     if most is not None and ranks > most:

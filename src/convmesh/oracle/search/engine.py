@@ -15,6 +15,8 @@ from convmesh.oracle.search.objectives import Objective
 from convmesh.plan import STRATEGIES
 
 GIB = 1 << 30
+ALIKE = 1e-3
+"""By what fraction plans may differ in time, memory and traffic that are taken to be the same."""
 
 Evaluate = Callable[[Candidate], Sequence[Ranked]]
 """A candidate as plans with predictions: as it is, and where that does not fit, in ways that hold less."""
@@ -50,9 +52,9 @@ class Search:
     rejected: list[Rejected] = field(default_factory=list)
 
     def run(self, ranks: int, strategies: Sequence[str] = STRATEGIES) -> None:
-        """Look at all strategies on so many ranks."""
-        for strategy in strategies:
-            self.progress(f"{strategy} on {ranks} ranks")
+        """Look at all strategies on so many ranks; on one they are all the same."""
+        for strategy in strategies if ranks > 1 else strategies[:1]:
+            self.progress(f"{strategy} on {ranks} ranks" if ranks > 1 else "one device")
             self._strategy(strategy, ranks)
         if self.mix is not None:
             self._mixes(self.mix)
@@ -111,13 +113,21 @@ class Search:
         meshes = list(dict.fromkeys(r.mesh for r in by_cost if "pipe" not in r.mesh.axes and r.mesh.size > 1))
         for mesh in meshes[: self.limits.mixes]:
             self.progress(f"splits layer by layer on {mesh}")
-            known = {ranked.plan.splits for ranked in self.plans if ranked.mesh == mesh}
             for ranked in mix(mesh):
-                if ranked.plan.splits not in known and self._key(ranked)[0] <= 0:
+                if self._key(ranked)[0] <= 0 and not any(_are_alike(ranked, known) for known in self.plans):
                     self.plans.append(ranked)
 
     def _reject(self, candidate: Candidate, why: str) -> None:
         self.rejected.append(Rejected(candidate.strategy, candidate.mesh, why))
+
+
+def _are_alike(one: Ranked, other: Ranked) -> bool:
+    """Whether two plans do the same, though their axes may have other names: `height` may cut samples as `data` does."""
+    pairs = (
+        (getattr(one.prediction, name), getattr(other.prediction, name))
+        for name in ("seconds_step", "bytes_memory", "bytes_sent")
+    )
+    return all(math.isclose(mine, theirs, rel_tol=ALIKE) for mine, theirs in pairs)
 
 
 def _size(bytes_: float) -> str:
@@ -129,7 +139,7 @@ def _untried(tried: dict[Candidate, Ranked | None]) -> str:
     if not made:
         return f"{UNTRIED}: like meshes cannot be made"
     best = min(made, key=lambda ranked: ranked.prediction.seconds_step)
-    return f"{UNTRIED}: of {len(tried)} meshes of this kind that were, {best.mesh} is the best"
+    return f"{UNTRIED}: {best.mesh} is the best of {len(tried)} such meshes that were"
 
 
 def _why_nothing(rejected: Sequence[Rejected]) -> str:
@@ -140,4 +150,8 @@ def _why_nothing(rejected: Sequence[Rejected]) -> str:
         if known is None or (one.reason.startswith("memory") and not known.reason.startswith("memory")):
             by_strategy[one.strategy] = one
     lines = "".join(f"\n  {one}" for one in by_strategy.values())
-    return f"no plan fits; use more ranks, another batch or a smaller sample:{lines}"
+    scarce = any(one.reason.startswith("memory") for one in rejected)
+    advice = (
+        "more ranks, a smaller batch or a smaller sample" if scarce else "fewer ranks, another number or a larger batch"
+    )
+    return f"no plan fits; use {advice}:{lines}"

@@ -29,7 +29,8 @@ class _Problems:
     lines: list[str] = field(default_factory=list)
 
     def add(self, line: int, column: str, value: str, rule: str) -> None:
-        self.lines.append(f"row {line}, column `{column}` (={value!r}): {rule}.")
+        stop = "" if rule.endswith("?") else "."
+        self.lines.append(f"row {line}, column `{column}` (={value!r}): {rule}{stop}")
 
     def raise_any(self) -> None:
         if self.lines:
@@ -57,7 +58,8 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
             rows = [(reader.line_num, row) for row in reader]
             header = [name.strip() for name in reader.fieldnames or ()]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RunsFileError(f"`{path}` cannot be read: {error}.") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RunsFileError(f"`{path}` cannot be read: {why}.") from error
     if is_figure(header):
         return list(rows_of_figure(rows))
     _check_header(path, header)

@@ -44,7 +44,8 @@ def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) 
     if ":" not in name:
         reference = models.find(name)
         if sample is not None and not small:
-            return Subject(_create(name, lambda: reference.create(**_sizes(reference, sample))), sample, reference.task)
+            sizes = _sizes(reference, sample)
+            return Subject(_create(name, lambda: reference.create(**sizes)), sample, reference.task)
         made = reference.small() if small else reference
         task = reference.small().task if small else reference.task
         sample = reference.small_sample if small else reference.sample

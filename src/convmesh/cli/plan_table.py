@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from convmesh.layout import Mesh
-from convmesh.oracle.search import Found, Ranked
+from convmesh.oracle.search import Found, Ranked, Rejected
+from convmesh.oracle.search.candidates import UNTRIED
 from convmesh.oracle.search.reasons import why
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ EXPLAINED = (
 MEANS = {
     "+": "optimiser states sharded to fit the memory",
     "*": "activations computed again to fit the memory",
+    "!": "tight: what the allocator and libraries usually take beside it would not fit",
 }
 
 REJECTED_OF_EACH = 2
@@ -104,8 +105,14 @@ def _cells(found: Found, ranked: Ranked) -> list[str]:
 
 
 def means(ranked: Ranked) -> str:
-    """Marks of what a plan does to hold less."""
-    return ("+" if ranked.plan.reduction == "sharded" else "") + ("*" if ranked.plan.checkpoint else "")
+    """Marks of what a plan does to hold less, and whether that may not be enough."""
+    needed = max(memory.bytes_reserved for memory in ranked.prediction.memory.values())
+    marks = {
+        "+": ranked.plan.reduction == "sharded",
+        "*": bool(ranked.plan.checkpoint),
+        "!": needed > float(ranked.prediction.system.device.bytes_memory),
+    }
+    return "".join(mark for mark, holds in marks.items() if holds)
 
 
 def _legend(plans: Sequence[Ranked]) -> str:
@@ -114,15 +121,24 @@ def _legend(plans: Sequence[Ranked]) -> str:
 
 
 def _show_rejected(console: Console, found: Found) -> None:
-    if not found.rejected:
-        return
-    shown: Counter[str] = Counter()
-    console.print(f"rejected: {len(found.rejected)}", style="dim")
-    for one in found.rejected:
-        shown[one.strategy] += 1
-        if shown[one.strategy] <= REJECTED_OF_EACH:
-            text = f"  {one.strategy} on {mesh_text(one.mesh)}: {one.reason}"
-            console.print(escape(text), style="dim", soft_wrap=True)
-    for strategy, count in shown.items():
-        if count > REJECTED_OF_EACH:
-            console.print(f"  {strategy}: {count - REJECTED_OF_EACH} more meshes", style="dim")
+    """Some of what cannot be, by strategy, and one line for all its meshes that were not worked out."""
+    untried = [one for one in found.rejected if one.reason.startswith(UNTRIED)]
+    refused = [one for one in found.rejected if not one.reason.startswith(UNTRIED)]
+    lines = [*_some(refused, REJECTED_OF_EACH), *_some(untried, 1)]
+    if lines:
+        console.print(f"rejected: {len(refused)}; not worked out: {len(untried)}", style="dim")
+    for line in lines:
+        console.print(f"  {escape(line)}", style="dim", soft_wrap=True)
+
+
+def _some(rejected: Sequence[Rejected], most: int) -> list[str]:
+    """The first few of each strategy, and how many more there are."""
+    by_strategy: dict[str, list[Rejected]] = {}
+    for one in rejected:
+        by_strategy.setdefault(one.strategy, []).append(one)
+    found = []
+    for strategy, listed in by_strategy.items():
+        found += [f"{strategy} on {mesh_text(one.mesh)}: {one.reason}" for one in listed[:most]]
+        if len(listed) > most:
+            found[-1] += f" (and {len(listed) - most} more meshes)"
+    return found

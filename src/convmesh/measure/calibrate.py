@@ -20,7 +20,7 @@ from convmesh.measure.growing import Growing
 from convmesh.measure.local import local_system, with_links
 from convmesh.measure.machine import Machine, this_machine
 from convmesh.measure.operators import Repeats, distinct_works
-from convmesh.measure.overheads import KINDS, measure_overheads
+from convmesh.measure.overheads import KINDS, measure_overheads, measure_sending
 from convmesh.measure.power import with_power
 from convmesh.measure.store import Store
 from convmesh.measure.transfers import Effort, measure_between_gpus, measure_transfers
@@ -171,6 +171,8 @@ class _Calibration:
         forked = partial(run_ranks, seconds_timeout=SECONDS_TIMEOUT)
         alone = _in_a_job_of_one if self.machine.gpus else forked  # what has used a GPU cannot fork
         updates, overheads = alone(1, _beside_operators, *args)[0]
+        if not self.machine.gpus and "batchnorm" in overheads.kinds:
+            overheads = forked(2, measure_sending, overheads)[0]
         about = {"machine": self.machine.kind, "torch": torch.__version__, "date": date.today().isoformat()}
         return replace(table, updates=updates, overheads=overheads, about=about)
 

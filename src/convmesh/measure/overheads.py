@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -54,9 +55,24 @@ KINDS: Mapping[str, Callable[[], Node]] = {
 }
 
 
-def measure_overheads(device: torch.device, kinds: Mapping[str, Callable[[], Node]] = KINDS) -> Overheads:
-    """Of all kinds; others are taken to be as these are in the middle. Needs a job of this process alone."""
-    pairs = {name: [_Chain(make, depth, device) for depth in DEPTHS] for name, make in kinds.items()}
+ALONE = Mesh(data=1)
+
+
+def measure_sending(overheads: Overheads) -> Overheads:
+    """With what a node takes a processor that sums a few numbers over ranks, as batch norm does; needs two ranks.
+
+    Waiting is not counted: it belongs to the transfer.
+    """
+    split = measure_overheads(torch.device("cpu"), {"batchnorm": KINDS["batchnorm"]}, Mesh(data=2))
+    more = statistics.mean(split.kinds["batchnorm"]) - statistics.mean(overheads.kinds["batchnorm"])
+    return replace(overheads, seconds_sending=max(0.0, more))
+
+
+def measure_overheads(
+    device: torch.device, kinds: Mapping[str, Callable[[], Node]] = KINDS, mesh: Mesh = ALONE
+) -> Overheads:
+    """Of all kinds; others are taken to be as these are in the middle. Needs a job of the mesh's ranks."""
+    pairs = {name: [_Chain(make, depth, device, mesh) for depth in DEPTHS] for name, make in kinds.items()}
     chains = [chain for pair in pairs.values() for chain in pair]
     gc.collect()
     gc.freeze()  # or collections of what is here anyway would be counted as the runtime's
@@ -105,9 +121,9 @@ def _alone(module: nn.Module) -> Callable[[Any, Any], Any]:
 class _Chain:
     """Where the host's time goes in a step of a network of one kind of node."""
 
-    def __init__(self, make: Callable[[], Node], depth: int, device: torch.device) -> None:
+    def __init__(self, make: Callable[[], Node], depth: int, device: torch.device, mesh: Mesh) -> None:
         model = _Net(make, depth).to(device)
-        made = plan(model, SHAPE, Mesh(data=1), "data")
+        made = plan(model, SHAPE, mesh, "data")
         self._net = parallelize(model, made, loss=F.mse_loss)
         lowered = self._net._running.lowered
         shape = lowered.program.nodes[-1].outputs[0].shape

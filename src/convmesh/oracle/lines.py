@@ -10,7 +10,7 @@ from functools import cached_property
 from convmesh.oracle.estimate import Estimate
 from convmesh.oracle.flow import Join, Part
 from convmesh.oracle.script import Busy, Pricing, Script
-from convmesh.plan.program import BucketProgram, NodeProgram, Program, Steps
+from convmesh.plan.program import BucketProgram, NodeProgram, Program, Steps, Transfer
 
 Lines = Iterator[Part | Join]
 EMPTY = Script((), Estimate.exactly(0.0), Estimate.exactly(0.0))
@@ -90,6 +90,7 @@ class RankLines:
         """A node's steps, and what the runtime's Python takes for it where the host itself computes."""
         overheads = self._overheads
         seconds = overheads.forward(node.kind) if phase == "forward" else overheads.backward(node.kind)
+        seconds += overheads.seconds_sending if any(isinstance(step, Transfer) for step in steps) else 0.0
         part = self._part(key, node.layer, phase, steps)
         if self._beside_host:
             yield replace(part, seconds_host=seconds)

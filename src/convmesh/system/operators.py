@@ -63,6 +63,8 @@ class Overheads:
     """Whether the host waits for the device after forward, as the check of the loss has it do."""
     kinds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Forward and backward of a node, by its kind: `conv`, `batchnorm`, `cat`."""
+    seconds_sending: float = 0.0
+    """For each node that sends something, in forward and in backward, beside."""
 
     def forward(self, kind: str) -> float:
         """For one node."""

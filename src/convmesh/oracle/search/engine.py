@@ -122,7 +122,7 @@ class Search:
 
 
 def _are_alike(one: Ranked, other: Ranked) -> bool:
-    """Whether two plans do the same, though their axes may have other names: `height` may cut samples as `data` does."""
+    """Whether two plans do the same though their axes differ by name: `height` may cut samples as `data` does."""
     pairs = (
         (getattr(one.prediction, name), getattr(other.prediction, name))
         for name in ("seconds_step", "bytes_memory", "bytes_sent")

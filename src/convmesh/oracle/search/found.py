@@ -36,7 +36,8 @@ class Rejected:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.strategy} on {self.mesh}: {self.reason}"
+        where = f"{self.strategy} on {self.mesh}" if self.mesh.size > 1 else "one device"
+        return f"{where}: {self.reason}"
 
 
 @dataclass(frozen=True)

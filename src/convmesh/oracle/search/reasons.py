@@ -5,6 +5,9 @@ from __future__ import annotations
 from convmesh.oracle.search.found import Found, Ranked
 from convmesh.plan.presets import AXES_OF
 
+SIMPLE = ("data", "spatial", "filter", "channel", "pipeline")
+"""Strategies of which others are made."""
+
 
 def why(found: Found) -> list[str]:
     """Where the winner's time goes, what the next strategy loses against it, and what simpler ones lack."""
@@ -40,7 +43,15 @@ def _against(found: Found, best: Ranked) -> list[str]:
 
 
 def _simpler(found: Found, best: Ranked) -> list[str]:
-    """Of every simple strategy that would use some of the winner's axes, why it does not do alone."""
-    simple = [name for name, axes in AXES_OF.items() if {*axes} & {*best.mesh.axes} and name != best.strategy]
-    alone = {one.strategy: one.reason for one in reversed(found.rejected) if one.strategy in simple}
-    return [f"{strategy} alone: {alone[strategy]}" for strategy in simple if strategy in alone]
+    """Of every strategy for some of the winner's axes alone, what it costs more or why it cannot be."""
+    simple = [name for name in SIMPLE if {*AXES_OF[name]} & {*best.mesh.axes} and name != best.strategy]
+    told = {name: _alone(found, best, name) for name in simple}
+    return [f"{strategy} alone {why}" for strategy, why in told.items() if why]
+
+
+def _alone(found: Found, best: Ranked, strategy: str) -> str | None:
+    cost = found.objective.of
+    if made := next((r for r in found.plans if r.strategy == strategy), None):
+        return f"needs {cost(made.prediction) / cost(best.prediction) - 1:.1%} more {found.objective.name}"
+    reason = next((one.reason for one in found.rejected if one.strategy == strategy), None)
+    return reason and f"cannot be: {reason.removeprefix(f'{strategy}: ')}"

@@ -10,6 +10,7 @@ import pytest
 import convmesh as cm
 from convmesh.cli import main as command
 from convmesh.cli.exits import Exit
+from convmesh.cli.networks import captured_for, subject_without_data
 
 LENET = ["plan", "lenet5", "--batch", "64", "--gpus", "4", "--system", "dgx-a100"]
 
@@ -43,6 +44,7 @@ def test_the_table_names_plans_reasons_rejected_ones_and_the_file(
     assert "lenet5 64×1×32×32 on 4 × dgx-a100" in shown.out
     assert "data=4" in shown.out
     assert "efficiency" in shown.out
+    assert max(map(len, shown.out.splitlines()[1:7])) <= 100
     assert "the next strategy" in shown.out
     assert "plan saved to mine.toml" in shown.out
     assert (folder / "mine.toml").exists()
@@ -55,6 +57,11 @@ def test_what_was_rejected_has_its_reason(folder: Path, capsys: pytest.CaptureFi
     assert "data: 4 ranks > 3 samples" in capsys.readouterr().out
 
 
+def test_networks_for_cubes_are_made_for_those_that_are_given() -> None:
+    made = subject_without_data("cosmoflow", "4x64x64x64")
+    assert captured_for(made, (2, 4, 64, 64, 64), "float32").graph.inputs[0].outputs[0].shape == (2, 4, 64, 64, 64)
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("args", "status", "says"),
@@ -64,6 +71,7 @@ def test_what_was_rejected_has_its_reason(folder: Path, capsys: pytest.CaptureFi
         (["plan", "lenet5", "--gpus", "0"], Exit.BAD_INPUT, "`--gpus` (=0) must be a positive number"),
         (["plan", "lenet5", "--gpus", "2", "--batch", "0"], Exit.BAD_INPUT, "`--batch` (=0) must be"),
         (["plan", "lenet5", "--gpus", "9999", "--system", "abci"], Exit.BAD_INPUT, "is more than the 4352 devices"),
+        (["plan", "lenet5", "--gpus", "2000000"], Exit.BAD_INPUT, "`--gpus` (=2000000) must be at most 1048576"),
         ([*LENET, "--input", "1xx"], Exit.BAD_INPUT, "`--input` (='1xx') must be one sample's shape"),
         ([*LENET, "--objective", "epoch"], Exit.BAD_INPUT, "needs `--samples`"),
         ([*LENET, "--strategies", "dta"], Exit.BAD_INPUT, "`strategies` has 'dta', which is none"),
@@ -72,7 +80,7 @@ def test_what_was_rejected_has_its_reason(folder: Path, capsys: pytest.CaptureFi
         (
             ["plan", "lenet5", "--gpus", "4", "--batch", "2", "--strategies", "data"],
             Exit.NO_PLAN,
-            "4 ranks > 2 samples",
+            "use fewer ranks, another number or a larger batch:\n  data on Mesh(data=4): data: 4 ranks > 2 samples",
         ),
     ],
 )

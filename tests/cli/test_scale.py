@@ -20,7 +20,7 @@ def test_tables_plots_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert "strong scaling of lenet5 on dgx-a100" in shown
     assert "weak scaling of lenet5 on dgx-a100" in shown
-    assert "o data" in shown
+    assert "d data  f filter" in shown
     assert "filter: scales to" in shown
     drawn = ElementTree.parse(tmp_path / "curves.svg").getroot()
     assert sum(part.tag.endswith("polyline") for part in drawn.iter()) == 4
@@ -33,6 +33,12 @@ def test_json_has_points_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert [point["ranks"] for point in data["points"]] == [1, 2, 4, 8]
     assert data["points"][-1]["mesh"] is None
     assert data["limit"]["ranks"] <= 4
+
+
+def test_nothing_that_fits_is_no_feasible_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["scale", "unet3d", "--input", "1x512x512x512", "--batch", "1", "--gpus", "1", "--system", "p2-8xlarge"]
+    assert command([*large, "--strategies", "data", "--scaling", "strong"]) == Exit.NO_PLAN
+    assert "12.0 GiB at layer up.4" in capsys.readouterr().err
 
 
 def test_counts_are_powers_of_two_and_the_last() -> None:

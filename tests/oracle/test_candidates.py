@@ -49,6 +49,11 @@ def test_factorisations_are_all_products_once() -> None:
         ("filter", {"filter": 64}, "filter: 64 ranks > 16 filters of 0"),
         ("filter", {"filter": 32}, "filter: 32 ranks > 16 filters of 0"),
         ("spatial", {"height": 32}, "height: 32 ranks of two rows > extent 32 of 0"),
+        (
+            "spatial",
+            {"height": 16, "width": 16},
+            "height: 16 ranks of two rows > extent 16 of 1, and too few samples and filters",
+        ),
         ("pipeline", {"pipe": 8}, "pipe: 8 ranks > 3 stages"),
         ("hybrid", {"data": 8}, None),
         ("data", {"data": 8}, None),

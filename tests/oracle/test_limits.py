@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +63,20 @@ def test_weak_scaling_keeps_samples_for_each_rank() -> None:
     found = scale(lambda ranks: network(2 * ranks), System.load("dgx-a100"), [1, 4, 16], ("data",))
     assert [point.batch for point in curve(found, "data").points] == [2, 8, 32]
     assert curve(found, "data").limit is None
+
+
+def test_ranks_that_make_no_mesh_are_no_limit() -> None:
+    net = network(8)
+    found = scale(lambda _: net, System.load("dgx-a100"), [1, 2, 4, 8], ("data+filter",))
+    points = curve(found, "data+filter").points
+    assert [point.ranked is not None for point in points] == [True, False, True, True]
+    assert points[1].is_gap
+
+
+def test_what_was_not_worked_out_is_no_limit(strong: Scaling) -> None:
+    data = curve(strong, "data")
+    refused = replace(data.points[4], reason="not worked out: it takes long")
+    assert limit_of([*data.points[:4], refused], lambda _: "latency") is None
 
 
 def test_nothing_that_was_reached_has_no_limit() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 import convmesh as cm
 from convmesh import Mesh, models
 from convmesh.measure.memory import Training, measure_training
+from convmesh.ops.probe import probe_of
 from convmesh.oracle.assumptions import Assumptions
 from convmesh.oracle.memory import BYTES_BLOCK, memory_of
 from convmesh.parallel.planning import lower_plan
@@ -109,3 +110,18 @@ def test_storages_count_once_and_until_their_end() -> None:
         held.start()
         y = y * y
         assert (held.bytes_held, held.bytes_peak) == (1024, 2048)
+
+
+def test_tensors_whose_shape_alone_is_asked_are_not_counted() -> None:
+    with HeldStorages("meta") as held:
+        whole = torch.cat([probe_of((84, 64, 128), torch.float32), probe_of((84, 64, 128), torch.float32)], 1)
+        real = torch.empty(10, device="meta", dtype=torch.float32)
+    assert whole.shape == (84, 128, 128)
+    assert held.bytes_peak == real.numel() * 4
+
+
+def test_devices_need_room_for_libraries_beside_the_tensors() -> None:
+    plan = cm.plan(nn.Linear(8, 8), (4, 8), Mesh(data=2), "data")
+    on_gpus, on_cpus = memory_of(lower_plan(plan).program, device="cuda"), memory_of(lower_plan(plan).program)
+    assert on_cpus.bytes_needed == on_cpus.bytes_peak
+    assert on_gpus.bytes_peak < on_gpus.bytes_needed < on_gpus.bytes_reserved

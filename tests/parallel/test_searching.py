@@ -17,7 +17,8 @@ from convmesh.graph import Captured, capture
 from convmesh.oracle.search import Candidates, Found
 from convmesh.oracle.search.reasons import why
 from convmesh.parallel.planning import DraftOptions
-from convmesh.parallel.searching import Bench, search
+from convmesh.parallel.predicting import representatives
+from convmesh.parallel.searching import MIX, RESCORED, Bench, search
 from convmesh.plan import STRATEGIES, split_nodes
 from convmesh.system import System
 from tests.conftest import Pools
@@ -58,7 +59,7 @@ def test_no_preset_on_any_mesh_is_better_than_the_best(found: Found) -> None:
     legal = [candidate for candidate in every if candidates.refusal(candidate) is None]
     times = [bench.evaluate(candidate)[0].prediction.seconds_step for candidate in legal]
     assert len(times) > 5
-    assert found.best.prediction.seconds_step <= min(times) * 1.02  # borders of space count for the best only
+    assert found.best.prediction.seconds_step <= min(times) * 1.02  # borders of space count for the first only
 
 
 def test_plans_come_best_first_and_fit(found: Found) -> None:
@@ -69,11 +70,37 @@ def test_plans_come_best_first_and_fit(found: Found) -> None:
     assert all(0 < found.efficiency(ranked) <= 1.05 for ranked in found.plans)
 
 
+def test_the_first_plans_are_all_priced_at_the_borders_of_space(found: Found) -> None:
+    for ranked in found.plans[:RESCORED]:
+        assert {*ranked.prediction.memory} >= {*representatives(ranked.mesh, borders=True)}
+        assert ranked.prediction.seconds_step == cm.predict(ranked.plan, "dgx-a100").seconds_step
+
+
+def test_no_mix_is_a_preset_by_another_name(found: Found) -> None:
+    costs = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in found.plans if r.strategy != MIX]
+    mixes = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in found.plans if r.strategy == MIX]
+    assert not {*costs} & {*mixes}
+
+
+def test_on_one_device_all_strategies_are_one() -> None:
+    alone = search(captured(), SHAPE, "dgx-a100", gpus=1)
+    assert len(alone.plans) == 1
+    assert alone.efficiency(alone.best) == pytest.approx(1.0)
+
+
 def test_every_other_candidate_has_its_reason(found: Found) -> None:
     reasons = {(one.strategy, one.mesh): one.reason for one in found.rejected}
     assert reasons["pipeline", Mesh(pipe=16)] == "pipe: 16 ranks > 4 stages"
     assert all(reasons.values())
     assert any(found.best.strategy in sentence for sentence in why(found))
+
+
+def test_a_winner_that_waits_says_for_what() -> None:
+    by_filters = search(captured(), SHAPE, "dgx-a100", gpus=4, strategies=["filter"])
+    parts = by_filters.best.prediction.parts
+    assert parts.exposed.value > 0.1 * parts.step.value
+    (told,) = [sentence for sentence in why(by_filters) if sentence.startswith("most of its waiting")]
+    assert "along filter in forward and backward, such as at" in told
 
 
 def test_no_plan_of_the_pareto_front_is_beaten(found: Found) -> None:
@@ -112,7 +139,7 @@ def small_memory(folder: Path, size: str) -> System:
 
 def test_nothing_fits_and_says_at_which_layer(tmp_path: Path) -> None:
     system = small_memory(tmp_path, "1 MiB")
-    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* MiB > 1 MiB at layer"):
+    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1 MiB at layer"):
         search(captured(), SHAPE, system, gpus=2)
 
 
@@ -121,10 +148,10 @@ def test_what_does_not_fit_is_computed_again_or_sharded(tmp_path: Path) -> None:
         deep = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid()) for _ in range(6)))
     net = capture(deep, (16, 8, 128, 128))
     bench = Bench(net, System.load("dgx-a100"), cm.Assumptions(), DraftOptions())
-    needed = bench.ranked(cm.plan(net, (), Mesh(data=2), "data")).prediction.bytes_memory
+    needed = bench.ranked(cm.plan(net, (), Mesh(data=2), "data")).prediction.bytes_needed
     system = small_memory(tmp_path, f"{needed - 1_000_000} B")
     found = search(net, (), system, gpus=2, strategies=["data"])
-    assert found.best.prediction.bytes_memory < needed - 1_000_000
+    assert found.best.prediction.bytes_needed < needed - 1_000_000
     assert found.best.plan.checkpoint == ("0", "1", "2", "3", "4", "5")
 
 

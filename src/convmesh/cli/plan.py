@@ -40,6 +40,8 @@ class Options:
     """Strategies to look at; by default all, and mixes of splits layer by layer."""
     precision: Precision = "float32"
     """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores."""
+    batchnorm: Literal["global", "replica"] = "global"
+    """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
     optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
     """What keeps states for every weight."""
     save: Path | None = None
@@ -54,7 +56,8 @@ def run(options: Options) -> int:
     """Search, save the best plan and report."""
     _check(options)
     from convmesh.oracle import Assumptions
-    from convmesh.parallel.searching import check_ranks, search
+    from convmesh.parallel.planning import DraftOptions
+    from convmesh.parallel.searching import check_ranks, search_captured
     from convmesh.system import System
 
     path = options.save or Path(f"{options.model.rpartition(':')[2]}.plan.toml")
@@ -64,14 +67,14 @@ def run(options: Options) -> int:
     subject = subject_without_data(options.model, options.input)
     sample = sample_shape(options.model, subject, options.input)
     shape = (options.batch or default_batch(sample, options.gpus), *sample)
-    found = search(
+    found = search_captured(
         captured_for(subject, shape, options.precision),
-        shape,
         system,
-        gpus=options.gpus,
-        objective=options.objective,
-        samples=options.samples,
-        strategies=options.strategies or None,
+        options.gpus,
+        options.objective,
+        options.samples,
+        options.strategies or None,
+        options=DraftOptions(batchnorm=options.batchnorm),
         assumptions=Assumptions(optimizer=options.optimizer, tf32=options.precision == "tf32"),
         progress=progress,
     )

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 HEADINGS = ("step", "eff.", "exposed", "memory", "sent", "energy")
 EXPLAINED = (
     "eff.: efficiency, the time of one device, had it the memory, over the time of all devices\n"
-    "exposed: transfers that work waits for; memory, sent: of the rank with most; energy: of all ranks in a step"
+    "exposed: transfers that work waits for; memory, sent: of the rank with most; energy: of all ranks"
 )
 MEANS = {
     "+": "optimiser states sharded to fit the memory",
     "*": "activations computed again to fit the memory",
-    "!": "tight: what the allocator and libraries usually take beside it would not fit",
+    "!": "tight: with the gaps that the allocator usually leaves it would not fit",
 }
 
 REJECTED_OF_EACH = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,7 @@ import tyro
 from convmesh.cli.exits import BadInputError, Exit, check_writable
 from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data
 from convmesh.cli.progress import progress
+from convmesh.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from convmesh.cli.models import Subject
@@ -33,7 +35,7 @@ class Options:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A reference network's name, or package.module:factory."""
     gpus: str
-    """Numbers of devices: 1..4096 for all powers of two between, or the largest."""
+    """Numbers of devices: 1..4096 for 1, 2, 4 and so on up to 4096; or the largest alone, from 1 on."""
     system: str = "dgx-a100"
     """The cluster: one that ships with ConvMesh, or the path of a description of yours."""
     input: str | None = None
@@ -46,6 +48,8 @@ class Options:
     """Strategies to look at; by default data, spatial, filter, pipeline, data+spatial and data+filter."""
     precision: Precision = "float32"
     """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores."""
+    batchnorm: Literal["global", "replica"] = "global"
+    """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
     svg: Path | None = None
     """Where to write the plot as a picture."""
     json: bool = False
@@ -67,6 +71,7 @@ def run(options: Options) -> int:
     sample = sample_shape(options.model, subject, options.input)
     kinds = ("strong", "weak") if options.scaling == "both" else (options.scaling,)
     found = {kind: _scaled(options, kind, counts, system, subject, sample) for kind in kinds}
+    _check_any(found)
     _report(options, found)
     return Exit.DONE
 
@@ -93,10 +98,19 @@ def _check(options: Options, counts: list[int], system: System) -> None:
         raise BadInputError(f"`--strategies` has {unknown[0]!r}, which is none; there are {', '.join(STRATEGIES)}.")
 
 
+def _check_any(found: Mapping[str, Scaling]) -> None:
+    """Refuse if there is nothing to show: no strategy has a plan for any number of devices."""
+    curves = [curve for scaling in found.values() for curve in scaling.curves]
+    if not any(point.ranked for curve in curves for point in curve.points):
+        reasons = dict.fromkeys(f"\n  {curve.strategy}: {curve.points[-1].reason}" for curve in curves)
+        raise InfeasibleError(f"no plan fits; use more devices, a smaller batch or a smaller sample:{''.join(reasons)}")
+
+
 def _scaled(
     options: Options, kind: str, counts: list[int], system: System, subject: Subject, sample: tuple[int, ...]
 ) -> Scaling:
     from convmesh.oracle import Assumptions
+    from convmesh.parallel.planning import DraftOptions
     from convmesh.parallel.scaling import SCALED, scale
 
     known: dict[int, Captured] = {}
@@ -110,7 +124,8 @@ def _scaled(
 
     assumed = Assumptions(tf32=options.precision == "tf32")
     told = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731
-    return scale(capture, system, counts, options.strategies or SCALED, assumed, told)
+    drafts = DraftOptions(batchnorm=options.batchnorm)
+    return scale(capture, system, counts, options.strategies or SCALED, assumed, told, options=drafts)
 
 
 def _report(options: Options, found: dict[str, Scaling]) -> None:

@@ -53,6 +53,8 @@ def _legend(scaling: Scaling) -> str:
 
 
 def _limit(curve: Curve) -> str:
+    if curve.limit is not None and curve.limit.ranks == 0:
+        return f"{curve.strategy}: has no plan; {curve.limit.reason}"
     if curve.limit is not None:
         return f"{curve.strategy}: scales to {counted(curve.limit.ranks)}; {curve.limit.reason}"
     beyond = next((point.reason for point in reversed(curve.points) if not point.ranked and not point.is_gap), "")

@@ -67,7 +67,8 @@ def limit_of(points: Sequence[Point], binding: Callable[[Ranked], Term]) -> Limi
     points = [point for point in points if not point.is_gap]
     reached = [point for point in points if point.ranked is not None]
     if not reached:
-        return _ends(0, points[-1]) if points else None
+        scarce = (point for point in reversed(points) if point.reason.startswith("memory"))
+        return _ends(0, next(scarce, points[-1])) if points else None
     for before, after in itertools.pairwise(reached):
         gain = after.samples_per_second / before.samples_per_second - 1
         if after.ranked is not None and gain < LEAST_GAIN * math.log2(after.ranks / before.ranks):

@@ -41,7 +41,9 @@ class Memory:
     bytes_batch: int = 0
     """The rank's part of inputs and targets."""
     bytes_reserved: int = 0
-    """What a device has to have for it: the peak, the allocator's gaps, the libraries' own."""
+    """What a device should have for it: the peak, the allocator's gaps, the libraries' own."""
+    bytes_libraries: int = 0
+    """What CUDA and NCCL take of a device beside the tensors."""
     curve: tuple[tuple[str, str, int], ...] = ()
     """Over the step: phase, layer and what is held while it runs."""
 
@@ -49,6 +51,11 @@ class Memory:
     def bytes_peak(self) -> int:
         held = self.bytes_weights + self.bytes_gradients + self.bytes_optimizer
         return held + self.bytes_activations + self.bytes_buffers + self.bytes_batch
+
+    @property
+    def bytes_needed(self) -> int:
+        """What a device must have: without gaps, which the allocator closes when it runs short."""
+        return self.bytes_peak + self.bytes_libraries
 
 
 def memory_of(
@@ -110,7 +117,7 @@ def _kept(program: Program, nodes: Sequence[NodeProgram]) -> int:
 
 def _memory(ledger: Ledger, gpus: int) -> Memory:
     held, peak = ledger.peak.held, ledger.peak.bytes_held
-    libraries = BYTES_CONTEXT + (BYTES_NCCL if gpus > 1 else 0)
+    libraries = bytes_of_libraries(gpus)
     return Memory(
         bytes_weights=held.get("weights", 0),
         bytes_gradients=held.get("gradients", 0),
@@ -121,8 +128,14 @@ def _memory(ledger: Ledger, gpus: int) -> Memory:
         layer=ledger.peak.layer,
         phase=ledger.peak.phase,
         bytes_reserved=int(peak * FRAGMENTATION) + libraries if gpus else peak,
+        bytes_libraries=libraries,
         curve=tuple(ledger.curve),
     )
+
+
+def bytes_of_libraries(gpus: int) -> int:
+    """Of each of so many GPUs; on processors, where there are none, nothing."""
+    return BYTES_CONTEXT + (BYTES_NCCL if gpus > 1 else 0) if gpus else 0
 
 
 def _hold_state(program: Program, assumed: Assumptions, ledger: Ledger) -> None:

@@ -51,6 +51,11 @@ class Prediction:
         return max(memory.bytes_peak for memory in self.memory.values())
 
     @property
+    def bytes_needed(self) -> int:
+        """What every device must have: tensors, and what libraries take beside them."""
+        return max(memory.bytes_needed for memory in self.memory.values())
+
+    @property
     def bytes_sent(self) -> int:
         """In a step, of the rank that sends most."""
         return max(sum(by_axes.values()) for by_axes in self.sent.values())

@@ -21,6 +21,7 @@ from convmesh.layout import Mesh
 from convmesh.oracle import Assumptions
 from convmesh.oracle.assumptions import STATES
 from convmesh.oracle.compute import ComputeModel
+from convmesh.oracle.memory import bytes_of_libraries
 from convmesh.oracle.search.bounded import Priced, minimise_within
 from convmesh.oracle.search.elimination import Choices, Factor
 from convmesh.oracle.search.splits import splits_of
@@ -49,9 +50,11 @@ def mixes_on(
     network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0]), mesh)
     network.explore()
     prices = _Prices(system, mesh, assumptions, network.lowering)
+    beside = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
+    bound = max(0.0, float(system.device.bytes_memory) - beside)
     for share in SHARES_EXPOSED:
         priced = [*network.priced(prices, share)]
-        found = minimise_within(priced, float(system.device.bytes_memory), network.start())
+        found = minimise_within(priced, bound, network.start())
         if found is not None:
             yield network.chosen(found.choices)
 

@@ -30,6 +30,8 @@ def scale(
     strategies: Sequence[str] = SCALED,
     assumptions: Assumptions | None = None,
     progress: Callable[[str], None] | None = None,
+    *,
+    options: DraftOptions | None = None,
 ) -> Scaling:
     """The curves of strategies over counts of ranks."""
     benches: list[Bench] = []
@@ -37,7 +39,7 @@ def scale(
     for ranks in counts:
         captured = capture(ranks)
         if not benches or benches[-1].captured is not captured:
-            benches.append(Bench(captured, system, assumptions or Assumptions(), DraftOptions()))
+            benches.append(Bench(captured, system, assumptions or Assumptions(), options or DraftOptions()))
         if progress is not None:
             progress(f"{ranks} ranks" if ranks > 1 else "1 rank")
         for strategy in strategies:

@@ -139,7 +139,7 @@ def best_on(captured: Captured, mesh: Mesh, system: System | str | None, options
     if not made:
         raise why or PlanError(f"no split of any layer uses the axes of {mesh}; give a split for each layer.")
     capacity = float(bench.system.device.bytes_memory)
-    held = [(max(0.0, r.prediction.bytes_memory / capacity - 1), r.prediction.seconds_step) for r in made]
+    held = [(max(0.0, r.prediction.bytes_needed / capacity - 1), r.prediction.seconds_step) for r in made]
     best = made[held.index(min(held))]
     return lower(captured, replace(best.plan, source=captured)).plan
 
@@ -167,7 +167,7 @@ class Bench:
         capacity, made = float(self.system.device.bytes_memory), []
         for options in self._variants(candidate):
             made.append(self.ranked(draft(self.captured, candidate.mesh, candidate.strategy, options)))
-            if made[-1].prediction.bytes_memory <= capacity:
+            if made[-1].prediction.bytes_needed <= capacity:
                 break
         return made
 
@@ -220,7 +220,9 @@ class Bench:
         while waiting := [at for at, one in enumerate(plans[:RESCORED]) if not self._has_borders(one)]:
             plans[waiting[0]] = self.with_borders(plans[waiting[0]])
             plans.sort(key=lambda ranked: found.objective.of(ranked.prediction))
-        return replace(found, plans=tuple(plans))
+        presets = [ranked for ranked in plans if ranked.strategy != MIX]
+        kept = (one for one in plans if one.strategy != MIX or not any(one.is_like(other) for other in presets))
+        return replace(found, plans=tuple(kept))
 
     def with_borders(self, ranked: Ranked) -> Ranked:
         """A plan with a prediction that looks at the borders of space too."""

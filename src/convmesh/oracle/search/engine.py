@@ -15,8 +15,6 @@ from convmesh.oracle.search.objectives import Objective
 from convmesh.plan import STRATEGIES
 
 GIB = 1 << 30
-ALIKE = 1e-3
-"""By what fraction plans may differ in time, memory and traffic that are taken to be the same."""
 
 Evaluate = Callable[[Candidate], Sequence[Ranked]]
 """A candidate as plans with predictions: as it is, and where that does not fit, in ways that hold less."""
@@ -101,12 +99,12 @@ class Search:
         return min(fitting or made, key=self._key)
 
     def _key(self, ranked: Ranked) -> Key:
-        beyond = ranked.prediction.bytes_memory / self.limits.bytes_memory - 1
+        beyond = ranked.prediction.bytes_needed / self.limits.bytes_memory - 1
         return max(0.0, beyond), self.objective.of(ranked.prediction)
 
     def _beyond(self, ranked: Ranked) -> str:
         most = max(ranked.prediction.memory.values(), key=lambda memory: memory.bytes_peak)
-        return f"memory: {_size(most.bytes_peak)} > {_size(self.limits.bytes_memory)} at layer {most.layer}"
+        return f"memory: {_size(most.bytes_needed)} > {_size(self.limits.bytes_memory)} at layer {most.layer}"
 
     def _mixes(self, mix: Mix) -> None:
         by_cost = sorted(self.plans, key=self._key)
@@ -114,20 +112,11 @@ class Search:
         for mesh in meshes[: self.limits.mixes]:
             self.progress(f"splits layer by layer on {mesh}")
             for ranked in mix(mesh):
-                if self._key(ranked)[0] <= 0 and not any(_are_alike(ranked, known) for known in self.plans):
+                if self._key(ranked)[0] <= 0 and not any(ranked.is_like(known) for known in self.plans):
                     self.plans.append(ranked)
 
     def _reject(self, candidate: Candidate, why: str) -> None:
         self.rejected.append(Rejected(candidate.strategy, candidate.mesh, why))
-
-
-def _are_alike(one: Ranked, other: Ranked) -> bool:
-    """Whether two plans do the same though their axes differ by name: `height` may cut samples as `data` does."""
-    pairs = (
-        (getattr(one.prediction, name), getattr(other.prediction, name))
-        for name in ("seconds_step", "bytes_memory", "bytes_sent")
-    )
-    return all(math.isclose(mine, theirs, rel_tol=ALIKE) for mine, theirs in pairs)
 
 
 def _size(bytes_: float) -> str:
@@ -139,7 +128,8 @@ def _untried(tried: dict[Candidate, Ranked | None]) -> str:
     if not made:
         return f"{UNTRIED}: like meshes cannot be made"
     best = min(made, key=lambda ranked: ranked.prediction.seconds_step)
-    return f"{UNTRIED}: {best.mesh} is the best of {len(tried)} such meshes that were"
+    told = f"is the best of {len(tried)} that were" if len(tried) > 1 else "was, which promised more"
+    return f"{UNTRIED}: {best.mesh} {told}"
 
 
 def _why_nothing(rejected: Sequence[Rejected]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ from convmesh.layout import Mesh
 from convmesh.oracle.prediction import Prediction
 from convmesh.oracle.search.objectives import Objective
 from convmesh.plan import Plan
+
+ALIKE = 1e-3
+"""By what fraction plans may differ in time, memory and traffic that are taken to be the same."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,12 @@ class Ranked:
     @property
     def mesh(self) -> Mesh:
         return self.plan.mesh
+
+    def is_like(self, other: Ranked) -> bool:
+        """Whether two plans do the same though their axes differ by name: `height` may cut samples as `data` does."""
+        mine, theirs = self.prediction, other.prediction
+        names = ("seconds_step", "bytes_memory", "bytes_sent")
+        return all(math.isclose(getattr(mine, name), getattr(theirs, name), rel_tol=ALIKE) for name in names)
 
 
 @dataclass(frozen=True)

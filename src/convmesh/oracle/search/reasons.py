@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from convmesh.oracle.search.found import Found, Ranked
+from convmesh.oracle.timeline import Interval
 from convmesh.plan.presets import AXES_OF
+
+MUCH = 0.1
+"""Of a step, what waiting must at least take for its cause to be told."""
 
 SIMPLE = ("data", "spatial", "filter", "channel", "pipeline")
 """Strategies of which others are made."""
@@ -12,7 +18,7 @@ SIMPLE = ("data", "spatial", "filter", "channel", "pipeline")
 def why(found: Found) -> list[str]:
     """Where the winner's time goes, what the next strategy loses against it, and what simpler ones lack."""
     best = found.best
-    return [_spent(best), *_against(found, best), *_simpler(found, best)]
+    return [_spent(best), *_waited(best), *_against(found, best), *_simpler(found, best)]
 
 
 def _spent(best: Ranked) -> str:
@@ -26,6 +32,31 @@ def _spent(best: Ranked) -> str:
     told = ", ".join(f"{what} {value / whole:.0%}" for what, value in shares.items() if value >= 0.005 * whole)
     hidden = f"; {parts.hidden.value * 1e3:.3g} ms of transfers run behind that" if parts.hidden.value > 0 else ""
     return f"{best.strategy} {told} of a step's {whole * 1e3:.4g} ms{hidden}"
+
+
+def _waited(best: Ranked) -> list[str]:
+    """For which transfers the winner waits most, if it waits for long."""
+    parts, timeline = best.prediction.parts, best.prediction.timeline
+    if not timeline.intervals or parts.exposed.value < MUCH * parts.step.value:
+        return []
+    rank = timeline.ranks[0]
+    work = [*timeline.of(rank, "compute")]
+    waits: dict[tuple[str, tuple[str, ...], bool], list[tuple[float, Interval]]] = {}
+    for sent in timeline.of(rank, "communication"):
+        key = sent.kind, sent.axes, sent.phase == "reduction"
+        waits.setdefault(key, []).append((_bare(sent, work), sent))
+    (kind, axes, sums), most = max(waits.items(), key=lambda item: sum(seconds for seconds, _ in item[1]))
+    seconds, bytes_each = sum(s for s, _ in most), sum(i.bytes_sent for _, i in most) / len(most)
+    where = "for sums of gradients" if sums else f"in forward and backward, such as at {most[0][1].layer}"
+    return [
+        f"most of its waiting, {seconds * 1e3:.3g} ms, is for {len(most)} × {kind} along {'*'.join(axes)} {where}, "
+        f"of {bytes_each / 1e6:.2g} MB each"
+    ]
+
+
+def _bare(sent: Interval, work: Sequence[Interval]) -> float:
+    """The part of a transfer behind which nothing runs."""
+    return sent.seconds - sum(max(0.0, min(sent.end, one.end) - max(sent.begin, one.begin)) for one in work)
 
 
 def _against(found: Found, best: Ranked) -> list[str]:

@@ -23,7 +23,7 @@ OTHERS = ("data",)
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """The middle of several measurements, and how far apart the inner half of them is, as a fraction."""
+    """What several measurements say, and how far apart the inner half of them is, as a fraction."""
 
     seconds: float
     spread: float
@@ -32,16 +32,17 @@ class Spell:
 def together(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:
     """What `call` takes ranks that computed before it, as in a network; the same on all ranks.
 
-    One call right after another would find threads and connections awake. Of a group's ranks the last to begin waits
-    for nobody, so the least of their times counts, and of several groups the largest.
+    One call right after another would find threads and connections awake. Ranks that do the same do not end it at the
+    same moment, and the mean of a group's ranks has what they wait for the last of them. Of several groups the slowest
+    counts.
     """
     once = slowest(mesh, _elapsed(mesh, call, 1))
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
     square = torch.ones(SQUARE, SQUARE, device=mesh.device)
     meet(mesh)
     times = torch.tensor([_after_work(mesh, square, call) for _ in range(repeats)], dtype=torch.float64)
-    times = all_reduce(times.to(mesh.device), mesh, AXES, dist.ReduceOp.MIN)
-    return spell(all_reduce(times, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
+    times = all_reduce(times.to(mesh.device), mesh, AXES) / mesh.mesh.extent(AXES)
+    return mean_spell(all_reduce(times, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
 
 
 def _after_work(mesh: OpenMesh, square: torch.Tensor, call: Callable[[], object]) -> float:
@@ -72,6 +73,13 @@ def spell(found: list[float]) -> Spell:
     middle = statistics.median(found)
     low, high = sorted(found)[len(found) // 4], sorted(found)[-1 - len(found) // 4]
     return Spell(middle, (high - low) / 2 / middle)
+
+
+def mean_spell(found: list[float]) -> Spell:
+    """The mean, because a step sums over many of them, some of which wait for their turn on a core; the longest few,
+    which are somebody else's doing, are left out."""
+    kept = sorted(found)[: len(found) - len(found) // 10]
+    return Spell(statistics.fmean(kept), spell(found).spread)
 
 
 def slowest(mesh: OpenMesh, seconds: float) -> float:

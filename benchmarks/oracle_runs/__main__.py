@@ -29,8 +29,8 @@ INTRODUCTION = """Training steps on one host, ranks of one thread each over Gloo
 Predicted from operators and transfers that were timed on the same machine, never from steps. Accuracy is
 1 − |predicted − measured| / measured, of the median step.
 
-No figure is fitted to steps, but what to time, and how, was settled with such runs in sight: the mean was 61 % elsewhere
-before ranks kept their memory, programs named all copies and transfers were timed after work, and 82 % before
+No figure is fitted to steps, but what to time, and how, was settled with such runs in sight: the mean was 61 %
+elsewhere before ranks kept their memory, programs named all copies and transfers were timed after work, and 82 % before
 their mean was taken instead of their median; for the latter, transfers were timed again after the steps below.
 
 The goal is 92 % in the mean, 88 % for each strategy, and the best strategy first in 90 % of the cases: this falls

@@ -1,5 +1,8 @@
 """A data-parallel step beside torch's DistributedDataParallel: same model, same batch, same statistics.
 
+Every rival has two processes of its own, which wait while the others run: what ConvMesh does to a process (it keeps
+freed memory) must not help or hurt what a user would otherwise run.
+
 python -m benchmarks.ddp            prints the tables of benchmarks/ddp.md
 """
 
@@ -20,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import convmesh as cm
 from benchmarks.timing import Step, interleave, machine, table
 from convmesh import models
+from convmesh.dist.heap import keep_freed_memory
 from convmesh.testing import run_ranks
 
 REPEATS = 25
@@ -47,40 +51,60 @@ def step(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) 
     optimizer.step()
 
 
-def torch_ddp(draw: Draw, **options: Any) -> Step:
+def torch_ddp(draw: Draw, pair: list[int], **options: Any) -> Step:
     """The step with torch's own data parallelism, on this rank's half of the batch."""
     torch.manual_seed(0)
     model, x, target, loss = draw()
-    net = DistributedDataParallel(model, **options)
-    half, goal = x.chunk(2)[dist.get_rank()], target.chunk(2)[dist.get_rank()]
+    group = dist.new_group(pair, use_local_synchronization=True)
+    net = DistributedDataParallel(model, process_group=group, **options)
+    half, goal = x.chunk(2)[dist.get_rank(group)], target.chunk(2)[dist.get_rank(group)]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
     return partial(step, lambda: loss(net(half), goal), optimizer)
 
 
-def convmesh(draw: Draw) -> Step:
+def keeping_ddp(draw: Draw, pair: list[int]) -> Step:
+    """DDP in processes that keep freed memory, as ConvMesh's do: what is left is the two runtimes alone."""
+    keep_freed_memory()
+    return torch_ddp(draw, pair)
+
+
+def convmesh(draw: Draw, pair: list[int]) -> Step:
     """The same step with the `data` preset and statistics of each replica, as DDP has them."""
     torch.manual_seed(0)
     model, x, target, loss = draw()
-    net = cm.parallelize(model, cm.plan(model, x, cm.Mesh(data=2), "data", batchnorm="replica"), loss=loss)
+    plan = cm.plan(model, x, cm.Mesh(data=2), "data", batchnorm="replica")
+    net = cm.parallelize(model, plan, loss=loss, mesh=cm.open_mesh(plan.mesh, ranks=pair))
     half, goal = net.shard_input(x), net.shard_target(target)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
     return partial(step, lambda: net(half, goal), optimizer)
 
 
+RIVALS: dict[str, Callable[[Draw, list[int]], Step]] = {
+    "DDP": torch_ddp,
+    "DDP, gradient_as_bucket_view": partial(torch_ddp, gradient_as_bucket_view=True),
+    "DDP, freed memory kept": keeping_ddp,
+    "ConvMesh, data": convmesh,
+}
+
+
 def measure(name: str) -> dict[str, list[float]]:
-    draw = NETWORKS[name]
-    rivals = {
-        "DDP": torch_ddp(draw),
-        "DDP, gradient_as_bucket_view": torch_ddp(draw, gradient_as_bucket_view=True),
-        "ConvMesh, data": convmesh(draw),
-    }
-    return interleave(rivals, REPEATS)
+    steps: dict[str, Step] = dict.fromkeys(RIVALS, _wait)
+    for place, (rival, make) in enumerate(RIVALS.items()):
+        pair = [2 * place, 2 * place + 1]
+        if dist.get_rank() in pair:
+            steps[rival] = make(NETWORKS[name], pair)
+        dist.barrier()
+    return interleave(steps, REPEATS)
+
+
+def _wait() -> None:
+    """What a process does while another rival runs."""
 
 
 def main() -> None:
     print(f"{datetime.date.today()}, {machine()}, 2 ranks × 1 thread over Gloo; command: `python -m benchmarks.ddp`\n")
     for name in sys.argv[1:] or NETWORKS:
-        seconds = run_ranks(2, measure, name, seconds_timeout=600)[0]
+        seconds = run_ranks(2 * len(RIVALS), measure, name, seconds_timeout=600)[0]
         print(f"### {name}\n\n{table(seconds, 'DDP')}\n", flush=True)
 
 

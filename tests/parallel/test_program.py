@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convmesh as cm
 from convmesh import Mesh, models
+from convmesh.parallel.calls import written
+from convmesh.parallel.recorder import FREE
 from convmesh.plan import Transfer, Work
 from tests.conftest import Pools
 from tests.parallel.training import fresh
@@ -47,6 +51,53 @@ def test_what_is_sent_is_what_the_program_says(pools: Pools, name: str, strategy
     ):
         assert +sent == +told, f"bytes of rank {rank}"
         assert +calls == +messages, f"messages of rank {rank}"
+
+
+BESIDE = ("copy_", "fill_", "_local_scalar_dense", "isfinite", "isnan", "all", "stack", "ones_like")
+"""Operators of the gradients' way into `.grad` and buckets, and of the look at the result: they are told apart."""
+
+
+class _Calls(TorchDispatchMode):
+    """Counts the operators that run, written as programs write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with the shards inside
+        if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in FREE:
+            self.found[written(func, args, kwargs or {})] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_in_a_step(name: str, mesh: Mesh, strategy: str) -> tuple[Any, Any]:
+    """What the program says this rank computes, and what it does compute, without the loss."""
+    model, x, _, _ = fresh(name)
+    net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy))
+    shard = net.shard_input(x)
+    net(shard)
+    with _Calls() as calls:
+        y = net(shard)
+        y.backward(torch.ones_like(y))
+    steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
+    told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
+    return _without(told), _without(calls.found)
+
+
+def _without(calls: Counter[str]) -> Counter[str]:
+    return Counter({call: count for call, count in calls.items() if call.partition(".")[0] not in BESIDE})
+
+
+@pytest.mark.parametrize(("name", "strategy", "axes"), CASES)
+def test_what_is_computed_is_what_the_program_says(
+    pools: Pools, name: str, strategy: str, axes: dict[str, int]
+) -> None:
+    """Operator by operator, with shapes, options and how every operand lies in memory."""
+    mesh = Mesh(**axes)
+    for rank, (told, computed) in enumerate(pools[mesh.size].run(operators_in_a_step, name, mesh, strategy)):
+        assert (computed - told, told - computed) == (Counter(), Counter()), f"rank {rank}: only computed, only told"
 
 
 def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+Order = tuple[int, ...]
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _CONVOLUTIONS = frozenset(
     {torch.ops.aten.convolution, torch.ops.aten.mkldnn_convolution, torch.ops.aten.convolution_backward}
@@ -23,9 +24,27 @@ def memory_format(dims: int, last: bool) -> torch.memory_format:
     return _LAST[dims] if last and dims in _LAST else torch.contiguous_format
 
 
+def channels_last(dims: int) -> Order:
+    """The order of a tensor whose channels lie innermost, if it has as many dims as images or volumes."""
+    return (0, *range(2, dims), 1) if dims in _LAST else ()
+
+
+def order_of(tensor: torch.Tensor) -> Order:
+    """The dims of a tensor as they lie in memory, outermost first; empty if that is how they are numbered."""
+    if tensor.is_contiguous():
+        return ()
+    return tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+
+
 def in_kernel_format(func: Any, args: Any, result: Any) -> Any:
-    """What convolutions give without data: channels innermost if any operand has them so, as cuDNN and oneDNN do."""
-    if func.overloadpacket not in _CONVOLUTIONS or not any(isinstance(x, torch.Tensor) and is_last(x) for x in args):
+    """What convolutions give without data: channels innermost if input or weight have them so, as cuDNN and oneDNN do.
+
+    How the gradient lies that comes in does not matter: it is copied first.
+    """
+    if func.overloadpacket not in _CONVOLUTIONS:
+        return result
+    operands = args[1:3] if func.overloadpacket is torch.ops.aten.convolution_backward else args[:2]
+    if not any(is_last(operand) for operand in operands):
         return result
     return tuple(map(_with_last, result)) if isinstance(result, tuple) else _with_last(result)
 
@@ -59,5 +78,9 @@ def _tensor(tensor: torch.Tensor) -> str:
     extents = ", ".join(map(str, tensor.shape))
     if tensor.is_contiguous():
         return f"{name}({extents})"
-    order = "last=1" if is_last(tensor) else f"strides={tuple(tensor.stride())}"
-    return f"{name}({extents}, {order})"
+    return f"{name}({extents}, {'last=1' if is_last(tensor) else f'strides={_strides(tensor)}'})"
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a dim with one place no stride matters: 0, so that equal calls are written alike."""
+    return tuple(step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -16,7 +16,7 @@ from convmesh.ops.probe import is_probing
 from convmesh.parallel.calls import in_kernel_format, written
 from convmesh.plan import Saved, Step, Transfer, Wait, Work
 
-_FREE = frozenset(
+FREE = frozenset(
     {
         "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view",
         "lift_fresh", "as_strided_",
@@ -39,7 +39,7 @@ class _WorkRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         result = in_kernel_format(func, args, func(*args, **(kwargs or {})))
-        if not func.is_view and func.overloadpacket.__name__ not in _FREE and not is_probing(args):
+        if not func.is_view and func.overloadpacket.__name__ not in FREE and not is_probing(args):
             self._steps.append(_work(func, args, kwargs or {}, result))
         return result
 

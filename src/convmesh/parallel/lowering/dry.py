@@ -15,13 +15,15 @@ from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.ops.planned import PlannedWeight
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.calls import is_last, memory_format
+from convmesh.parallel.calls import Order, order_of
 from convmesh.parallel.recorder import SavedTensors, recorded
 from convmesh.parallel.storages import HeldStorages, bytes_of, owned, owned_by
 from convmesh.plan import Held, Saved, Step
 
 Axes = tuple[str, ...]
 Gradients = list[torch.Tensor | None]
+Strides = tuple[int, ...]
+"""How a gradient lies in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +33,19 @@ class Dry:
     layout: Layout
     dtype: torch.dtype
     learns: bool
-    last: bool = False
-    """Whether its channels lie innermost in memory."""
+    order: Order = ()
+    """Its dims from the one that lies outermost in memory to the innermost; empty: as they are numbered."""
 
     def on(self, mesh: OpenMesh) -> Sharded:
         """This rank's shard, without data."""
         shape = self.layout.box(mesh.rank).shape
-        order = memory_format(len(shape), self.last)
-        local = torch.empty(shape, dtype=self.dtype, device="meta", memory_format=order)
+        local = torch.empty_permuted(shape, self.order or tuple(range(len(shape))), dtype=self.dtype, device="meta")
         return Sharded(local.requires_grad_(self.learns), self.layout, mesh)
+
+    def gradient(self, mesh: OpenMesh, strides: Strides | None) -> torch.Tensor:
+        """A gradient of the shard, without data: lying as told, or else as the shard itself."""
+        local = self.on(mesh).local.detach()
+        return _lying(local, strides)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class DryResult:
     held: Held = field(default_factory=Held)
     weight_steps: int = 0
     """How many of the last steps of backward find gradients of weights apart."""
+    gradients: tuple[Strides | None, ...] = ()
+    """Of each tensor that it was given: how the gradient that is found lies in memory."""
 
 
 class DryRunner:
@@ -67,22 +75,35 @@ class DryRunner:
         """Whether gradients of weights are found apart from those of inputs, as some schedules of pipelines do."""
         self._known: dict[Any, DryResult] = {}
 
-    def run(self, key: Any, call: Callable[..., Any], args: Any, weights: Iterable[torch.Tensor] = ()) -> DryResult:
+    def run(
+        self,
+        key: Any,
+        call: Callable[..., Any],
+        args: Any,
+        weights: Iterable[torch.Tensor] = (),
+        arriving: tuple[Strides | None, ...] = (),
+    ) -> DryResult:
         """`call(*args, **kwargs)` for `args` = (args, kwargs) with `Dry` in place of tensors.
 
         `key` tells calls apart that differ in more than their arguments; None keeps the result from being reused.
+        `arriving` says how gradients of the outputs lie in memory, if not as the outputs do.
         """
         leaves, spec = tree_flatten(args)
-        kind = (key, str(spec), self.splits_backward)
+        kind = (key, str(spec), self.splits_backward, arriving)
         known = None if key is None else (*kind, *(x if isinstance(x, Dry) else repr(x) for x in leaves))
         if known is None:
-            return self._run(call, leaves, spec, list(weights))
+            return self._run(call, leaves, spec, list(weights), arriving)
         if known not in self._known:
-            self._known[known] = self._run(call, leaves, spec, list(weights))
+            self._known[known] = self._run(call, leaves, spec, list(weights), arriving)
         return self._known[known]
 
     def _run(
-        self, call: Callable[..., Any], leaves: Sequence[Any], spec: Any, weights: list[torch.Tensor]
+        self,
+        call: Callable[..., Any],
+        leaves: Sequence[Any],
+        spec: Any,
+        weights: list[torch.Tensor],
+        arriving: tuple[Strides | None, ...],
     ) -> DryResult:
         axes: list[Axes] = []
         self.mesh.weight_sums = axes.append
@@ -100,10 +121,11 @@ class DryRunner:
         shards = _unlisted(_other_leaves(outputs, sources), weights)
         bytes_forward = storages.bytes_peak - before - bytes_of(shards)
         saved = kept.listed(originals, outputs, [*weights, *shards])
-        ends = [torch.empty_like(t) if t.requires_grad else None for t in outputs]
+        orders = arriving or (None,) * len(outputs)
+        ends = [_lying(t, order) if t.requires_grad else None for t, order in zip(outputs, orders, strict=True)]
         before = storages.start(ends)
         with storages:
-            backward, weight_steps, found = self._backward(outputs, ends, sources, weights)
+            backward, weight_steps, found = self._backward(outputs, ends, sources, [*weights, *shards])
         held = Held(
             bytes_forward,
             storages.bytes_peak - before,
@@ -111,8 +133,17 @@ class DryRunner:
             gradients=owned_by(found, (("output", ends), ("input", found))),
         )
         decided = next((w.decided for w in weights if isinstance(w, PlannedWeight) and w.decided), None)
-        steps = tuple(forward), tuple(backward)
-        return DryResult(_dry(value), *steps, saved, tuple(axes), decided, held=held, weight_steps=weight_steps)
+        return DryResult(
+            value=_dry(value),
+            forward=tuple(forward),
+            backward=tuple(backward),
+            saved=saved,
+            sum_axes=tuple(axes),
+            decided=decided,
+            held=held,
+            weight_steps=weight_steps,
+            gradients=tuple(None if gradient is None else gradient.stride() for gradient in found),
+        )
 
     def _backward(
         self,
@@ -125,7 +156,7 @@ class DryRunner:
         wanted, learning = [t for t in sources if t.requires_grad], [w for w in weights if w.requires_grad]
         weight_steps = 0
         if self.splits_backward and wanted and learning and any(t.requires_grad for t in outputs):
-            backward, weight_steps, found = _split_backward(self.mesh, outputs, wanted)
+            backward, weight_steps, found = _split_backward(self.mesh, outputs, ends, wanted)
         else:
             with recorded(self.mesh) as backward:
                 found = _gradients(outputs, ends, wanted, learning)
@@ -148,20 +179,28 @@ def _gradients(
     return found[: len(sources)]
 
 
+def _lying(tensor: torch.Tensor, strides: Strides | None) -> torch.Tensor:
+    """A tensor like another, in this order in memory."""
+    if strides is None:
+        return torch.empty_like(tensor)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
 def _unlisted(tensors: Sequence[torch.Tensor], listed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     known = {id(t) for t in listed}
     return [t for t in tensors if id(t) not in known]
 
 
 def _split_backward(
-    mesh: OpenMesh, outputs: Sequence[torch.Tensor], sources: list[torch.Tensor]
+    mesh: OpenMesh, outputs: Sequence[torch.Tensor], given: Gradients, sources: list[torch.Tensor]
 ) -> tuple[list[Step], int, Gradients]:
     """As torch's stages do: an operator that finds both kinds of gradients at once runs twice, transfers included."""
     ends = [t.clone() for t in outputs if t.requires_grad]  # their graph is cut off, which views do not allow
     weights: Any = _other_leaves(ends, sources)
     kept = [t.grad_fn for t in ends]  # or torch 2.11 loses the functions that weight gradients start from
     with recorded(mesh) as steps:
-        gradients, groups = stage_backward_input(ends, [torch.empty_like(t) for t in ends], sources, iter(weights))
+        arriving = [gradient for gradient in given if gradient is not None]
+        gradients, groups = stage_backward_input(ends, arriving, sources, iter(weights))
         found = len(steps)
         stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
     kept.clear()
@@ -189,6 +228,6 @@ def _other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor])
 def _dry(value: Any) -> Any:
     leaves, spec = tree_flatten(value)
     return tree_unflatten(
-        [Dry(x.layout, x.dtype, x.requires_grad, is_last(x.local)) if isinstance(x, Sharded) else x for x in leaves],
+        [Dry(x.layout, x.dtype, x.requires_grad, order_of(x.local)) if isinstance(x, Sharded) else x for x in leaves],
         spec,
     )

@@ -20,18 +20,20 @@ from convmesh.dist import dry_mesh
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
-from convmesh.parallel.calls import is_last
+from convmesh.parallel.calls import channels_last, is_last
 from convmesh.parallel.channels import LAYERS
 from convmesh.parallel.gradients.summing import with_sums
 from convmesh.parallel.lowering.arrange import arrange, arranged_layout
-from convmesh.parallel.lowering.dry import Dry, DryResult, DryRunner
-from convmesh.parallel.lowering.fan_out import with_gradient_sums
+from convmesh.parallel.lowering.dry import Dry, DryResult, DryRunner, Strides
 from convmesh.parallel.lowering.opaque import by_samples as by_samples_only
 from convmesh.parallel.lowering.opaque import is_opaque, opaque_layout
+from convmesh.parallel.lowering.returning import Place, Returning, Visit
 from convmesh.parallel.lowering.weights import Axes, Cuts, DryWeights, shared_sums, weight_programs, without_data
 from convmesh.parallel.pipeline.program import microbatch, on_stage, stages_by_node
 from convmesh.parallel.recorder import dtype_name
 from convmesh.plan import NodeProgram, Plan, Program, Split, Work, split_nodes
+
+Run = Callable[..., DryResult]
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Lowering:
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
         self._env: dict[str, Any] = {}
         self._nodes: list[NodeProgram] = []
+        self._visits: dict[str, Visit] = {}
         self._arranged: dict[str, Split] = {}
         self._made: dict[Any, str] = {}
         self._shared: dict[str, str] = {}
@@ -94,7 +97,7 @@ class Lowering:
             self._visit(node, self._captured.graph.node(node.name))
         sum_axes, eager = shared_sums(self._uses)
         weights = weight_programs(self._captured.graph.weights, self._mesh, self._weights.cuts, sum_axes)
-        nodes = with_gradient_sums(self._nodes, self._env, self._mesh)
+        nodes = Returning(self._visits, self._mesh).programs(self._nodes)
         program = Program(self._plan.mesh, self._mesh.rank, nodes, weights)
         bytes_inputs, bytes_targets = self._batch_sizes()
         program = replace(program, bytes_inputs=bytes_inputs, bytes_targets=bytes_targets)
@@ -136,7 +139,8 @@ class Lowering:
         user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
         layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
-        return Dry(layout, getattr(torch, value.dtype), False, self._last)
+        order = channels_last(len(value.shape)) if self._last else ()
+        return Dry(layout, getattr(torch, value.dtype), False, order)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A shape of the captured batch, for the batch that is asked for."""
@@ -161,11 +165,30 @@ class Lowering:
         try:
             module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
             unseen = is_opaque(spec.kind, module)
-            result = self._opaque(spec, args) if unseen else self._run(node, spec, args)
+            split = self._plan.split(spec.layer) if node.name in self._split_here and not unseen else None
+            args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
+            run = partial(self._opaque, spec, args) if unseen else self._ready(node, spec, module, split, args)
+            result = run()
         except (ConvMeshError, ValueError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
+        if result.decided is not None and module is not None:
+            self._weights.settle(spec.layer, module, result.decided)
         self._env[node.name] = result.value
+        self._visits[node.name] = Visit(result, self._inputs(node, args), partial(self._again, run, stage), stage)
         self._note(spec, given, result)
+
+    def _again(self, run: Run, stage: int, arriving: tuple[Strides | None, ...]) -> DryResult:
+        """A node's dry run once more, for gradients that lie in memory otherwise."""
+        self._runner.splits_backward = stage > 0 and self._is_zero_bubble
+        return run(arriving=arriving)
+
+    def _inputs(self, node: fx.Node, args: Any) -> tuple[tuple[Place | None, Dry], ...]:
+        """The tensors that a node is given, and whose they are; None for one that another node had rearranged."""
+        names = [leaf.name for leaf in tree_leaves((node.args, dict(node.kwargs))) if isinstance(leaf, fx.Node)]
+        places: list[Place | None] = [(n, i) for n in names for i in range(len(_dries(self._env[n])))]
+        if node.name in self._shared:
+            places[0] = None
+        return tuple(zip(places, _dries(args), strict=True))
 
     def _as_seen(self, name: str, stage: int) -> Any:
         """A value as a stage has it: of what crossed from an earlier one, the gradient always travels back."""
@@ -178,28 +201,21 @@ class Lowering:
     def _is_zero_bubble(self) -> bool:
         return self._plan.pipeline is not None and self._plan.pipeline.schedule == "zero-bubble"
 
-    def _run(self, node: fx.Node, spec: Node, args: Any) -> DryResult:
-        split = self._plan.split(spec.layer) if node.name in self._split_here else None
-        if node.op == "call_module":
-            return self._run_module(node, spec, split, args)
-        args = self._arrange_once(node, split, args, False)
+    def _ready(self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any) -> Run:
+        """A node's dry run, before it is made."""
+        if module is not None:
+            return self._ready_module(spec, module, split, args)
         call = partial(_after_arranging, _call_of(self._captured.module, node), split, False)
-        return self._runner.run((node.op, node.target, split), call, args, _weights_in(args))
+        return partial(self._runner.run, (node.op, node.target, split), call, args, _weights_in(args))
 
-    def _run_module(self, node: fx.Node, spec: Node, split: Split | None, args: Any) -> DryResult:
-        module = self._captured.module.get_submodule(str(node.target))
-        cuts_channels = isinstance(module, LAYERS)
-        args = self._arrange_once(node, split, args, cuts_channels)
-        given = _first(args).layout
+    def _ready_module(self, spec: Node, module: nn.Module, split: Split | None, args: Any) -> Run:
+        cuts_channels, given = isinstance(module, LAYERS), _first(args).layout
         arranged = given if split is None else arranged_layout(given, split, cuts_channels)
         weights = self._weights.of(spec.layer, module, split, arranged)
         call = partial(_after_arranging, partial(_with_weights, module, weights), split, cuts_channels)
         key = _key(module, weights)
         full_key = None if key is None else (key, split, self._weights.decided(spec.layer))
-        result = self._runner.run(full_key, call, args, weights.values())
-        if result.decided is not None:
-            self._weights.settle(spec.layer, module, result.decided)
-        return result
+        return partial(self._runner.run, full_key, call, args, list(weights.values()))
 
     def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
         """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""
@@ -216,9 +232,10 @@ class Lowering:
         self._arranged[node.name] = split
         return args
 
-    def _opaque(self, spec: Node, args: Any) -> DryResult:
-        """Its samples stay cut; what it computes is not known."""
-        inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Dry)]
+    def _opaque(self, spec: Node, args: Any, arriving: tuple[Strides | None, ...] = ()) -> DryResult:
+        """Its samples stay cut; what it computes is not known, nor what a gradient's order in memory changes."""
+        del arriving
+        inputs = _dries(args)
         lead = inputs[0].layout
         by_samples = lead.with_whole([dim for dim in range(1, len(lead.cuts)) if lead.is_cut(dim)])
         learns = any(x.learns for x in inputs) or any(weight.learns for weight in spec.weights)
@@ -233,10 +250,12 @@ class Lowering:
         moved = [self._runner.run("by_samples", by_samples_only, ((x,), {})) for x in inputs]
         forward = (*(step for run in moved for step in run.forward), work)
         backward = (work, *(step for run in moved for step in run.backward))
-        return DryResult(made[0] if len(made) == 1 else tuple(made), forward, backward, (), (by_samples.axes,))
+        found = tuple(x.gradient(self._mesh, None).stride() if x.learns else None for x in inputs)
+        value = made[0] if len(made) == 1 else tuple(made)
+        return DryResult(value, forward, backward, (), (by_samples.axes,), gradients=found)
 
     def _note(self, spec: Node, given: tuple[Layout, ...], result: DryResult) -> None:
-        made = [leaf for leaf in tree_leaves(result.value) if isinstance(leaf, Dry)]
+        made = _dries(result.value)
         self._nodes.append(
             NodeProgram(
                 node=spec.name,
@@ -307,11 +326,15 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 
 def _first(args: Any) -> Dry:
-    return next(leaf for leaf in tree_leaves(args) if isinstance(leaf, Dry))
+    return _dries(args)[0]
+
+
+def _dries(value: Any) -> list[Dry]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Dry)]
 
 
 def _layouts(args: Any) -> tuple[Layout, ...]:
-    return tuple(leaf.layout for leaf in tree_leaves(args) if isinstance(leaf, Dry))
+    return tuple(leaf.layout for leaf in _dries(args))
 
 
 def _has_tensors(value: Any) -> bool:

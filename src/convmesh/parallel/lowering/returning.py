@@ -1,53 +1,82 @@
-"""Sums that autograd itself makes: of the gradients that come back from several users of one tensor."""
+"""Gradients on their way back: how they lie in memory, and the sums that autograd makes of several users' ones.
+
+A gradient lies as the operator that found it left it, often not as the value it belongs to; operators that meet both
+are then slower, or copy first. Nodes are walked from the last to the first, and those that a gradient reaches in
+another order than their first dry run took it to have are run again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.parallel.lowering.dry import Dry
+from convmesh.parallel.lowering.dry import Dry, DryResult, Strides
 from convmesh.parallel.recorder import recorded
 from convmesh.plan import NodeProgram, Step
 
-
-def with_gradient_sums(
-    nodes: Sequence[NodeProgram], values: Mapping[str, Any], mesh: OpenMesh
-) -> tuple[NodeProgram, ...]:
-    """The nodes; of a tensor's users, each but the last adds its gradient to those that came back before."""
-    met: set[str] = set()
-    known: dict[Dry, list[Step]] = {}
-    found = [_with_sums(node, _again(node, values, met), mesh, known) for node in reversed(nodes)]
-    return tuple(reversed(found))
+Place = tuple[str, int]
+"""A node, and which of its tensors."""
 
 
-def _again(node: NodeProgram, values: Mapping[str, Any], met: set[str]) -> list[Dry]:
-    """Inputs of a node whose gradient another user has found already."""
-    found = []
-    made = values.get(node.node)
-    for name in node.sources if not isinstance(made, Dry) or made.learns else ():
-        value = values.get(name)
-        if isinstance(value, Dry) and value.learns:
-            found += [value] if name in met else []
-            met.add(name)
-    return found
+@dataclass(frozen=True)
+class Visit:
+    """A node's dry run: what it gave, the tensors that it was given, and the run itself for other gradients."""
+
+    result: DryResult
+    inputs: tuple[tuple[Place | None, Dry], ...]
+    """With whose they are: None for what another node made of its own input, and this one shares."""
+    again: Callable[[tuple[Strides | None, ...]], DryResult]
+    stage: int = 0
 
 
-def _with_sums(node: NodeProgram, again: list[Dry], mesh: OpenMesh, known: dict[Dry, list[Step]]) -> NodeProgram:
-    if not again:
-        return node
-    steps = [step for value in again for step in _sum(value, mesh, known)]
-    end = len(node.backward) - node.weight_steps
-    return replace(node, backward=(*node.backward[:end], *steps, *node.backward[end:]))
+class Returning:
+    """Walks a network's nodes backwards, on one rank."""
 
+    def __init__(self, visits: Mapping[str, Visit], mesh: OpenMesh) -> None:
+        self._visits, self._mesh = visits, mesh
+        self._arrived: dict[Place, Strides | None] = {}
+        self._sums: dict[tuple[Dry, Strides | None, Strides | None], tuple[list[Step], Strides]] = {}
 
-def _sum(value: Dry, mesh: OpenMesh, known: dict[Dry, list[Step]]) -> list[Step]:
-    if value not in known:
-        local = value.on(mesh).local
-        with torch.no_grad(), recorded(mesh) as steps:
-            torch.add(local, local)
-        known[value] = steps
-    return known[value]
+    def programs(self, nodes: Sequence[NodeProgram]) -> tuple[NodeProgram, ...]:
+        """The nodes, with backward as gradients reach them; of a tensor's users, each but the last adds its own."""
+        return tuple(reversed([self._program(node) for node in reversed(nodes)]))
+
+    def _program(self, node: NodeProgram) -> NodeProgram:
+        if node.node not in self._visits:
+            return node
+        visit = self._visits[node.node]
+        ends = tuple(self._arrived.get((node.node, index)) for index in range(len(node.outputs)))
+        result = visit.again(ends) if any(ends) else visit.result
+        sums = self._pass_on(visit, result)
+        steps, end = result.backward, len(result.backward) - result.weight_steps
+        # What it holds stays as it was found: a gradient that is a part of another would count whole there.
+        return replace(node, backward=(*steps[:end], *sums, *steps[end:]) if sums else steps)
+
+    def _pass_on(self, visit: Visit, result: DryResult) -> list[Step]:
+        """Give every input's gradient to the node that made it; the sums on the way."""
+        steps: list[Step] = []
+        for (place, value), strides in zip(visit.inputs, result.gradients, strict=True):
+            if strides is None:
+                continue
+            if place is None:  # it joins the other node's there
+                steps += self._sum(value, strides, strides)[0]
+                continue
+            crosses = place[0] in self._visits and self._visits[place[0]].stage != visit.stage
+            found = None if crosses else strides  # what travels between stages is packed, and unpacked as the value is
+            if place in self._arrived:
+                more, found = self._sum(value, self._arrived[place], found)
+                steps += more
+            self._arrived[place] = found
+        return steps
+
+    def _sum(self, value: Dry, one: Strides | None, other: Strides | None) -> tuple[list[Step], Strides]:
+        key = (value, one, other)
+        if key not in self._sums:
+            parts = [value.gradient(self._mesh, strides) for strides in (one, other)]
+            with torch.no_grad(), recorded(self._mesh) as steps:
+                total = torch.add(*parts)
+            self._sums[key] = steps, total.stride()
+        return self._sums[key]

@@ -70,6 +70,8 @@ class _Open:
     phase: str
     channel: Key
     """The communicator it runs on."""
+    computed: float
+    """What the rank had computed until then, in seconds."""
 
 
 class Flow:
@@ -141,7 +143,7 @@ class Flow:
         if piece.is_collective:
             self._queues[rank, channel].append(tag)
         self._moved = True
-        return _Open(tag, piece, part.layer, part.phase, channel)
+        return _Open(tag, piece, part.layer, part.phase, channel, clock.compute)
 
     def _need(self, rank: int, clock: Clock, opened: _Open) -> Iterator[None]:
         while (span := self._span(rank, opened)) is None:
@@ -151,7 +153,8 @@ class Flow:
         stall, taken = max(0.0, end - clock.now), end - begin
         idle = min(stall, max(0.0, ready - clock.now))
         behind = max(0.0, taken - (stall - idle))
-        lost = behind * self._lost
+        # What went on behind a wait for another transfer, and not behind work, slowed nothing.
+        lost = min(behind, clock.compute - opened.computed) * self._lost
         clock.exposed += stall - idle + lost
         clock.hidden += behind - lost
         clock.idle += idle

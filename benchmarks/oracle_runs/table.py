@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,15 @@ class Point:
     strategy: str
     ranks: int
     seconds_predicted: float
+    """At the machine's pace during the steps."""
     seconds_measured: tuple[float, ...]
+    seconds_calibrated: float
+    """Predicted at the pace of the calibration."""
+    pace: float = 1.0
+
+    @property
+    def as_calibrated(self) -> Point:
+        return replace(self, seconds_predicted=self.seconds_calibrated, pace=1.0)
 
     @property
     def measured(self) -> float:
@@ -28,12 +36,20 @@ class Point:
 
 def section(points: Sequence[Point], head: str) -> str:
     """Markdown: totals, by strategy, and every point."""
-    found, of = _first_right(points)
-    summary = [
-        f"Mean accuracy **{_mean(points):.1%}**; the best strategy was ranked first in {found} of {of} cases "
-        "(a network on a number of ranks; a strategy within the spread of the best counts as the best).",
-    ]
+    summary = [f"- as calibrated: {_summary([point.as_calibrated for point in points])}"]
+    if any(point.pace != 1.0 for point in points):
+        paces = [point.pace for point in points]
+        summary += [f"- at the pace of the steps ({min(paces):.2f} to {max(paces):.2f}): {_summary(points)}"]
+        summary += ["", "The tables below are at the pace of the steps."]
     return "\n".join([head, "", *summary, "", *_by(points, "strategy"), "", *_by(points, "ranks"), "", *_every(points)])
+
+
+def _summary(points: Sequence[Point]) -> str:
+    found, of = _first_right(points)
+    return (
+        f"mean accuracy **{_mean(points):.1%}**; the best strategy was ranked first in {found} of {of} cases "
+        "(a network on a number of ranks; a strategy within the spread of the best counts as the best)."
+    )
 
 
 def _mean(points: Iterable[Point]) -> float:
@@ -50,11 +66,12 @@ def _by(points: Sequence[Point], what: str) -> list[str]:
 
 
 def _every(points: Sequence[Point]) -> list[str]:
-    rows = ["| network | ranks | strategy | predicted ms | measured ms (quartiles) | accuracy |", "|" + " --- |" * 6]
+    columns = ("network", "ranks", "strategy", "pace", "predicted ms", "measured ms (quartiles)", "accuracy")
+    rows = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     for p in points:
         low, middle, high = (1e3 * q for q in statistics.quantiles(p.seconds_measured, n=4))
         rows.append(
-            f"| {p.network} | {p.ranks} | {p.strategy} | {1e3 * p.seconds_predicted:.0f} "
+            f"| {p.network} | {p.ranks} | {p.strategy} | {p.pace:.2f} | {1e3 * p.seconds_predicted:.0f} "
             f"| {middle:.0f} ({low:.0f} to {high:.0f}) | {p.accuracy:.1%} |"
         )
     return rows

@@ -48,6 +48,7 @@ def test_this_machine_becomes_local(folder: Path, capsys: pytest.CaptureFixture[
     assert system.power.watts_device_busy.origin == "guess"
     assert system.operators is not None
     assert len(system.operators.timings) > 100
+    assert ("momentum float32 x2" in system.operators.updates) == (machine.cores > 1)
     assert system.transfers is not None
     assert (folder / "local.toml").read_text().startswith("summary = ")
 

@@ -2,9 +2,12 @@
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.oracle_runs.pace import Sample, paced
+from benchmarks.oracle_runs.table import Point, section
 
 import convmesh as cm
 from convmesh import models
@@ -13,9 +16,11 @@ from convmesh.measure.clock import one_thread
 from convmesh.measure.operators import Repeats, distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
 from convmesh.measure.replay import Replay
-from convmesh.measure.updates import measure_updates
+from convmesh.measure.sending import SPLITS, measure_sending
+from convmesh.measure.updates import measure_updates, measure_updates_at_once
 from convmesh.parallel.lowering.loss import LOSS, with_loss
 from convmesh.plan import Program, Work
+from convmesh.system.operators import OperatorTable, Overheads, UpdateTiming
 from tests.conftest import Pools
 
 CPU = torch.device("cpu")
@@ -113,6 +118,13 @@ def test_optimisers_cost_more_for_more_elements() -> None:
     assert found["adam float32"].seconds_element > found["sgd float32"].seconds_element > 0
 
 
+def test_optimisers_are_timed_on_ranks_at_once() -> None:
+    found = measure_updates_at_once(2, seconds_timeout=60)
+    assert set(found) == {"sgd float32 x2", "momentum float32 x2", "adam float32 x2"}
+    assert {timing.active for timing in found.values()} == {2}
+    assert found["adam float32 x2"].seconds_element > found["sgd float32 x2"].seconds_element > 0
+
+
 def overheads_alone() -> tuple[float, float]:
     from convmesh.measure.overheads import KINDS
 
@@ -121,6 +133,44 @@ def overheads_alone() -> tuple[float, float]:
     return found.forward("conv"), found.forward("identity")
 
 
-def test_the_runtime_takes_longer_for_a_convolution_than_for_nothing(pools: Pools) -> None:
+def sending_by_kind() -> Overheads:
+    """Of a convolution, split by space and by channels."""
+    splits = [(replace(setting, rounds=1), ("conv",)) for setting, kinds in SPLITS if "conv" in kinds]
+    return measure_sending(Overheads(), splits)
+
+
+def test_the_runtime_takes_longer_for_a_convolution_than_for_nothing_and_longer_if_it_is_split(pools: Pools) -> None:
     ((conv, nothing),) = pools[1].run(overheads_alone)
     assert conv > nothing >= 0
+    found = pools[2].run(sending_by_kind)[0]
+    assert set(found.kinds) == {"conv space", "conv channels"}
+    assert min(found.forward("conv", cut) for cut in ("space", "channels")) > 1.5 * conv
+
+
+def test_pace_is_how_much_longer_the_heaviest_operators_take_than_in_the_table() -> None:
+    program = program_of("lenet5")
+    timings, _ = time_works(distinct_works([program]), CPU, SHORT)
+    table = OperatorTable("some", tuple(timings), {"sgd float32": UpdateTiming(1.0, 2.0)}, Overheads(1.0, 2.0, 3.0))
+    sample = Sample.of([program], table, 1)
+    assert len(sample.works) == 12 < len(timings)
+    slower = paced(replace(cm.System.load("dgx-h200"), operators=table), 2.0).operators
+    assert slower is not None
+    again = [timing for work in sample.works if (timing := slower.find(work.call)) is not None]
+    assert sample.pace(again) == pytest.approx(2.0)
+    assert (slower.updates["sgd float32"].seconds_element, slower.overheads.backward("any")) == (4.0, 4.0)
+    heavy = replace(again[0], seconds=3 * again[0].seconds)
+    assert 2.0 < sample.pace([heavy, *again[1:]]) < 6.0
+
+
+def test_pace_is_timed_on_the_ranks_that_ran_the_steps(pools: Pools) -> None:
+    program = program_of("lenet5")
+    timings, _ = time_works(distinct_works([program]), CPU, SHORT)
+    assert 0.01 < Sample.of([program], OperatorTable("some", tuple(timings)), 1).pace_on(pools[2]) < 100
+
+
+def test_predictions_are_summed_up_as_calibrated_and_at_the_pace_of_the_steps() -> None:
+    points = [Point("net", name, 2, 1.0, (1.0, 1.0), 0.5, 2.0) for name in ("data", "filter")]
+    text = section(points, "head")
+    assert "as calibrated: mean accuracy **50.0%**" in text
+    assert "at the pace of the steps (2.00 to 2.00): mean accuracy **100.0%**" in text
+    assert "pace of the steps" not in section([point.as_calibrated for point in points], "head")

@@ -82,6 +82,17 @@ def test_the_optimiser_costs_by_tensor_and_by_element() -> None:
     assert adam.basis == "model", "it was not timed"
 
 
+def test_the_optimiser_is_as_slow_as_with_so_many_active_ranks() -> None:
+    work = relu(1_000_000)
+    system = on_cores(4, *(timed(work, 1e-3, active) for active in (1, 2, 4)))
+    assert system.operators is not None
+    updates = {**system.operators.updates, "momentum float32 x4": UpdateTiming(2e-6, 3e-9, active=4)}
+    system = replace(system, operators=replace(system.operators, updates=updates))
+    seconds = [ComputeModel(system, active=active).update(1000, "float32").value for active in (1, 2, 4, 8)]
+    alone, crowded = 1e-6 + 1000 * 1e-9, 2e-6 + 1000 * 3e-9
+    assert seconds == pytest.approx([alone, alone, crowded, 2 * crowded])
+
+
 def test_small_operators_cost_the_launch_floor() -> None:
     compute = ComputeModel(BARE)
     assert compute.work(relu(4)).value == compute.work(relu(400)).value == float(H200.device.seconds_launch)
@@ -108,3 +119,12 @@ def test_depthwise_convolutions_leave_tensor_cores_alone() -> None:
     roofline = Roofline(H200.device, Assumptions())
     dense, thin = convolution(32), convolution(32, groups=256)
     assert roofline.arithmetic(thin) / thin.flops > 2 * roofline.arithmetic(dense) / dense.flops
+
+
+def test_tensor_cores_take_what_torch_gives_them() -> None:
+    conv = replace(convolution(64), dtype="float32")
+    square = (4096, 4096)
+    product = Work("mm", (square, square), (square,), "float32", 2 * 4096**3, 12 * 4096**2)
+    by_default, never, always = (Roofline(BARE.device, Assumptions(tf32=told)) for told in (None, False, True))
+    assert by_default.seconds(conv) == always.seconds(conv) < never.seconds(conv)
+    assert by_default.seconds(product) == never.seconds(product) > always.seconds(product)

@@ -205,3 +205,20 @@ def test_a_host_that_asks_slowly_bounds_the_step_and_one_that_is_ahead_costs_not
 def test_a_host_that_waits_for_the_loss_must_ask_again_first() -> None:
     """Ten times slower than the device it never gets ahead; ten times faster it lags by one operator."""
     assert step(beside_host(10e-6, 1e-6, waits=True)) == pytest.approx(40 * 10e-6 + 1e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("axes", "more"), [(("height",), 4e-4), (("data", "width"), 4e-4), (("filter",), 3e-4), (("data",), 1.1e-4)]
+)
+def test_the_runtime_takes_for_a_node_what_its_transfers_cut_costs(axes: tuple[str, ...], more: float) -> None:
+    """Space and channels were measured; samples are taken to add what sending does."""
+    kinds = {"conv": (1e-5, 0.0), "conv space": (4e-4, 0.0), "conv channels": (3e-4, 0.0)}
+    table = OperatorTable("some", (), overheads=Overheads(kinds=kinds, seconds_sending=1e-4))
+    system, mesh = replace(SYSTEM, operators=table), Mesh(data=2, height=2, width=2, filter=2)
+    compute, transfer = ComputeModel(system), TransferModel(system, mesh)
+    spent, sends = [], (all_reduce(1, *axes), Wait((0,)))
+    for more_steps in ((), sends):
+        steps: list[Step] = [work(1), *more_steps]
+        made = replace(node("a", steps), kind="conv")
+        spent.append(schedule({0: program(mesh, 0, [made])}, compute, transfer).compute.value)
+    assert spent[1] - spent[0] == pytest.approx(more - 1e-5)

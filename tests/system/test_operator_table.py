@@ -1,5 +1,6 @@
 """Operator tables: kept as files, merged, and refused when they are not tables."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from convmesh.errors import SystemFileError
 from convmesh.system import System
-from convmesh.system.operators import OperatorTable, Overheads, Timing, UpdateTiming
+from convmesh.system.operators import OperatorTable, Overheads, Timing, UpdateTiming, update_key
 
 RELU = Timing("relu.default(float32(2, 4))", "float32", ((2, 4),), 0, 64, 2e-6, 0.1, 1e-6)
 TABLE = OperatorTable(
@@ -27,6 +28,34 @@ def test_a_table_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
     assert back.updates == TABLE.updates
     assert back.overheads.forward("conv") == 3e-5
     assert back.overheads.backward("cat") == 2e-5, "a kind that was not measured"
+
+
+def test_a_node_that_sends_takes_what_was_measured_for_its_kind_and_cut_else_a_bit_more_than_alone() -> None:
+    kinds = {"conv": (1e-5, 2e-5), "conv space": (4e-4, 5e-4)}
+    found = Overheads(3e-5, 4e-5, kinds=kinds, seconds_sending=1e-4)
+    assert (found.forward("conv"), found.backward("conv")) == (1e-5, 2e-5)
+    assert (found.forward("conv", "space"), found.backward("conv", "space")) == (4e-4, 5e-4), "nothing is added"
+    assert found.forward("conv", "channels") == pytest.approx(1e-5 + 1e-4)
+    assert found.backward("cat", "space") == pytest.approx(4e-5 + 1e-4), "neither kind nor cut was measured"
+
+
+def test_tables_from_before_overheads_had_kinds_still_load(tmp_path: Path) -> None:
+    TABLE.save(tmp_path / "old.json")
+    plain = json.loads((tmp_path / "old.json").read_text())
+    plain["overheads"] = {"seconds_forward": 1e-5, "seconds_backward": 2e-5, "seconds_sending": 1e-4}
+    (tmp_path / "old.json").write_text(json.dumps(plain))
+    back = OperatorTable.load(tmp_path / "old.json")
+    assert (back.overheads.forward("conv"), back.overheads.forward("conv", "space")) == (1e-5, 1e-5 + 1e-4)
+    assert back.update("momentum", "float32", 4) == TABLE.updates["momentum float32"]
+
+
+def test_optimisers_are_found_by_active_ranks_else_alone(tmp_path: Path) -> None:
+    crowded = UpdateTiming(2e-6, 3e-9, active=4)
+    replace(TABLE, updates={**TABLE.updates, update_key("momentum", "float32", 4): crowded}).save(tmp_path / "t.json")
+    table = OperatorTable.load(tmp_path / "t.json")
+    assert table.update("momentum", "float32", 4) == crowded
+    assert table.update("momentum", "float32", 2) == table.update("momentum", "float32") == UpdateTiming(1e-6, 1e-9)
+    assert table.update("adam", "float32", 4) is None
 
 
 def test_timings_are_found_by_call_and_by_active_ranks() -> None:

@@ -45,6 +45,11 @@ def default_batch(sample: tuple[int, ...], ranks: int) -> int:
     return ranks * SAMPLES_A_RANK.get(len(sample) - 1, 1)
 
 
+def tf32_of(precision: Precision) -> bool | None:
+    """Whether products run on tensor cores: where nothing is said, as torch has it."""
+    return True if precision == "tf32" else None
+
+
 def captured_for(subject: Subject, shape: tuple[int, ...], precision: Precision) -> Captured:
     """The network for a global batch, its numbers as the precision says."""
     import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from convmesh.cli.exits import BadInputError, Exit, check_writable
-from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data
+from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data, tf32_of
 from convmesh.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Options:
     strategies: tuple[str, ...] = ()
     """Strategies to look at; by default all, and mixes of splits layer by layer."""
     precision: Precision = "float32"
-    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores."""
+    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores in all
+    products, float32 in convolutions alone, as in torch."""
     batchnorm: Literal["global", "replica"] = "global"
     """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
     optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
@@ -75,7 +76,7 @@ def run(options: Options) -> int:
         options.samples,
         options.strategies or None,
         options=DraftOptions(batchnorm=options.batchnorm),
-        assumptions=Assumptions(optimizer=options.optimizer, tf32=options.precision == "tf32"),
+        assumptions=Assumptions(optimizer=options.optimizer, tf32=tf32_of(options.precision)),
         progress=progress,
     )
     _save(found.best, path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from convmesh.cli.exits import BadInputError, Exit, check_writable
-from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data
+from convmesh.cli.networks import Precision, captured_for, default_batch, sample_shape, subject_without_data, tf32_of
 from convmesh.cli.progress import progress
 from convmesh.errors import InfeasibleError
 
@@ -47,7 +47,8 @@ class Options:
     strategies: tuple[str, ...] = ()
     """Strategies to look at; by default data, spatial, filter, pipeline, data+spatial and data+filter."""
     precision: Precision = "float32"
-    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores."""
+    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores in all
+    products, float32 in convolutions alone, as in torch."""
     batchnorm: Literal["global", "replica"] = "global"
     """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
     svg: Path | None = None
@@ -122,7 +123,7 @@ def _scaled(
             known[batch] = captured_for(subject, (batch, *sample), options.precision)
         return known[batch]
 
-    assumed = Assumptions(tf32=options.precision == "tf32")
+    assumed = Assumptions(tf32=tf32_of(options.precision))
     told = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731
     drafts = DraftOptions(batchnorm=options.batchnorm)
     return scale(capture, system, counts, options.strategies or SCALED, assumed, told, options=drafts)

@@ -20,11 +20,12 @@ from convmesh.measure.growing import Growing
 from convmesh.measure.local import local_system, with_links
 from convmesh.measure.machine import Machine, this_machine
 from convmesh.measure.operators import Repeats, distinct_works
-from convmesh.measure.overheads import KINDS, measure_overheads, measure_sending
+from convmesh.measure.overheads import KINDS, measure_overheads
 from convmesh.measure.power import with_power
+from convmesh.measure.sending import measure_sending
 from convmesh.measure.store import Store
 from convmesh.measure.transfers import Effort, measure_between_gpus, measure_transfers
-from convmesh.measure.updates import measure_updates
+from convmesh.measure.updates import measure_updates, measure_updates_at_once
 from convmesh.measure.workloads import Workload
 from convmesh.plan import Program
 from convmesh.system import System
@@ -153,9 +154,10 @@ class _Calibration:
             keep=keep,
             progress=self.progress,
         )
-        table = self._with_overheads(system.operators or OperatorTable(self.machine.kind, ()))
-        keep(table)
         levels = self._levels(ranks)
+        table = self._with_overheads(system.operators or OperatorTable(self.machine.kind, ()))
+        table = self._with_updates(table, levels)
+        keep(table)
         for number, active in enumerate(levels):
             left = self.begun + self.budget.seconds - time.monotonic()
             seconds = max(LEAST_SECONDS, left / (len(levels) - number))
@@ -174,7 +176,16 @@ class _Calibration:
         if not self.machine.gpus and "batchnorm" in overheads.kinds:
             overheads = forked(2, measure_sending, overheads)[0]
         about = {"machine": self.machine.kind, "torch": torch.__version__, "date": date.today().isoformat()}
-        return replace(table, updates=updates, overheads=overheads, about=about)
+        return replace(table, updates={**table.updates, **updates}, overheads=overheads, about=about)
+
+    def _with_updates(self, table: OperatorTable, levels: Sequence[int]) -> OperatorTable:
+        """The optimiser while several ranks run it at once, which share memory; a look times none anew."""
+        known = {timing.active for timing in table.updates.values()} if self.budget.quick else set()
+        updates = dict(table.updates)
+        for active in (level for level in levels if level > 1 and level not in known):
+            self.progress(f"optimisers, {active} ranks at once")
+            updates |= measure_updates_at_once(active, SECONDS_TIMEOUT)
+        return replace(table, updates=updates)
 
     def _levels(self, ranks: tuple[int, ...]) -> list[int]:
         """Ranks of a processor that compute at once; more than it has cores take turns, which needs no timing."""

@@ -54,7 +54,7 @@ class Growing:
                 f"operators {begin + 1} to {min(begin + AT_ONCE, len(missing))} of {len(missing)}{_on(active)}"
             )
             found = timed(list(missing[begin : begin + AT_ONCE]), self.device, self.repeats, active)
-            table = table.merged(replace(table, timings=tuple(_middle([timings for timings, _ in found]))))
+            table = table.merged(replace(table, timings=tuple(of_slowest([timings for timings, _ in found]))))
             self.keep(table)
         return table
 
@@ -72,10 +72,17 @@ def _on(active: int) -> str:
     return f", {active} ranks at once" if active > 1 else ""
 
 
-def _middle(by_rank: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Of what ranks timed at once, the median."""
+def of_slowest(by_rank: Sequence[Sequence[Timing]]) -> list[Timing]:
+    """Of what ranks timed at once: as long as the slowest of them takes, for which the others wait in a step.
+
+    Cores are not equal, least of all those that other machines' work shares. How much longer one takes is found from
+    all operators together, so that what disturbed a single one counts for nothing.
+    """
     found: dict[str, list[Timing]] = {}
     for timings in by_rank:
         for timing in timings:
             found.setdefault(timing.call, []).append(timing)
-    return [replace(same[0], seconds=statistics.median(t.seconds for t in same)) for same in found.values()]
+    middle = {call: statistics.median(timing.seconds for timing in same) for call, same in found.items()}
+    ratios = ([timing.seconds / middle[timing.call] for timing in timings] for timings in by_rank)
+    slowest = max((statistics.median(ratio) for ratio in ratios if ratio), default=1.0)
+    return [replace(same[0], seconds=slowest * middle[call]) for call, same in found.items()]

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -28,10 +28,6 @@ from convmesh.plan import Program, Work
 from convmesh.system.operators import Overheads
 
 CHANNELS = 8
-SHAPE = (2, CHANNELS, 8, 8)
-ROUNDS = 3
-DEPTHS = (2, 10)
-"""Nodes of the two networks whose difference is what a node takes."""
 
 Node = nn.Module | Callable[[Any, Any], Any]
 """A module, or a function of the running tensor and of the network's input."""
@@ -55,51 +51,82 @@ KINDS: Mapping[str, Callable[[], Node]] = {
 }
 
 
-ALONE = Mesh(data=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How nodes are measured: in networks on so many ranks, split as a strategy does."""
+
+    mesh: Mesh
+    strategy: str = "data"
+    shape: tuple[int, ...] = (2, CHANNELS, 8, 8)
+    depths: tuple[int, int] = (2, 10)
+    """Nodes of the two networks whose difference is what a node takes."""
+    rounds: int = 3
 
 
-def measure_sending(overheads: Overheads) -> Overheads:
-    """With what a node takes a processor that sums a few numbers over ranks, as batch norm does; needs two ranks.
-
-    Waiting is not counted: it belongs to the transfer.
-    """
-    split = measure_overheads(torch.device("cpu"), {"batchnorm": KINDS["batchnorm"]}, Mesh(data=2))
-    more = statistics.mean(split.kinds["batchnorm"]) - statistics.mean(overheads.kinds["batchnorm"])
-    return replace(overheads, seconds_sending=max(0.0, more))
+ALONE = Setting(mesh=Mesh(data=1))
 
 
-def measure_overheads(
-    device: torch.device, kinds: Mapping[str, Callable[[], Node]] = KINDS, mesh: Mesh = ALONE
-) -> Overheads:
-    """Of all kinds; others are taken to be as these are in the middle. Needs a job of the mesh's ranks."""
-    pairs = {name: [_Chain(make, depth, device, mesh) for depth in DEPTHS] for name, make in kinds.items()}
-    chains = [chain for pair in pairs.values() for chain in pair]
-    gc.collect()
-    gc.freeze()  # or collections of what is here anyway would be counted as the runtime's
-    for _ in range(ROUNDS):
-        for chain in chains:
-            chain.measure()
-    gc.unfreeze()
-    least = 0.0 if device.type == "cpu" else -1.0
-    found = {name: _of_node(few, many, least) for name, (few, many) in pairs.items()}
-    fixed = statistics.median(few.fixed - DEPTHS[0] * sum(found[name]) for name, (few, _) in pairs.items())
+def measure_overheads(device: torch.device, kinds: Mapping[str, Callable[[], Node]] = KINDS) -> Overheads:
+    """Of all kinds; others are taken to be as these are in the middle. Needs a job of one rank."""
+    pairs = measured_pairs(device, kinds, ALONE)
+    found = {name: pair.node for name, pair in pairs.items()}
+    fixed = statistics.median(pair.fixed for pair in pairs.values())
     forward, backward = (statistics.median(times) for times in zip(*found.values(), strict=True))
     return Overheads(forward, backward, max(0.0, fixed), waits_for_loss=device.type == "cuda", kinds=found)
 
 
-def _of_node(few: _Chain, many: _Chain, least: float) -> tuple[float, float]:
-    """Beside a GPU an operator's own time may hold more than the runtime adds, and the rest be negative."""
-    nodes = DEPTHS[1] - DEPTHS[0]
-    forward, backward = ((b - a) / nodes for a, b in zip(few.extra, many.extra, strict=True))
-    return max(least, forward), max(least, backward)
+def measured_pairs(device: torch.device, kinds: Mapping[str, Callable[[], Node]], setting: Setting) -> dict[str, _Pair]:
+    """By kind of node. Needs a job of the mesh's ranks."""
+    pairs = {name: _Pair(make, device, setting) for name, make in kinds.items()}
+    gc.collect()
+    gc.freeze()  # or collections of what is here anyway would be counted as the runtime's
+    for _ in range(setting.rounds):
+        for pair in pairs.values():
+            pair.measure()
+    gc.unfreeze()
+    return pairs
+
+
+class _Pair:
+    """Two networks of one kind of node, a shallow and a deep one."""
+
+    def __init__(self, make: Callable[[], Node], device: torch.device, setting: Setting) -> None:
+        self._few, self._many = (_Chain(make, depth, device, setting) for depth in setting.depths)
+        self._depths = setting.depths
+        self._least = 0.0 if device.type == "cpu" else -1.0
+
+    def measure(self) -> None:
+        """One more time; all pairs take turns, so that a machine that warms up favours none."""
+        self._few.measure()
+        self._many.measure()
+
+    @property
+    def program(self) -> Program:
+        """The deep one's."""
+        return self._many.program
+
+    @property
+    def node(self) -> tuple[float, float]:
+        """Seconds of forward and backward of one node beside operators.
+
+        Beside a GPU an operator's own time may hold more than the runtime adds, and the rest be negative.
+        """
+        nodes = self._depths[1] - self._depths[0]
+        forward, backward = ((b - a) / nodes for a, b in zip(self._few.extra, self._many.extra, strict=True))
+        return max(self._least, forward), max(self._least, backward)
+
+    @property
+    def fixed(self) -> float:
+        """What a step takes however many nodes there are."""
+        return self._few.fixed - self._depths[0] * sum(self.node)
 
 
 class _Net(nn.Module):
     """So many nodes of one kind after each other; the first layer makes all of them find gradients."""
 
-    def __init__(self, make: Callable[[], Node], depth: int) -> None:
+    def __init__(self, make: Callable[[], Node], depth: int, dims: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(CHANNELS, CHANNELS, 1)
+        self.first = nn.Conv2d(CHANNELS, CHANNELS, 1) if dims > 2 else nn.Linear(CHANNELS, CHANNELS)
         self.layers = nn.ModuleList()
         self.calls: list[Any] = []
         for _ in range(depth):
@@ -121,22 +148,22 @@ def _alone(module: nn.Module) -> Callable[[Any, Any], Any]:
 class _Chain:
     """Where the host's time goes in a step of a network of one kind of node."""
 
-    def __init__(self, make: Callable[[], Node], depth: int, device: torch.device, mesh: Mesh) -> None:
-        model = _Net(make, depth).to(device)
-        made = plan(model, SHAPE, mesh, "data")
+    def __init__(self, make: Callable[[], Node], depth: int, device: torch.device, setting: Setting) -> None:
+        model = _Net(make, depth, len(setting.shape)).to(device)
+        made = plan(model, setting.shape, setting.mesh, setting.strategy)
         self._net = parallelize(model, made, loss=F.mse_loss)
         lowered = self._net._running.lowered
         shape = lowered.program.nodes[-1].outputs[0].shape
-        self._x = self._net.shard_input(torch.randn(SHAPE, device=device))
+        self._x = self._net.shard_input(torch.randn(setting.shape, device=device))
         self._target = self._net.shard_target(torch.randn(shape, device=device))
         self._device = device
-        self._program: Program = with_loss(lowered, F.mse_loss, shape, torch.float32)
+        self.program: Program = with_loss(lowered, F.mse_loss, shape, torch.float32)
         self._spent: list[tuple[float, float, float]] = []
         self._timings: dict[str, list[float]] = defaultdict(list)
 
     def measure(self) -> None:
-        """One more time; rounds of all networks take turns, so that a machine that warms up favours none."""
-        timings, _ = time_works(distinct_works([self._program]), self._device, Repeats(seconds_round=0.001))
+        """One more time."""
+        timings, _ = time_works(distinct_works([self.program]), self._device, Repeats(seconds_round=0.001, cold=False))
         for timing in timings:
             self._timings[timing.call].append(timing.seconds_host or timing.seconds)
         self._spent += [self._step() for _ in range(8)][2:]
@@ -157,7 +184,7 @@ class _Chain:
         return [statistics.median(times) for times in zip(*self._spent, strict=True)]
 
     def _operators(self, phase: str) -> float:
-        works = (step for name, _, step in self._program.steps() if name == phase and isinstance(step, Work))
+        works = (step for name, _, step in self.program.steps() if name == phase and isinstance(step, Work))
         return sum(statistics.median(self._timings[work.call]) for work in works if work.call in self._timings)
 
     def _step(self) -> tuple[float, float, float]:

@@ -77,8 +77,8 @@ def spell(found: list[float]) -> Spell:
 
 def mean_spell(found: list[float]) -> Spell:
     """The mean, because a step sums over many of them, some of which wait for their turn on a core; the longest few,
-    which are somebody else's doing, are left out."""
-    kept = sorted(found)[: len(found) - len(found) // 10]
+    which are somebody else's doing, are left out: of few, one can be a hundred times as long as the others."""
+    kept = sorted(found)[: len(found) - max(1, len(found) // 10)]
     return Spell(statistics.fmean(kept), spell(found).spread)
 
 

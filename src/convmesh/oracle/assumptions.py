@@ -23,8 +23,8 @@ class Assumptions:
     """Defaults are those of a plain training run."""
 
     optimizer: OptimizerName = "momentum"
-    tf32: bool = False
-    """Whether float32 convolutions run on tensor cores."""
+    tf32: bool | None = None
+    """Whether float32 products run on tensor cores; by default convolutions do and others do not, as in torch."""
     seconds_input: float = 0.0
     """What loading one step's batch takes a rank; it is prefetched, so a step takes at least that."""
     ranks_per_node: int | None = None

@@ -10,7 +10,7 @@ from convmesh.oracle.operators import Interpolation, Near
 from convmesh.oracle.roofline import Roofline
 from convmesh.plan.program import Work
 from convmesh.system import System
-from convmesh.system.operators import OperatorTable, Overheads, Timing
+from convmesh.system.operators import OperatorTable, Overheads, Timing, UpdateTiming
 
 SPREAD_MODEL = 0.5
 """What a price from a device's figures alone may be off by."""
@@ -58,7 +58,7 @@ class ComputeModel:
 
     def update(self, elements: int, dtype: str) -> Estimate:
         """Seconds of the optimiser for one tensor of so many parameters."""
-        timing = None if self._table is None else self._table.updates.get(f"{self._assumed.optimizer} {dtype}")
+        timing = self._update(dtype)
         if timing is None:
             seconds = self._roofline.update(elements, dtype, STATES[self._assumed.optimizer])
             return Estimate.of(seconds * self._turns, "model", SPREAD_MODEL)
@@ -67,8 +67,11 @@ class ComputeModel:
 
     def host_update(self, dtype: str) -> float:
         """Seconds of the host for one tensor of the optimiser's step."""
-        timing = None if self._table is None else self._table.updates.get(f"{self._assumed.optimizer} {dtype}")
+        timing = self._update(dtype)
         return 0.0 if timing is None else timing.seconds_host_tensor
+
+    def _update(self, dtype: str) -> UpdateTiming | None:
+        return None if self._table is None else self._table.update(self._assumed.optimizer, dtype, self._level)
 
     def _priced(self, work: Work) -> tuple[Estimate, float]:
         if work not in self._known:

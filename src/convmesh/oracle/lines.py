@@ -7,10 +7,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from convmesh.oracle.cuts import cut_of
 from convmesh.oracle.estimate import Estimate
 from convmesh.oracle.flow import Join, Part
 from convmesh.oracle.script import Busy, Pricing, Script
-from convmesh.plan.program import BucketProgram, NodeProgram, Program, Steps, Transfer
+from convmesh.plan.program import BucketProgram, NodeProgram, Program, Steps
 
 Lines = Iterator[Part | Join]
 EMPTY = Script((), Estimate.exactly(0.0), Estimate.exactly(0.0))
@@ -88,9 +89,8 @@ class RankLines:
 
     def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[Part]:
         """A node's steps, and what the runtime's Python takes for it where the host itself computes."""
-        overheads = self._overheads
-        seconds = overheads.forward(node.kind) if phase == "forward" else overheads.backward(node.kind)
-        seconds += overheads.seconds_sending if any(isinstance(step, Transfer) for step in steps) else 0.0
+        takes = self._overheads.forward if phase == "forward" else self._overheads.backward
+        seconds = takes(node.kind, cut_of(steps))
         part = self._part(key, node.layer, phase, steps)
         if self._beside_host:
             yield replace(part, seconds_host=seconds)

@@ -99,7 +99,7 @@ class Roofline:
             return 0.0
         product = product_of(work)
         is_thin = product is not None and product.groups > 1 and min(product.columns, product.inner) < TILE // 8
-        peak, fraction = self._rate(work.dtype, tensor=not is_thin)
+        peak, fraction = self._rate(self.number_format(work), tensor=not is_thin)
         used = 1.0 if product is None or is_thin else product.fill * self._waves(product)
         return work.flops / (peak * fraction * max(used, 1 / TILE))
 
@@ -111,20 +111,21 @@ class Roofline:
             tiles *= max(1, min(processors // tiles, product.inner // TILE))
         return tiles / (processors * math.ceil(tiles / processors))
 
-    def _rate(self, dtype: str, tensor: bool) -> tuple[float, float]:
+    def _rate(self, name: str, tensor: bool) -> tuple[float, float]:
         """Peak and reachable fraction; grouped convolutions of few channels leave tensor cores alone."""
-        name = self.number_format(dtype)
         device = self._device
         if tensor and name in device.tensor_flops_per_second:
             return float(device.peak(name)), float(device.fraction_tensor or device.fraction_vector)
         known = name if name in device.flops_per_second else "float32"
         return float(device.peak(known, tensor=False)), float(device.fraction_vector)
 
-    def number_format(self, dtype: str) -> str:
-        if dtype == "float32" and self._assumed.tf32 and "tf32" in self._device.tensor_flops_per_second:
+    def number_format(self, work: Work) -> str:
+        """What the device computes an operator in."""
+        wanted = self._assumed.tf32 if self._assumed.tf32 is not None else work.op.startswith("convolution")
+        if work.dtype == "float32" and wanted and "tf32" in self._device.tensor_flops_per_second:
             return "tf32"
         known = (*self._device.flops_per_second, *self._device.tensor_flops_per_second)
-        return dtype if dtype in known else "float32"
+        return work.dtype if work.dtype in known else "float32"
 
     def update(self, elements: int, dtype: str, states: int) -> float:
         """Of the optimiser: parameters, gradients and states are read, parameters and states written."""

@@ -50,6 +50,11 @@ class UpdateTiming:
     active: int = 1
 
 
+def update_key(optimizer: str, dtype: str, active: int = 1) -> str:
+    """`momentum float32`, and `momentum float32 x4` where four ranks were active."""
+    return f"{optimizer} {dtype}" + (f" x{active}" if active > 1 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Overheads:
     """What the runtime's Python takes of the host that no operator shows."""
@@ -62,16 +67,23 @@ class Overheads:
     waits_for_loss: bool = False
     """Whether the host waits for the device after forward, as the check of the loss has it do."""
     kinds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Forward and backward of a node, by its kind: `conv`, `batchnorm`, `cat`."""
+    """Forward and backward of a node, by its kind: `conv`, `batchnorm`, `cat`. One that sends something takes longer,
+    in a way that depends on what its transfers cut: `conv space`, `conv channels`, `batchnorm samples`."""
     seconds_sending: float = 0.0
-    """For each node that sends something, in forward and in backward, beside."""
+    """In forward and in backward, for a node that sends something and was not measured so: what it takes beside."""
 
-    def forward(self, kind: str) -> float:
-        """For one node."""
-        return self.kinds[kind][0] if kind in self.kinds else self.seconds_forward
+    def forward(self, kind: str, cut: str | None = None) -> float:
+        """For one node; `cut` is what its transfers cut, None if it has none."""
+        return self._node(kind, cut, 0, self.seconds_forward)
 
-    def backward(self, kind: str) -> float:
-        return self.kinds[kind][1] if kind in self.kinds else self.seconds_backward
+    def backward(self, kind: str, cut: str | None = None) -> float:
+        return self._node(kind, cut, 1, self.seconds_backward)
+
+    def _node(self, kind: str, cut: str | None, phase: int, otherwise: float) -> float:
+        if cut and (split := self.kinds.get(f"{kind} {cut}")):
+            return split[phase]
+        alone = self.kinds[kind][phase] if kind in self.kinds else otherwise
+        return alone + (self.seconds_sending if cut else 0.0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class OperatorTable:
     device: str
     timings: tuple[Timing, ...]
     updates: Mapping[str, UpdateTiming] = field(default_factory=dict)
-    """By optimiser and number format: `momentum float32`."""
+    """By optimiser and number format, and by how many ranks were active: see `update_key`."""
     overheads: Overheads = Overheads()
     about: Mapping[str, str] = field(default_factory=dict)
     """Machine, date, versions."""
@@ -105,6 +117,10 @@ class OperatorTable:
     def find(self, call: str, active: int = 1) -> Timing | None:
         """The timing of this very call."""
         return self._by_call.get((call, active))
+
+    def update(self, optimizer: str, dtype: str, active: int = 1) -> UpdateTiming | None:
+        """An optimiser's step while so many ranks are active; else alone, if that is what was timed."""
+        return self.updates.get(update_key(optimizer, dtype, active)) or self.updates.get(update_key(optimizer, dtype))
 
     def of_kind(self, op: str, dtype: str, active: int = 1) -> list[Timing]:
         """Timings of one operator on one number format."""

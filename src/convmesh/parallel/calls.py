@@ -78,9 +78,9 @@ def _tensor(tensor: torch.Tensor) -> str:
     extents = ", ".join(map(str, tensor.shape))
     if tensor.is_contiguous():
         return f"{name}({extents})"
-    return f"{name}({extents}, {'last=1' if is_last(tensor) else f'strides={_strides(tensor)}'})"
+    return f"{name}({extents}, {'last=1' if is_last(tensor) else f'strides={strides_of(tensor)}'})"
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of a dim with one place no stride matters: 0, so that equal calls are written alike."""
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """How a tensor lies in memory. Of a dim with one place no stride matters: 0, so that what is alike looks alike."""
     return tuple(step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -18,8 +18,8 @@ from convmesh.plan import Saved, Step, Transfer, Wait, Work
 
 FREE = frozenset(
     {
-        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view",
-        "lift_fresh", "as_strided_",
+        "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "detach",
+        "_unsafe_view", "lift_fresh", "as_strided_",
     }
 )  # fmt: skip
 """Operators that touch no memory."""

@@ -15,7 +15,7 @@ from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.ops.planned import PlannedWeight
 from convmesh.ops.sharded import Sharded
-from convmesh.parallel.calls import Order, order_of
+from convmesh.parallel.calls import Order, order_of, strides_of
 from convmesh.parallel.recorder import SavedTensors, recorded
 from convmesh.parallel.storages import HeldStorages, bytes_of, owned, owned_by
 from convmesh.plan import Held, Saved, Step
@@ -174,7 +174,9 @@ def _gradients(
     given = [end for end in ends if end is not None]
     found: Gradients = list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True))
     for weight, gradient in zip(weights, found[len(sources) :], strict=True):
-        if gradient is not None and gradient.stride() != weight.stride():  # `.grad` lies in memory as its weight does
+        if gradient is not None and strides_of(gradient) != strides_of(
+            weight
+        ):  # `.grad` lies in memory as its weight does
             torch.empty_like(weight).copy_(gradient)
     return found[: len(sources)]
 

@@ -50,7 +50,7 @@ class Pools:
 
     def __getitem__(self, n: int) -> RankPool:
         if n not in self._pools or not self._pools[n].is_open:
-            self._pools[n] = RankPool(n, seconds_timeout=60)
+            self._pools[n] = RankPool(n, seconds_timeout=180)
         return self._pools[n]
 
     def close(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
+import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ import torch
 Call = Callable[[], object]
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-BLOCK = 1 << 16
+NOISE = 1 << 22
+"""Numbers that are drawn once."""
 
 
 class Replay:
@@ -76,11 +79,21 @@ def _drawn(shape: list[int], dtype: torch.dtype, device: torch.device, last: int
 
 
 def _fill(flat: torch.Tensor) -> None:
-    """With noise, the same in every block: to draw all of it would take longer than what is timed."""
-    block = torch.randn(min(BLOCK, max(1, flat.numel())), device=flat.device).to(flat.dtype)
-    whole = flat.numel() // block.numel() * block.numel()
-    flat[:whole].view(-1, block.numel()).copy_(block)
-    flat[whole:].copy_(block[: flat.numel() - whole])
+    """With noise that begins anywhere in what was drawn once: to draw it would take longer than what is timed.
+
+    It must not repeat itself soon. A processor learns thousands of decisions by heart, and would find the largest of
+    values that come again in a third of the time.
+    """
+    noise = _noise(flat.device)
+    begin = random.randrange(NOISE)
+    for at in range(0, flat.numel(), NOISE):
+        part = flat[at : at + NOISE]
+        part.copy_(noise[begin : begin + part.numel()])
+
+
+@cache
+def _noise(device: torch.device) -> torch.Tensor:
+    return torch.randn(NOISE, device=device).repeat(2)
 
 
 def _batch_norm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.collectives import all_reduce
 
 LEAST_REPEATS, MOST_REPEATS = 5, 40
-SQUARE = 256
-"""Of the matrix whose product is computed in between: about a millisecond of a core."""
+SQUARE, ROWS = 256, 8192
+"""Of the matrices that are computed with in between: a few milliseconds of a core, as layers take, and more memory than
+its caches hold."""
 AXES = ("filter",)
 """The mesh axis that transfers are measured along; the groups along it work side by side."""
 OTHERS = ("data",)
@@ -32,21 +34,32 @@ class Spell:
 def together(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:
     """What `call` takes ranks that computed before it, as in a network; the same on all ranks.
 
-    One call right after another would find threads and connections awake. Ranks that do the same do not end it at the
+    One call right after another would find threads and connections awake, their code at hand, and cores whose turn it
+    is not yet over: it would take a third of the time. Ranks that do the same do not end it at the
     same moment, and the mean of a group's ranks has what they wait for the last of them. Of several groups the slowest
     counts.
     """
     once = slowest(mesh, _elapsed(mesh, call, 1))
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
-    square = torch.ones(SQUARE, SQUARE, device=mesh.device)
+    work = _layer(mesh)
     meet(mesh)
-    times = torch.tensor([_after_work(mesh, square, call) for _ in range(repeats)], dtype=torch.float64)
+    times = torch.tensor([_after_work(mesh, work, call) for _ in range(repeats)], dtype=torch.float64)
     times = all_reduce(times.to(mesh.device), mesh, AXES) / mesh.mesh.extent(AXES)
     return mean_spell(all_reduce(times, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
 
 
-def _after_work(mesh: OpenMesh, square: torch.Tensor, call: Callable[[], object]) -> float:
-    torch.mm(square, square)
+def _layer(mesh: OpenMesh) -> Callable[[], object]:
+    """Computes about as long as a layer does; where ranks take turns on cores, for less than a turn, since what they
+    wait for each other's turns is priced with their computations."""
+    square = torch.ones(SQUARE, SQUARE, device=mesh.device)
+    if mesh.device.type == "cpu" and mesh.mesh.size > len(os.sched_getaffinity(0)):
+        return lambda: torch.mm(square, square)
+    rows = torch.ones(ROWS, SQUARE, device=mesh.device)
+    return lambda: torch.mm(rows.add_(1)[: 2 * SQUARE], square)
+
+
+def _after_work(mesh: OpenMesh, work: Callable[[], object], call: Callable[[], object]) -> float:
+    work()
     finish(mesh)
     begun = time.perf_counter()
     call()

@@ -37,20 +37,22 @@ Predicted from operators and transfers that were timed on the same machine, neve
 A shared machine is now faster, now slower. So right before and after the steps of each case its dozen heaviest
 operators are timed once more, on as many ranks at once as for the table. How many times as long as in the table they
 take is the case's *pace*. It is made of operators alone, never of steps, but it is known only when the steps are run: a
-prediction at that pace shows how good the model is, one as calibrated how good a forecast would have been. Pace
+prediction at that pace would show how good the model is, one as calibrated shows how good a forecast is. Pace
 multiplies what processors compute (operators, the optimiser, the runtime's Python), not transfers.
 
 No figure is fitted to steps, but what to time, and how, was settled with such runs in sight, in this order (mean
 accuracy before and after, on one machine or the other): ranks keep freed memory and programs name all copies (61 to 71
 %, 16 cores); gradients lie in memory as in the run, what a split layer's Python takes is measured by its kind,
-operators are timed with cold caches (71 to 84 %, 16 cores); operands do not repeat themselves, transfers are timed
-after as much work as a layer is, operators are as slow as on the slowest core (87 to 88 %, 2 cores).
+operators are timed with cold caches (71 to 83 %, 16 cores). Then operands
+stopped repeating themselves, transfers came to be timed after as much work as a layer is, and operators to be as slow
+as on the slowest core; on 2 cores the mean lay between 86 and 88 % through all of this, from run to run.
 
-The goal is 92 % in the mean, 88 % for each strategy, and the best strategy first in 90 % of the cases: this falls
-short. Predictions come out low, by a tenth or so. What is known of the rest: on as many ranks as cores, Gloo's threads
-take cores from computations (resnet50, data, 2 ranks on 2 cores: 103 ms of them beside 358 ms of a rank's own, in a
-step of 579), and a message may wait for its turn on one; a layer that many wait for each other at is as late as the
-latest; cores of a shared machine differ by up to a third, and not the same ones from second to second."""
+The goal is 92 % in the mean, 88 % for each strategy, and the best strategy first in 90 % of the cases. The last is met
+on 2 cores; the means fall short: predictions come out low, by a tenth or so. What is known of the rest: on as many
+ranks as cores, Gloo's threads take cores from computations (resnet50, data, 2 ranks on 2 cores: 103 ms of them beside
+358 ms of a rank's own, in a step of 579), and a message may wait for its turn on one; what many ranks wait for at a
+layer comes as late as the latest; cores of a shared machine differ by up to a third, and not the same ones from second
+to second (16 cores: ranks that did the same took 154 to 203 ms)."""
 
 TITLE = "Real runs"
 
@@ -69,13 +71,16 @@ def main() -> None:
     parser.add_argument(
         "--page", metavar="TITLE", nargs="?", const=TITLE, help="write the section of docs/accuracy.md with this title"
     )
+    parser.add_argument("--note", default="", help="what to know of this folder, for the page")
     options = parser.parse_args()
     if options.action == "measure":
         measure(options)
     text = predicted(options.folder)
     print(text)
     if options.page:
-        about = INTRODUCTION if options.page == TITLE else f"As under {TITLE!r} above, on another machine."
+        about = (
+            INTRODUCTION if options.page == TITLE else f"As under {TITLE!r} above, on another machine. {options.note}"
+        )
         put_section(options.page.lower(), f"## {options.page}\n\n{about}\n\n{text}")
 
 

@@ -40,7 +40,8 @@ def section(points: Sequence[Point], head: str) -> str:
     if any(point.pace != 1.0 for point in points):
         paces = [point.pace for point in points]
         summary += [f"- at the pace of the steps ({min(paces):.2f} to {max(paces):.2f}): {_summary(points)}"]
-        summary += ["", "The tables below are at the pace of the steps."]
+        summary += ["", "The tables below are as calibrated."]
+    points = [replace(point.as_calibrated, pace=point.pace) for point in points]
     return "\n".join([head, "", *summary, "", *_by(points, "strategy"), "", *_by(points, "ranks"), "", *_every(points)])
 
 

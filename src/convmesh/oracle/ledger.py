@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,7 @@ class Ledger:
         self.curve: list[tuple[str, str, int]] = []
         """By moment: phase, layer, bytes."""
         self.peak = Moment("", "", {})
+        self._looks = True
 
     @property
     def bytes_held(self) -> int:
@@ -65,8 +67,17 @@ class Ledger:
     def size(self, key: Key) -> int:
         return self._sizes[key][0]
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Hold and release as if it had been so before: no moment inside the block counts."""
+        self._looks = False
+        yield
+        self._looks = True
+
     def moment(self, phase: str, layer: str, more: int = 0) -> None:
         """While a layer runs, which holds so much more for itself."""
+        if not self._looks:
+            return
         total = self.bytes_held + more
         self.curve.append((phase, layer, total))
         if total > self.peak.bytes_held:

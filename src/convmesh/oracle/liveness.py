@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convmesh.oracle.ledger import Key, Ledger
-from convmesh.plan.program import NodeProgram, Program, Saved
+from convmesh.plan.program import BYTES_OF, NodeProgram, Program, Saved
 
 LOSS = "loss"
 """The node of a program that has its loss in it."""
@@ -54,12 +55,23 @@ class Liveness:
         """What the loss makes of the outputs: it keeps as much, and a value for each target."""
         outputs = [key for name in self._ends() for key in self._main.tensors[name]]
         size = sum(self._ledger.size(key) for key in dict.fromkeys(outputs)) if LOSS not in self._nodes else 0
+        size += self._bytes_elsewhere() if size else 0
         kept = size + self._program.bytes_targets if size else 0
         self._ledger.hold(OUTPUTS, size * self._program.repeats if self._program.stages > 1 else 0, "activations")
         self._ledger.moment("forward", "loss", kept)
         self._release(outputs)
         self._ledger.moment("backward", "loss", kept + COPIES_LOSS * size)
         self._seed(own=True)
+
+    def _bytes_elsewhere(self) -> int:
+        """Of the outputs' channels what other ranks hold: they come together for the loss."""
+        found = 0
+        for node in map(self._nodes.__getitem__, self._ends()):
+            for layout, dtype in zip(node.outputs, node.dtypes, strict=True):
+                if len(layout.cuts) > 1 and layout.is_cut(1):
+                    here, whole = (at.box(self._program.rank).shape for at in (layout, layout.with_whole([1])))
+                    found += (math.prod(whole) - math.prod(here)) * BYTES_OF.get(dtype, 4)
+        return found
 
     def send(self) -> None:
         """Outputs of a stage leave it; their gradients come back in memory of their own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from convmesh.oracle.assumptions import STATES, Assumptions
@@ -75,9 +76,12 @@ def memory_of(
     flying = in_flight_of(program)
     for stage, nodes in stages.items():
         others = sum(kept[s] * (flying[s] - (s == stage)) for s in stages) if kept else 0
-        ledger.hold("in flight", others, "activations")
-        _step(program, stage, nodes, ledger)
-        ledger.release("in flight")
+        if program.repeats > flying[stage]:  # a micro-batch comes forward after another's backward
+            _hold_gradients(program, ledger)
+        _pass(program, stage, nodes, ledger, others)
+        _hold_gradients(program, ledger)
+        if 1 < program.repeats == flying[stage]:  # all came forward first; one is gone, and its gradients are there
+            _pass(program, stage, nodes, ledger, others - kept[stage], backward_only=True)
     ledger.moment("update", "")
     return _memory(ledger, program.mesh.size if device == "cuda" else 0)
 
@@ -95,15 +99,27 @@ def in_flight_of(program: Program) -> list[int]:
     return in_flight("gpipe" if waits else program.schedule, program.repeats, program.stages, pipe)
 
 
-def _step(program: Program, stage: int, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
+def _pass(
+    program: Program,
+    stage: int,
+    nodes: Sequence[NodeProgram],
+    ledger: Ledger,
+    bytes_others: int,
+    *,
+    backward_only: bool = False,
+) -> None:
+    """A micro-batch on a stage, forward and backward, while so much is kept of others."""
+    ledger.hold("in flight", bytes_others, "activations")
     live = Liveness(program, nodes, ledger)
-    live.forward()
+    with ledger.unseen() if backward_only else nullcontext():
+        live.forward()
     if stage == program.stages - 1:
         live.loss()
     else:
         live.send()
     live.backward()
     live.end()
+    ledger.release("in flight")
 
 
 def _kept(program: Program, nodes: Sequence[NodeProgram]) -> int:
@@ -144,9 +160,14 @@ def _hold_state(program: Program, assumed: Assumptions, ledger: Ledger) -> None:
     for weight in program.weights:
         ledger.hold(("weight", weight.name), weight.bytes_held, "weights")
         ledger.hold(("state", weight.name), weight.elements * BYTES_OF.get(weight.dtype, 4) * states, "optimizer")
-        if program.repeats > 1 and weight.learns:  # from the first micro-batch on
-            ledger.hold(("gradient", weight.name), weight.bytes_held, "gradients")
     ledger.hold("buckets", program.bytes_buckets, "buffers")
+
+
+def _hold_gradients(program: Program, ledger: Ledger) -> None:
+    """Those of all weights, from the first micro-batch's backward on."""
+    for weight in program.weights if program.repeats > 1 else ():
+        if weight.learns:
+            ledger.hold(("gradient", weight.name), weight.bytes_held, "gradients")
 
 
 def _hold_batch(program: Program, ledger: Ledger, staged: bool) -> None:

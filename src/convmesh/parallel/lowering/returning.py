@@ -52,8 +52,9 @@ class Returning:
         result = visit.again(ends) if any(ends) else visit.result
         sums = self._pass_on(visit, result)
         steps, end = result.backward, len(result.backward) - result.weight_steps
-        # What it holds stays as it was found: a gradient that is a part of another would count whole there.
-        return replace(node, backward=(*steps[:end], *sums, *steps[end:]) if sums else steps)
+        # Whose memory gradients are stays as it was found: one that is a part of another would count whole.
+        held = replace(node.held, bytes_backward=result.held.bytes_backward)
+        return replace(node, backward=(*steps[:end], *sums, *steps[end:]) if sums else steps, held=held)
 
     def _pass_on(self, visit: Visit, result: DryResult) -> list[Step]:
         """Give every input's gradient to the node that made it; the sums on the way."""

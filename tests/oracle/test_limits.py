@@ -14,7 +14,6 @@ from convmesh.oracle.limits import Curve, limit_of, with_bandwidth, without_late
 from convmesh.parallel.scaling import Scaling, scale
 from convmesh.system import System
 
-
 SLOW = Assumptions(tf32=False)
 """On tensor cores so small a network would be bound by its transfers from two ranks on."""
 

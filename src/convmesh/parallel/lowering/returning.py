@@ -38,6 +38,7 @@ class Returning:
     def __init__(self, visits: Mapping[str, Visit], mesh: OpenMesh) -> None:
         self._visits, self._mesh = visits, mesh
         self._arrived: dict[Place, Strides | None] = {}
+        self._as_values: dict[Dry, Strides] = {}
         self._sums: dict[tuple[Dry, Strides | None, Strides | None], tuple[list[Step], Strides]] = {}
 
     def programs(self, nodes: Sequence[NodeProgram]) -> tuple[NodeProgram, ...]:
@@ -66,12 +67,20 @@ class Returning:
                 steps += self._sum(value, strides, strides)[0]
                 continue
             crosses = place[0] in self._visits and self._visits[place[0]].stage != visit.stage
-            found = None if crosses else strides  # what travels between stages is packed, and unpacked as the value is
+            # What travels between stages is packed, and unpacked as the value is.
+            found = None if crosses or strides == self._own(value) else strides
             if place in self._arrived:
-                more, found = self._sum(value, self._arrived[place], found)
+                more, total = self._sum(value, self._arrived[place], found)
                 steps += more
+                found = None if total == self._own(value) else total
             self._arrived[place] = found
         return steps
+
+    def _own(self, value: Dry) -> Strides:
+        """How a value's gradient lies that lies as the value itself, which is what the first dry run took it to."""
+        if value not in self._as_values:
+            self._as_values[value] = value.gradient(self._mesh, None).stride()
+        return self._as_values[value]
 
     def _sum(self, value: Dry, one: Strides | None, other: Strides | None) -> tuple[list[Step], Strides]:
         key = (value, one, other)

@@ -71,8 +71,10 @@ class Ledger:
     def unseen(self) -> Iterator[None]:
         """Hold and release as if it had been so before: no moment inside the block counts."""
         self._looks = False
-        yield
-        self._looks = True
+        try:
+            yield
+        finally:
+            self._looks = True
 
     def moment(self, phase: str, layer: str, more: int = 0) -> None:
         """While a layer runs, which holds so much more for itself."""

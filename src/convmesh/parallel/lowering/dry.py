@@ -174,9 +174,8 @@ def _gradients(
     given = [end for end in ends if end is not None]
     found: Gradients = list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True))
     for weight, gradient in zip(weights, found[len(sources) :], strict=True):
-        if gradient is not None and strides_of(gradient) != strides_of(
-            weight
-        ):  # `.grad` lies in memory as its weight does
+        # `.grad` lies in memory as its weight does.
+        if gradient is not None and strides_of(gradient) != strides_of(weight):
             torch.empty_like(weight).copy_(gradient)
     return found[: len(sources)]
 

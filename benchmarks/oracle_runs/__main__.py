@@ -105,13 +105,15 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def _keep(found: dict[Case, list[Steps]], path: Path) -> None:
-    """Of every step its seconds, and the pace of its round."""
+    """Of every step its seconds, what every rank's own thread and all its threads ran, and the pace of its round."""
     rows = [
         {
             "network": case.network,
             "strategy": case.strategy,
             "mesh": dict(case.mesh.axes),
             "seconds": [seconds for steps in rounds for seconds in steps.seconds],
+            "threads": [[s.seconds_thread for s in ranks] for steps in rounds for ranks in steps.ranks],
+            "processes": [[s.seconds_process for s in ranks] for steps in rounds for ranks in steps.ranks],
             "pace": [steps.pace for steps in rounds for _ in steps.seconds],
         }
         for case, rounds in found.items()

@@ -18,21 +18,36 @@ from convmesh.testing import RankPool
 WARMUPS = 2
 
 
-def step_seconds(case: Case, steps: int) -> list[float]:
-    """On one rank of a mesh: seconds of each step, the first ones left out."""
+@dataclass(frozen=True)
+class Step:
+    """One step on one rank."""
+
+    seconds: float
+    seconds_thread: float
+    """What the rank's own thread ran on a core; it waits for the rest."""
+    seconds_process: float
+    """With the threads that send and receive."""
+
+
+def timed_steps(case: Case, steps: int) -> list[Step]:
+    """On one rank of a mesh: each step, the first ones left out."""
     model = case.model()
     net = cm.parallelize(model, case.plan(model), loss=case.loss)
     x, target = net.shard_input(torch.randn(case.shape)), net.shard_target(case.target())
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
-    seconds = []
+    timed = []
     for _ in range(WARMUPS + steps):
         dist.barrier()
-        begin = time.perf_counter()
+        begin = _clocks()
         optimizer.zero_grad()
         net(x, target).backward()
         optimizer.step()
-        seconds.append(time.perf_counter() - begin)
-    return seconds[WARMUPS:]
+        timed.append(Step(*(end - start for start, end in zip(begin, _clocks(), strict=True))))
+    return timed[WARMUPS:]
+
+
+def _clocks() -> tuple[float, float, float]:
+    return time.perf_counter(), time.thread_time(), time.process_time()
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,8 @@ class Steps:
 
     seconds: tuple[float, ...]
     """Of each step, on the rank that took longest."""
+    ranks: tuple[tuple[Step, ...], ...]
+    """Of each step every rank's."""
     pace: float
     """The mean of before and after them."""
 
@@ -59,5 +76,6 @@ def measure_steps(samples: Mapping[Case, Sample], steps: int, rounds: int) -> It
 
 def _steps(pool: RankPool, case: Case, sample: Sample, steps: int) -> Steps:
     before = sample.pace_on(pool)
-    seconds = tuple(max(times) for times in zip(*pool.run(step_seconds, case, steps), strict=True))
-    return Steps(seconds, statistics.mean([before, sample.pace_on(pool)]))
+    ranks = tuple(zip(*pool.run(timed_steps, case, steps), strict=True))
+    seconds = tuple(max(step.seconds for step in together) for together in ranks)
+    return Steps(seconds, ranks, statistics.mean([before, sample.pace_on(pool)]))

@@ -40,6 +40,10 @@ CASES = [
     (COSMOFLOW, "data+filter", {"data": 2, "filter": 2}, {}),
     (COSMOFLOW, "data+channel", {"data": 2, "channel": 2}, {}),
     (COSMOFLOW, "data+pipeline", {"data": 2, "pipe": 2}, {"schedule": "gpipe"}),
+    (COSMOFLOW, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
+    (RESNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
+    (UNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
+    (ALEXNET, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     (ALEXNET, "data", {"data": 2}, {}),
     (ALEXNET, "hybrid", {"data": 2}, {}),
 ]

@@ -12,11 +12,11 @@ from torch.distributed.pipelining import schedules
 
 from convmesh.layout import Mesh
 from convmesh.oracle.compute import ComputeModel
-from convmesh.oracle.pipeline.order import actions_of
 from convmesh.oracle.pipeline.run import Sharing, StageSeconds, run_actions
 from convmesh.oracle.schedule import schedule
 from convmesh.oracle.transfer import TransferModel
 from convmesh.plan import BucketProgram, Program, Transfer
+from convmesh.plan.order import actions_of
 from tests.oracle.little_programs import SYSTEM, all_reduce, node, program, scheduled, work
 
 KINDS = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}

@@ -76,7 +76,7 @@ def _all_to_all(mesh: OpenMesh, bytes_sent: int) -> Once:
 def _stage(mesh: OpenMesh, bytes_sent: int) -> Once:
     """A stage's message to the next, and one back: packed, sent, received and taken apart."""
     layout = Layout.of(mesh.mesh, (1, max(1, bytes_sent // BYTES_ELEMENT)))
-    parcel = Parcel(("x",), (layout,), (torch.float32,))
+    parcel = Parcel(("x",), (layout,), (torch.float32,), ((),))
     values = Sharded(torch.zeros(layout.shape, device=mesh.device), layout, mesh)
     first, last = mesh.members(AXES)[0], mesh.members(AXES)[-1]
     turns = (_send, _receive) if mesh.rank == first else (_receive, _send)

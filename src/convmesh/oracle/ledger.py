@@ -68,13 +68,13 @@ class Ledger:
         return self._sizes[key][0]
 
     @contextmanager
-    def unseen(self) -> Iterator[None]:
-        """Hold and release as if it had been so before: no moment inside the block counts."""
-        self._looks = False
+    def seen(self, looks: bool) -> Iterator[None]:
+        """Whether moments inside the block count; without, tensors are held and released as if before."""
+        before, self._looks = self._looks, looks
         try:
             yield
         finally:
-            self._looks = True
+            self._looks = before
 
     def moment(self, phase: str, layer: str, more: int = 0) -> None:
         """While a layer runs, which holds so much more for itself."""

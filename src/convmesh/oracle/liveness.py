@@ -14,6 +14,8 @@ LOSS = "loss"
 """The node of a program that has its loss in it."""
 OUTPUTS = "outputs"
 """Copies of the outputs of all micro-batches, which the last stage of a pipeline puts aside."""
+COPIES_LOOK = 1.75
+"""Of the outputs while they are looked at for numbers that are none: absolute values, and three truths of a byte."""
 COPIES_LOSS = 2
 """Of the outputs that a loss has for a moment in backward: gradients of logarithms of probabilities, and of outputs."""
 
@@ -44,6 +46,9 @@ class Liveness:
         summed = (name for bucket in program.buckets for name in bucket.weights)
         self._leaving = {*summed} if program.repeats == 1 else set()
         self._weights = {weight.name: weight.bytes_held for weight in program.weights}
+        self._retains: set[str] = set()
+        self._after: dict[str, list[Key]] = {}
+        self._kept_by_loss = 0
 
     def forward(self) -> None:
         for block, nodes in self._blocks:
@@ -52,16 +57,17 @@ class Liveness:
             self._forward(nodes, self._main, not block, "forward")
 
     def loss(self) -> None:
-        """What the loss makes of the outputs: it keeps as much, and a value for each target."""
-        outputs = [key for name in self._ends() for key in self._main.tensors[name]]
-        size = sum(self._ledger.size(key) for key in dict.fromkeys(outputs)) if LOSS not in self._nodes else 0
-        size += self._bytes_elsewhere() if size else 0
-        kept = size + self._program.bytes_targets if size else 0
-        self._ledger.hold(OUTPUTS, size * self._program.repeats if self._program.stages > 1 else 0, "activations")
-        self._ledger.moment("forward", "loss", kept)
-        self._release(outputs)
-        self._ledger.moment("backward", "loss", kept + COPIES_LOSS * size)
+        """What the loss makes of the outputs: it keeps as much, and a runtime without stages looks at them then."""
+        outputs = dict.fromkeys(key for name in self._ends() for key in self._main.tensors[name])
+        here = sum(map(self._ledger.size, outputs)) if LOSS not in self._nodes else 0
+        kept = here + self._bytes_elsewhere() if here else 0
+        staged = self._program.stages > 1
+        self._ledger.hold(OUTPUTS, kept * self._program.repeats if staged else 0, "activations")
+        self._ledger.moment("forward", "loss", kept if staged else kept + int(COPIES_LOOK * here))
+        self._release(key for name in self._ends() for key in self._main.tensors[name])
+        self._ledger.moment("backward", "loss", kept + COPIES_LOSS * kept)
         self._seed(own=True)
+        self._kept_by_loss = kept
 
     def _bytes_elsewhere(self) -> int:
         """Of the outputs' channels what other ranks hold: they come together for the loss."""
@@ -97,6 +103,34 @@ class Liveness:
             for node in reversed(nodes):
                 self._backward(node, run)
             self._release(self._block_inputs(nodes) if block else ())
+
+    def backward_of_input(self) -> None:
+        """Of the input alone: what weights' gradients need is still there afterwards, the gradients they follow too."""
+        self._retains = self._before_weights()
+        self._ledger.hold(LOSS, self._kept_by_loss, "activations")
+        self.backward()
+        self._ledger.release(LOSS)
+
+    def _before_weights(self) -> set[str]:
+        """Nodes with weights, and all on which such nodes depend: their part of autograd's graph is held."""
+        found: set[str] = set()
+        for name, node in reversed(self._nodes.items()):
+            if name in found or node.weights:
+                found |= {name, *node.sources}
+        return found
+
+    def backward_of_weights(self) -> None:
+        """After the input's: what is left goes, from the first layer on; a gradient lives until the next layer's do."""
+        self._retains, before = set(), 0
+        for name in self._nodes:
+            if name not in self._after:
+                continue
+            node, kept = self._nodes[name], self._after.pop(name)
+            if node.weights:
+                self._ledger.moment("backward", node.layer, node.held.bytes_weights + before)
+                before = sum(self._weights.get(weight, 0) for weight in node.weights)
+            self._hold_weight_gradients(node)
+            self._release(kept)
 
     def _block_inputs(self, nodes: Sequence[NodeProgram]) -> list[Key]:
         inside = {node.node for node in nodes}
@@ -151,9 +185,16 @@ class Liveness:
         if any(given) or not node.sources:
             self._ledger.moment("backward", node.layer, node.held.bytes_backward)
             found = self._found(node, given)
-            self._hold_weight_gradients(node)
-        self._release(run.kept.pop(node.node, ()))
-        self._release(key for key in given if key is not None)
+            if not self._retains:
+                self._hold_weight_gradients(node)
+        kept = run.kept.pop(node.node, [])
+        gone = [key for key in given if key is not None]
+        if node.node in self._retains:
+            self._after[node.node] = kept + (gone if node.weights else [])
+            gone = [] if node.weights else gone
+        else:
+            self._release(kept)
+        self._release(gone)
         for source, key in found:
             self._add_gradient(source, key, node.layer)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from convmesh.oracle.assumptions import STATES, Assumptions
 from convmesh.oracle.ledger import Ledger
-from convmesh.oracle.liveness import Liveness
-from convmesh.plan.pipelining import in_flight
+from convmesh.oracle.liveness import OUTPUTS, Liveness
+from convmesh.oracle.pipeline.turns import Footprint, Turn, heaviest_turns
+from convmesh.plan.order import Kind, actions_of
 from convmesh.plan.program import BYTES_OF, NodeProgram, Program, Steps, Transfer, Work
 
 BYTES_BLOCK = 512
@@ -23,6 +23,8 @@ BYTES_CONTEXT = 500 << 20
 """What CUDA and its libraries take of a GPU for each process; a guess."""
 BYTES_NCCL = 300 << 20
 """Buffers of NCCL's channels for a few groups; a guess."""
+FORTH_AND_BACK: frozenset[Kind] = frozenset({"forward", "backward"})
+LOOPED = frozenset({"interleaved", "zero-bubble"})
 STAGE = "stage"
 """The carrier of messages between stages."""
 
@@ -72,16 +74,12 @@ def memory_of(
     if device == "cuda" and any(step.op in PRODUCTS for _, _, step in program.steps() if isinstance(step, Work)):
         ledger.hold("workspace", BYTES_PRODUCTS, "buffers")
     stages = {stage: [node for node in program.nodes if node.stage == stage] for stage in own_stages(program)}
-    kept = {stage: _kept(program, nodes) for stage, nodes in stages.items()} if program.repeats > 1 else {}
-    flying = in_flight_of(program)
-    for stage, nodes in stages.items():
-        others = sum(kept[s] * (flying[s] - (s == stage)) for s in stages) if kept else 0
-        if program.repeats > flying[stage]:  # a micro-batch comes forward after another's backward
-            _hold_gradients(program, ledger)
-        _pass(program, stage, nodes, ledger, others)
-        _hold_gradients(program, ledger)
-        if 1 < program.repeats == flying[stage]:  # all came forward first; one is gone, and its gradients are there
-            _pass(program, stage, nodes, ledger, others - kept[stage], backward_only=True)
+    graded: set[int] = set()
+    for turn in _turns(program, stages):
+        for stage in sorted(turn.graded - graded):
+            _hold_gradients(program, stages[stage], ledger)
+        graded |= turn.graded
+        _pass(program, stages[turn.stage], turn, ledger)
     ledger.moment("update", "")
     return _memory(ledger, program.mesh.size if device == "cuda" else 0)
 
@@ -91,44 +89,65 @@ def own_stages(program: Program) -> list[int]:
     return sorted({node.stage for node in program.nodes})
 
 
-def in_flight_of(program: Program) -> list[int]:
-    """By stage: for how many micro-batches activations are kept at most."""
-    pipe = program.mesh.axes.get("pipe", 1)
-    # With fewer micro-batches than stages, one forward and one backward in turn is what GPipe does.
-    waits = program.schedule == "1f1b" and program.repeats < program.stages
-    return in_flight("gpipe" if waits else program.schedule, program.repeats, program.stages, pipe)
+def _turns(program: Program, stages: Mapping[int, Sequence[NodeProgram]]) -> list[Turn]:
+    """A step on one batch, or the heaviest turns of a pipeline's."""
+    if program.stages == 1:
+        return [Turn(stage, FORTH_AND_BACK, 0, frozenset()) for stage in stages]
+    pipe, place = program.mesh.axes["pipe"], program.mesh.coordinates(program.rank)["pipe"]
+    actions = actions_of(program.schedule, pipe, program.stages, program.repeats, place)
+    return heaviest_turns(actions, {stage: _footprint(program, nodes) for stage, nodes in stages.items()})
 
 
-def _pass(
-    program: Program,
-    stage: int,
-    nodes: Sequence[NodeProgram],
-    ledger: Ledger,
-    bytes_others: int,
-    *,
-    backward_only: bool = False,
-) -> None:
-    """A micro-batch on a stage, forward and backward, while so much is kept of others."""
-    ledger.hold("in flight", bytes_others, "activations")
-    live = Liveness(program, nodes, ledger)
-    with ledger.unseen() if backward_only else nullcontext():
-        live.forward()
-    if stage == program.stages - 1:
-        live.loss()
-    else:
-        live.send()
-    live.backward()
-    live.end()
-    ledger.release("in flight")
-
-
-def _kept(program: Program, nodes: Sequence[NodeProgram]) -> int:
-    """What a stage holds of a micro-batch between its forward and its backward."""
+def _footprint(program: Program, nodes: Sequence[NodeProgram]) -> Footprint:
+    """Of one micro-batch; schedules that loop wait for their messages at the end of a step."""
     ledger = Ledger()
     live = Liveness(program, nodes, ledger)
     live.forward()
     live.send()
-    return ledger.bytes_held
+    kept = ledger.bytes_held
+    splits = program.schedule == "zero-bubble" and nodes[0].stage > 0
+    sent = _crossing(s for n in nodes for s in (n.forward, n.backward)) if program.schedule in LOOPED else 0
+    return Footprint(kept, _waiting(program, nodes) if splits else kept, sent)
+
+
+def _waiting(program: Program, nodes: Sequence[NodeProgram]) -> int:
+    """What a stage holds of a micro-batch between the gradients of its input and those of its weights."""
+    ledger = Ledger()
+    live = Liveness(program, nodes, ledger)
+    live.forward()
+    _go_on(program, nodes, live)
+    live.backward_of_input()
+    return ledger.bytes_held - (ledger.size(OUTPUTS) if ledger.holders(OUTPUTS) else 0)
+
+
+def _go_on(program: Program, nodes: Sequence[NodeProgram], live: Liveness) -> None:
+    """What comes after a stage's forward: the loss, or the next stage."""
+    if nodes[-1].stage == program.stages - 1:
+        live.loss()
+    else:
+        live.send()
+
+
+def _pass(program: Program, nodes: Sequence[NodeProgram], turn: Turn, ledger: Ledger) -> None:
+    """A micro-batch on a stage, of which only what the turn does is looked at."""
+    ledger.hold("in flight", turn.bytes_others, "activations")
+    live = Liveness(program, nodes, ledger)
+    with ledger.seen("forward" in turn.kinds):
+        live.forward()
+    _go_on(program, nodes, live)
+    if turn.stage == 0:  # its input needs no gradient: with its weights' ones all of backward runs
+        with ledger.seen(not turn.kinds.isdisjoint({"backward", "weight"})):
+            live.backward()
+    elif turn.kinds.isdisjoint({"input", "weight"}):
+        with ledger.seen("backward" in turn.kinds):
+            live.backward()
+    else:
+        with ledger.seen("input" in turn.kinds):
+            live.backward_of_input()
+        with ledger.seen("weight" in turn.kinds):
+            live.backward_of_weights()
+    live.end()
+    ledger.release("in flight")
 
 
 def _memory(ledger: Ledger, gpus: int) -> Memory:
@@ -163,23 +182,25 @@ def _hold_state(program: Program, assumed: Assumptions, ledger: Ledger) -> None:
     ledger.hold("buckets", program.bytes_buckets, "buffers")
 
 
-def _hold_gradients(program: Program, ledger: Ledger) -> None:
-    """Those of all weights, from the first micro-batch's backward on."""
-    for weight in program.weights if program.repeats > 1 else ():
-        if weight.learns:
+def _hold_gradients(program: Program, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
+    """Those of a stage's weights, from its first micro-batch's backward on."""
+    names = {name for node in nodes for name in node.weights}
+    for weight in program.weights:
+        if weight.learns and weight.name in names:
             ledger.hold(("gradient", weight.name), weight.bytes_held, "gradients")
 
 
 def _hold_batch(program: Program, ledger: Ledger, staged: bool) -> None:
     """Inputs and targets; in a pipeline the room in which gradients and micro-batches arrive, and what leaves.
 
-    What goes onward is put in one run before it is copied; what goes back is still leaving while the next one runs.
+    What goes back is still leaving while the next one runs, or until the end of the step, of which a turn tells.
     """
     ledger.hold("batch", (program.bytes_inputs + program.bytes_targets) * program.repeats, "batch")
     onward = _crossing(node.forward for node in program.nodes)
     back = _crossing(node.backward for node in program.nodes)
     arriving = 0 if staged else program.repeats * (onward + back)
-    ledger.hold("crossing", arriving + onward + back * (program.repeats > 1), "buffers")
+    leaving = back if program.repeats > 1 and program.schedule not in LOOPED else 0
+    ledger.hold("crossing", arriving + leaving, "buffers")
 
 
 def _crossing(lists: Iterable[Steps]) -> int:

@@ -11,6 +11,7 @@ from convmesh.errors import PlanError
 from convmesh.graph import Graph
 from convmesh.layout.mesh import Mesh
 from convmesh.layout.partition import Partition
+from convmesh.plan.order import actions_of
 from convmesh.plan.stages import StageGraph
 
 if TYPE_CHECKING:
@@ -56,11 +57,12 @@ def equal_share(*partitions: Partition) -> int:
 
 def in_flight(schedule: str, microbatches: int, stages: int, pipe: int) -> list[int]:
     """For how many micro-batches each stage keeps activations at most."""
-    if schedule == "gpipe":
-        return [microbatches] * stages
-    if schedule == "1f1b":
-        return [min(microbatches, stages - stage) for stage in range(stages)]
-    return [min(microbatches, 2 * pipe)] * stages
+    most, now = Counter[int](), Counter[int]()
+    for place in range(pipe):
+        for action in actions_of(schedule, pipe, stages, microbatches, place):
+            now[action.stage] += {"forward": 1, "backward": -1, "input": 0, "weight": -1}[action.kind]
+            most[action.stage] = max(most[action.stage], now[action.stage])
+    return [most[stage] for stage in range(stages)]
 
 
 def check_pipeline(plan: Plan, graph: Graph) -> None:

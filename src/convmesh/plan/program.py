@@ -75,6 +75,8 @@ class Held:
     """The most that forward holds beside its inputs."""
     bytes_backward: int = 0
     """The most that backward holds beside what was kept and the gradients of its outputs."""
+    bytes_weights: int = 0
+    """The same, while weights' gradients are found apart."""
     outputs: tuple[Saved, ...] = ()
     gradients: tuple[Saved | None, ...] = ()
     """Of its inputs: in the memory of the gradient of an output, or of that of an input."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from convmesh.oracle.pipeline.order import Action, Kind
+from convmesh.plan.order import Action, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from functools import partial
 from convmesh.oracle.estimate import Estimate
 from convmesh.oracle.flow import Clock, Flow, Join, Part
 from convmesh.oracle.lines import RankLines
-from convmesh.oracle.pipeline.order import Kind, actions_of
 from convmesh.oracle.pipeline.run import Ran, Sharing, StageSeconds, run_actions
 from convmesh.oracle.scheduled import Scheduled, new_flow, spent
 from convmesh.oracle.script import Pricing
 from convmesh.oracle.timeline import Interval
+from convmesh.plan.order import Kind, actions_of
 from convmesh.plan.program import NodeProgram, Program, Step, Transfer
 
 KINDS: tuple[Kind, ...] = ("forward", "backward", "input", "weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -123,26 +123,25 @@ class DryRunner:
         saved = kept.listed(originals, outputs, [*weights, *shards])
         orders = arriving or (None,) * len(outputs)
         ends = [_lying(t, order) if t.requires_grad else None for t, order in zip(outputs, orders, strict=True)]
-        before = storages.start(ends)
-        with storages:
-            backward, weight_steps, found = self._backward(outputs, ends, sources, [*weights, *shards])
+        back = self._backward(outputs, ends, sources, [*weights, *shards], storages)
         held = Held(
             bytes_forward,
-            storages.bytes_peak - before,
+            back.bytes_peak,
+            back.bytes_weights,
             outputs=owned(outputs, (("weight", weights), ("input", originals), ("output", outputs))),
-            gradients=owned_by(found, (("output", ends), ("input", found))),
+            gradients=owned_by(back.gradients, (("output", ends), ("input", back.gradients))),
         )
         decided = next((w.decided for w in weights if isinstance(w, PlannedWeight) and w.decided), None)
         return DryResult(
             value=_dry(value),
             forward=tuple(forward),
-            backward=tuple(backward),
+            backward=tuple(back.steps),
             saved=saved,
             sum_axes=tuple(axes),
             decided=decided,
             held=held,
-            weight_steps=weight_steps,
-            gradients=tuple(None if gradient is None else gradient.stride() for gradient in found),
+            weight_steps=back.weight_steps,
+            gradients=tuple(None if gradient is None else gradient.stride() for gradient in back.gradients),
         )
 
     def _backward(
@@ -151,17 +150,32 @@ class DryRunner:
         ends: Gradients,
         sources: Sequence[torch.Tensor],
         weights: Sequence[torch.Tensor],
-    ) -> tuple[list[Step], int, Gradients]:
-        """What backward does, how many of its last steps are for weights alone, and the gradients of `sources`."""
+        storages: HeldStorages,
+    ) -> Backward:
         wanted, learning = [t for t in sources if t.requires_grad], [w for w in weights if w.requires_grad]
-        weight_steps = 0
         if self.splits_backward and wanted and learning and any(t.requires_grad for t in outputs):
-            backward, weight_steps, found = _split_backward(self.mesh, outputs, ends, wanted)
+            back = _split_backward(self.mesh, outputs, ends, wanted, storages)
         else:
-            with recorded(self.mesh) as backward:
+            before = storages.start(ends)
+            with recorded(self.mesh) as steps, storages:
                 found = _gradients(outputs, ends, wanted, learning)
-        each = iter(found)
-        return backward, weight_steps, [next(each) if t.requires_grad else None for t in sources]
+            back = Backward(steps, found, storages.bytes_peak - before)
+        each = iter(back.gradients)
+        return replace(back, gradients=[next(each) if t.requires_grad else None for t in sources])
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What a call's backward does and finds."""
+
+    steps: list[Step]
+    gradients: Gradients
+    """Of the tensors that the call was given."""
+    bytes_peak: int
+    weight_steps: int = 0
+    """How many of the last steps are for weights alone."""
+    bytes_weights: int = 0
+    """The most that those hold."""
 
 
 def _gradients(
@@ -193,19 +207,26 @@ def _unlisted(tensors: Sequence[torch.Tensor], listed: Sequence[torch.Tensor]) -
 
 
 def _split_backward(
-    mesh: OpenMesh, outputs: Sequence[torch.Tensor], given: Gradients, sources: list[torch.Tensor]
-) -> tuple[list[Step], int, Gradients]:
+    mesh: OpenMesh,
+    outputs: Sequence[torch.Tensor],
+    given: Gradients,
+    sources: list[torch.Tensor],
+    storages: HeldStorages,
+) -> Backward:
     """As torch's stages do: an operator that finds both kinds of gradients at once runs twice, transfers included."""
     ends = [t.clone() for t in outputs if t.requires_grad]  # their graph is cut off, which views do not allow
     weights: Any = _other_leaves(ends, sources)
     kept = [t.grad_fn for t in ends]  # or torch 2.11 loses the functions that weight gradients start from
-    with recorded(mesh) as steps:
-        arriving = [gradient for gradient in given if gradient is not None]
+    arriving = [gradient for gradient in given if gradient is not None]
+    before = storages.start(arriving)
+    with recorded(mesh) as steps, storages:
         gradients, groups = stage_backward_input(ends, arriving, sources, iter(weights))
-        found = len(steps)
+    bytes_inputs, before = storages.bytes_peak - before, storages.start()
+    with recorded(mesh) as weight_steps, storages:
         stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
     kept.clear()
-    return steps, len(steps) - found, list(gradients)
+    bytes_weights = storages.bytes_peak - before
+    return Backward([*steps, *weight_steps], list(gradients), bytes_inputs, len(weight_steps), bytes_weights)
 
 
 def _other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:

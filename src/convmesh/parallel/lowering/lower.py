@@ -20,7 +20,7 @@ from convmesh.dist import dry_mesh
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
-from convmesh.parallel.calls import channels_last, is_last
+from convmesh.parallel.calls import Order, channels_last, is_last
 from convmesh.parallel.channels import LAYERS
 from convmesh.parallel.gradients.summing import with_sums
 from convmesh.parallel.lowering.arrange import arrange, arranged_layout
@@ -58,6 +58,8 @@ class Lowered:
     """By node: sizes, shapes and what is computed from them."""
     dtypes: dict[str, torch.dtype]
     """By node that gives one tensor."""
+    orders: dict[str, Order]
+    """By node that gives one tensor: its dims as they lie in memory."""
 
 
 def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = None) -> Lowered:
@@ -114,6 +116,7 @@ class Lowering:
             eager=eager,
             numbers={name: value for name, value in self._env.items() if not _has_tensors(value)},
             dtypes={name: value.dtype for name, value in self._env.items() if isinstance(value, Dry)},
+            orders={name: value.order for name, value in self._env.items() if isinstance(value, Dry)},
         )
 
     def _batch_sizes(self) -> tuple[int, int]:

@@ -54,7 +54,8 @@ class Returning:
         sums = self._pass_on(visit, result)
         steps, end = result.backward, len(result.backward) - result.weight_steps
         # Whose memory gradients are stays as it was found: one that is a part of another would count whole.
-        held = replace(node.held, bytes_backward=result.held.bytes_backward)
+        held, again = node.held, result.held
+        held = replace(held, bytes_backward=again.bytes_backward, bytes_weights=again.bytes_weights)
         return replace(node, backward=(*steps[:end], *sums, *steps[end:]) if sums else steps, held=held)
 
     def _pass_on(self, visit: Visit, result: DryResult) -> list[Step]:

@@ -36,7 +36,7 @@ class Batch:
         self.pipeline = lowered.plan.pipeline
         self.count = self.pipeline.microbatches
         self.micro = lowered.layouts[inputs[0]][0]
-        self.outputs: Parcel = parcel_of(outputs, lowered.layouts, lowered.dtypes)
+        self.outputs: Parcel = parcel_of(outputs, lowered)
 
     def inputs(self, names: Sequence[str]) -> list[Layout]:
         """The layouts of the whole batch's inputs."""

@@ -49,6 +49,8 @@ class _Deposit(torch.autograd.Function):
         if ctx.found is None:
             raise RuntimeError("the pipeline's gradients were used up by an earlier `backward()` of this loss.")
         found, ctx.found = ctx.found, None
+        if grad.is_cpu and grad == 1:  # as `backward()` has it; a look at a GPU would wait for it
+            return None, None, None, *found
         for gradient in found:
             if gradient is not None:
                 local_of(gradient).mul_(grad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ from convmesh.dist import OpenMesh
 from convmesh.errors import PlanError
 from convmesh.graph import Graph
 from convmesh.parallel.gradients.summing import with_sums
+from convmesh.parallel.recorder import recorded
 from convmesh.plan import Held, NodeProgram, Pipeline, Saved, Transfer
 from convmesh.plan.pipelining import own_stages, rank_of
+from convmesh.plan.program import WeightProgram
 from convmesh.plan.stages import StageGraph
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def _stage_nodes(
     lowered: Lowered, row: StageGraph, bounds: Sequence[int], stage: int, mesh: OpenMesh
 ) -> list[NodeProgram]:
     """A stage's nodes between what it receives, whose gradients it sends back, and what it sends."""
+    pipeline = lowered.plan.pipeline
+    assert pipeline is not None
     begin, end = bounds[stage], bounds[stage + 1]
     inputs = [node for node in lowered.program.nodes if stage == 0 and node.node not in row.place]
     nodes = [*inputs, *(n for n in lowered.program.nodes if begin <= row.place.get(n.node, -1) < end)]
@@ -97,7 +101,22 @@ def _stage_nodes(
     if stage < len(bounds) - 2:
         onward = _sent(lowered, row.crossing(end), rank_of(stage + 1, mesh.mesh, mesh.rank), mesh)
         nodes.append(_boundary(f"stage_{stage}_sends", stage, onward, (), row.crossing(end)))
-    return [replace(node, stage=stage) for node in nodes]
+    learning = (weight for weight in lowered.program.weights if weight.learns and pipeline.microbatches > 1)
+    weights = {weight.name: weight for weight in learning}
+    return [replace(_accumulating(node, weights, mesh), stage=stage) for node in nodes]
+
+
+def _accumulating(node: NodeProgram, weights: Mapping[str, WeightProgram], mesh: OpenMesh) -> NodeProgram:
+    """A node that adds its weights' gradients to those of earlier micro-batches: one addition too many in a step."""
+    added = [name for name in node.weights if name in weights]
+    if not added:
+        return node
+    with recorded(mesh) as steps:
+        for name in added:
+            gradient = torch.empty(weights[name].local_shape, dtype=getattr(torch, weights[name].dtype), device="meta")
+            gradient.add_(torch.empty_like(gradient))
+    last = node.weight_steps + len(steps) if node.weight_steps else 0
+    return replace(node, backward=(*node.backward, *steps), weight_steps=last)
 
 
 def _boundary(

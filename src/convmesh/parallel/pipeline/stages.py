@@ -108,8 +108,8 @@ class StageModule(nn.Module):
     def __init__(self, calls: StageRegion, lowered: Lowered, mesh: OpenMesh, wire: torch.device) -> None:
         super().__init__()
         self.calls = calls.module
-        self.takes = parcel_of(calls.received, lowered.layouts, lowered.dtypes)
-        self.gives = parcel_of(calls.sent, lowered.layouts, lowered.dtypes)
+        self.takes = parcel_of(calls.received, lowered)
+        self.gives = parcel_of(calls.sent, lowered)
         self.seeds: Sequence[int] = ()
         """Of the random masks of each micro-batch."""
         self.chunk = 0

@@ -1,16 +1,15 @@
 """What crosses from one stage to the next: this rank's shards of several tensors, side by side in one run a type.
 
-A stage's inputs and outputs are then plain, contiguous and of a size known beforehand, whatever the memory format of
-the tensors inside, and each value travels once, in one message with the others.
+A stage's inputs and outputs are then flat and of a size known beforehand, and each value travels once, in one message
+with the others. Values lie in a run as the dry run found them to lie in memory, so that none is turned round.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,33 +17,68 @@ from convmesh.dist import OpenMesh
 from convmesh.errors import LayoutError
 from convmesh.layout import Layout
 from convmesh.ops.sharded import Sharded
+from convmesh.parallel.calls import Order
+
+if TYPE_CHECKING:
+    from convmesh.parallel.lowering.lower import Lowered
 
 Flats = tuple[torch.Tensor, ...]
+
+
+def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> list[torch.Tensor]:
+    """Views of a run as tensors that lie in it one after the other, each with its dims in an order of its own."""
+    found = []
+    for part, shape, order in zip(flat.split([shape.numel() for shape in shapes]), shapes, orders, strict=True):
+        lying = order or tuple(range(len(shape)))
+        outermost_first = part.view([shape[dim] for dim in lying])
+        found.append(outermost_first.permute([lying.index(dim) for dim in range(len(shape))]))
+    return found
+
+
+def _run_of(tensors: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.Tensor:
+    """The tensors side by side, copied once, however they lie."""
+    flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+    for part, tensor in zip(_parts(flat, [tensor.shape for tensor in tensors], orders), tensors, strict=True):
+        part.copy_(tensor)
+    return flat
+
+
+class _Packed(torch.autograd.Function):
+    """Tensors as one run; always a copy: a schedule cuts outputs off their graph, which cannot be done to views."""
+
+    @staticmethod
+    def forward(ctx: Any, orders: Sequence[Order], *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.orders, ctx.shapes = orders, [tensor.shape for tensor in tensors]
+        return _run_of(tensors, orders)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return None, *_parts(grad, ctx.shapes, ctx.orders)
 
 
 class _Unpacked(torch.autograd.Function):
     """Parts of a run as tensors of their own, without a copy: layers may then work on them in place."""
 
     @staticmethod
-    def forward(ctx: Any, flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Flats:
+    def forward(ctx: Any, flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> Flats:
         ctx.set_materialize_grads(True)
-        parts = flat.split([shape.numel() for shape in shapes])
+        ctx.orders = orders
         # `.data`, because autograd forbids in-place work on one of several views.
-        return tuple(part.view(shape).data for part, shape in zip(parts, shapes, strict=True))
+        return tuple(part.data for part in _parts(flat, shapes, orders))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        del ctx
-        return torch.cat([grad.reshape(-1) for grad in grads]), None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _run_of(grads, ctx.orders), None, None
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """Names, layouts and types of the tensors that travel together."""
+    """Names, layouts, types and orders in memory of the tensors that travel together."""
 
     names: tuple[str, ...]
     layouts: tuple[Layout, ...]
     dtypes: tuple[torch.dtype, ...]
+    orders: tuple[Order, ...]
 
     def _places(self) -> list[tuple[torch.dtype, list[int]]]:
         """By type, in the order in which types first come: which tensors share a run."""
@@ -52,6 +86,9 @@ class Parcel:
         for index, dtype in enumerate(self.dtypes):
             chosen.setdefault(dtype, []).append(index)
         return list(chosen.items())
+
+    def _orders(self, places: Sequence[int]) -> list[Order]:
+        return [self.orders[index] for index in places]
 
     def shapes(self, rank: int) -> list[torch.Size]:
         return [torch.Size(layout.box(rank).shape) for layout in self.layouts]
@@ -75,8 +112,7 @@ class Parcel:
             if value.layout != layout:
                 raise LayoutError(f"{name!r} came out as {value.layout}, but {layout} was planned.")
         locals_ = [value.local.to(dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
-        # Always copied: a schedule cuts a stage's outputs off its graph, which cannot be done to views.
-        runs = [torch.cat([locals_[i].reshape(-1) for i in places]).to(wire) for _, places in self._places()]
+        runs = [_Packed.apply(self._orders(at), *(locals_[i] for i in at)).to(wire) for _, at in self._places()]
         return tuple(map(_with_gradient, runs))
 
     def unpack(self, flats: Sequence[torch.Tensor], mesh: OpenMesh) -> list[Sharded]:
@@ -84,7 +120,7 @@ class Parcel:
         shapes = self.shapes(mesh.rank)
         found: dict[int, torch.Tensor] = {}
         for flat, (_, places) in zip(flats, self._places(), strict=True):
-            parts: Flats = _Unpacked.apply(flat.to(mesh.device), [shapes[i] for i in places])
+            parts: Flats = _Unpacked.apply(flat.to(mesh.device), [shapes[i] for i in places], self._orders(places))
             found |= dict(zip(places, parts, strict=True))
         return [Sharded(found[index], layout, mesh) for index, layout in enumerate(self.layouts)]
 
@@ -100,10 +136,12 @@ def rows(local: torch.Tensor, count: int) -> list[torch.Tensor]:
     return list(local.split(local.shape[0] // count)) if local.shape[0] else [local] * count
 
 
-def parcel_of(names: Sequence[str], layouts: Any, dtypes: Any) -> Parcel:
+def parcel_of(names: Sequence[str], lowered: Lowered) -> Parcel:
     """Of nodes that give one tensor each."""
-    unique = tuple(dict.fromkeys(itertools.chain(names)))
-    return Parcel(unique, tuple(layouts[name][0] for name in unique), tuple(dtypes[name] for name in unique))
+    unique = tuple(dict.fromkeys(names))
+    layouts = tuple(lowered.layouts[name][0] for name in unique)
+    dtypes, orders = tuple(lowered.dtypes[name] for name in unique), tuple(lowered.orders[name] for name in unique)
+    return Parcel(unique, layouts, dtypes, orders)
 
 
 __all__ = ["Parcel", "parcel_of", "rows"]

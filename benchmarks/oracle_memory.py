@@ -1,6 +1,8 @@
 """Predicted beside measured peaks of memory: real ranks, every preset, checkpointed blocks and sharded optimisers.
 
-python -m benchmarks.oracle_memory [--device cuda] [--out FOLDER]     prints a table; writes it and every point there
+python -m benchmarks.oracle_memory [--device cuda] [--others] [--out FOLDER]
+
+Prints a table; writes it and every point to the folder. `--others`: networks that the model was not made with.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from convmesh import models
 from convmesh.measure.memory import Peak, Training, measure_training
 from convmesh.testing import RankPool
 
@@ -37,36 +40,56 @@ PRESETS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("filter", {"filter": 2}, {}),
     ("channel", {"channel": 2}, {}),
     ("pipeline", {"pipe": 2}, {}),
+    ("pipeline", {"pipe": 2}, {"schedule": "gpipe"}),
+    ("pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
+    ("pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     ("hybrid", {"data": 2}, {}),
     ("data+spatial", {"data": 2, "height": 2}, {}),
     ("data+filter", {"data": 2, "filter": 2}, {}),
     ("data+channel", {"data": 2, "channel": 2}, {}),
     ("data+pipeline", {"data": 2, "pipe": 2}, {}),
 ]
+RESNET50 = Training(model="resnet50", shape=(64, 3, 224, 224), strategy="data", axes={"data": 1})
 LARGE = [
-    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="data", axes={"data": 1}),
+    RESNET50,
     Training(model="vgg16", shape=(32, 3, 224, 224), strategy="data", axes={"data": 1}),
     Training(model="unet3d", shape=(1, 1, 128, 128, 128), strategy="data", axes={"data": 1}),
     Training(model="cosmoflow", shape=(8, 4, 128, 128, 128), strategy="data", axes={"data": 1}),
-    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="spatial", axes={"height": 2}),
     Training(model="unet3d", shape=(2, 1, 128, 128, 128), strategy="spatial", axes={"depth": 2}),
     Training(model="cosmoflow", shape=(8, 4, 128, 128, 128), strategy="filter", axes={"filter": 2}),
-    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="filter", axes={"filter": 2}),
-    Training(model="resnet50", shape=(64, 3, 224, 224), strategy="pipeline", axes={"pipe": 2}),
-    Training(
-        model="resnet50",
-        shape=(64, 3, 224, 224),
-        strategy="data",
-        axes={"data": 2},
-        options={"checkpoint": ["stage1", "stage2"], "reduction": "sharded"},
+    Training(model="cosmoflow", shape=(8, 4, 128, 128, 128), strategy="hybrid", axes={"data": 2}),
+    replace(RESNET50, axes={"data": 2}, options={"checkpoint": ["stage1", "stage2"], "reduction": "sharded"}),
+]
+
+
+def small(name: str, strategy: str, axes: dict[str, int], **options: Any) -> Training:
+    """A small version of a reference network."""
+    reference = models.find(name)
+    shape = (reference.small_batch, *reference.small_sample)
+    return Training(model=name, shape=shape, strategy=strategy, axes=axes, sizes=reference.small_sizes, options=options)
+
+
+OTHERS = [
+    small("densenet121", "spatial", {"height": 2}),
+    small("mobilenet-v2", "filter", {"filter": 2}),
+    small("convnext-tiny", "data", {"data": 2}),
+    small("deepcam", "spatial", {"width": 2}),
+    small("vnet", "data+channel", {"data": 2, "channel": 2}),
+    *(
+        small(name, "pipeline", {"pipe": pipe}, schedule=schedule)
+        for name, pipe in (("vgg16", 2), ("vnet", 2), ("mobilenet-v2", 2), ("densenet121", 4), ("meshnet", 2))
+        for schedule in ("1f1b", "gpipe", "interleaved", "zero-bubble")
     ),
+    small("inception3", "pipeline", {"pipe": 2}, schedule="gpipe"),
+    small("convnext-tiny", "pipeline", {"pipe": 4}, schedule="1f1b"),
+    small("deepcam", "data+pipeline", {"data": 2, "pipe": 2}),
 ]
 
 
 def trainings(device: str) -> list[Training]:
-    """Published networks on a GPU, small ones with every preset on a CPU."""
+    """Published networks on a GPU, small ones on a CPU; every preset."""
     if device == "cuda":
-        return LARGE
+        return [*LARGE, *(replace(RESNET50, strategy=s, axes=a, options=o) for s, a, o in PRESETS if s != "hybrid")]
     blocks = {"checkpoint": ["stage1", "stage2"]}
     networks = (RESNET, UNET, COSMOFLOW, ALEXNET)
     split = [replace(n, strategy=s, axes=a, options=o) for n in networks for s, a, o in PRESETS if _runs(n, s)]
@@ -103,9 +126,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--others", action="store_true")
     options = parser.parse_args()
     lines, points = list(HEAD), []
-    for training in trainings(options.device):
+    for training in OTHERS if options.others else trainings(options.device):
         with RankPool(training.mesh.size, seconds_timeout=240) as pool:
             peaks = pool.run(measure_training, training, options.device)
         lines.append(row(training, peaks))

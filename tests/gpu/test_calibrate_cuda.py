@@ -26,6 +26,7 @@ def test_a_gpu_becomes_a_system(tmp_path: Path) -> None:
     assert system.name == "here"
     assert "NVIDIA" in system.device.kind
     assert float(system.device.peak("bfloat16")) > float(system.device.peak("float32", tensor=False))
+    assert 0.1 < float(system.device.fraction_vector) < 1, "float32 convolutions, without tensor cores"
     assert system.node.cores is None
     assert system.operators is not None
     assert all(timing.seconds_host > 0 for timing in system.operators.timings)

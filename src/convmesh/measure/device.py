@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +106,8 @@ class _Bench:
                 y = F.conv2d(x, w, padding=1)
             torch.autograd.grad(y, (x, w), y.detach())
 
-        rate = 3 * 2 * 9 * s.channels * x.numel() / self._time(step).low
+        with _tf32(False):
+            rate = 3 * 2 * 9 * s.channels * x.numel() / self._time(step).low
         what = f"3x3 convolution of {'x'.join(map(str, shape))} {name}, forward and backward, against the peak"
         return measured(min(1.0, rate / peak.value), "", what)
 
@@ -156,10 +158,13 @@ def rounded(value: float, unit: str) -> float:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether float32 products may use tensor cores."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+    """Whether float32 products and convolutions may use tensor cores."""
+    kinds: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [kind.allow_tf32 for kind in kinds]
+    for kind in kinds:
+        kind.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for kind, was in zip(kinds, before, strict=True):
+            kind.allow_tf32 = was

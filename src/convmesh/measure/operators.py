@@ -2,9 +2,9 @@
 
 A GPU works beside its host, so both are timed at once: the device is put to sleep while the host asks for a row of
 calls, which then run back to back between two events. Operands change from call to call among a few sets, so that
-small ones are found in caches and large ones are not, as in a network. On a processor the caches of the core are
-emptied before each call, since other layers would have used them meanwhile: with operands and code at hand, operators
-take a tenth to a third less than in a step. As many processes as ranks time the same operators at once: what they take
+small ones are found in caches and large ones are not, as in a network. On a processor the caches are emptied before
+each call, since other layers would have used them meanwhile: with operands and code at hand, operators take a tenth to
+a third less than in a step. As many processes as ranks time the same operators at once: what they take
 from each other depends on the operator (memory bandwidth for one, nothing for another), which one factor for all could
 not say.
 """
@@ -15,6 +15,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -23,7 +25,7 @@ from convmesh.measure.replay import Call, Replay
 from convmesh.plan import Program, Work
 from convmesh.system.operators import Timing
 
-Clock = Callable[[Sequence[Call], "Repeats"], tuple[float, float, float]]
+Clock = Callable[[Sequence[Call], "Repeats", int], tuple[float, float, float]]
 
 SETS = {"cpu": 8, "cuda": 3}
 """Of operands, at most."""
@@ -31,6 +33,8 @@ BYTES_SETS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """All sets together need be no larger than this: no cache holds more for one operator."""
 BYTES_CORE = 1 << 22
 """More than a core has in caches of its own."""
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+"""Where Linux tells of a core's caches, those that it shares too."""
 CYCLES_PER_SECOND = 2e9
 """Not less than a GPU's clock."""
 
@@ -65,7 +69,7 @@ def time_works(
         try:
             calls = _calls(work, device)
             with torch.no_grad():
-                seconds, spread, host = clock(calls, repeats or Repeats())
+                seconds, spread, host = clock(calls, repeats or Repeats(), active)
         except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError):
             failed.append(work.call)
             continue
@@ -87,15 +91,27 @@ def _calls(work: Work, device: torch.device) -> list[Call]:
     return [replay.call(work.call) for _ in range(count)]
 
 
-def _on_processor(calls: Sequence[Call], repeats: Repeats) -> tuple[float, float, float]:
+def _on_processor(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple[float, float, float]:
     """Median and spread of single calls; the host is the device."""
-    other = torch.zeros(BYTES_CORE // 4) if repeats.cold else None
+    other = _everything_else(active) if repeats.cold else None
     begun = time.perf_counter()
     for call in (calls[-1], calls[0]):
         _seconds(call, other)
     each = (time.perf_counter() - begun) / 2
     count = max(3, min(repeats.most, int(repeats.rounds * repeats.seconds_round / max(each, 1e-7))))
     return *_middle([_seconds(calls[index % len(calls)], other) for index in range(count)]), 0.0
+
+
+@cache
+def _everything_else(active: int) -> torch.Tensor:
+    """As much as a rank's part of the caches holds, while so many ranks fill them."""
+    return torch.zeros(max(BYTES_CORE, bytes_of_caches() // active) // 4)
+
+
+def bytes_of_caches() -> int:
+    """Of the largest cache that the first core uses; 0 if the system does not say."""
+    sizes = (path.read_text().strip() for path in CACHES.glob("index*/size"))
+    return max((int(size.removesuffix("K")) << 10 for size in sizes if size.endswith("K")), default=0)
 
 
 def _seconds(call: Call, other: torch.Tensor | None) -> float:
@@ -120,8 +136,9 @@ def _middle(found: Sequence[float]) -> tuple[float, float]:
     return median, (ordered[-1 - quarter] - ordered[quarter]) / 2 / median
 
 
-def _on_gpu(calls: Sequence[Call], repeats: Repeats) -> tuple[float, float, float]:
-    """Seconds of the device, their spread, and seconds of the host, for one call."""
+def _on_gpu(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple[float, float, float]:
+    """Seconds of the device, their spread, and seconds of the host, for one call; a GPU has one rank."""
+    del active
     for call in calls:
         call()
     once = _round(calls, 3, 200e-6)

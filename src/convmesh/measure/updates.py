@@ -75,4 +75,4 @@ def _stepped(
     optimizer = make(weights)
     if active > 1:
         dist.barrier()  # or some would still draw numbers while others are timed
-    return clock_on(device)([optimizer.step], Repeats(most=10))
+    return clock_on(device)([optimizer.step], Repeats(most=10), active)

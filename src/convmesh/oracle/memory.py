@@ -78,6 +78,7 @@ def memory_of(
     for turn in _turns(program, stages):
         for stage in sorted(turn.graded - graded):
             _hold_gradients(program, stages[stage], ledger)
+            _hold_first_message(program, stages[stage], ledger)
         graded |= turn.graded
         _pass(program, stages[turn.stage], turn, ledger)
     ledger.moment("update", "")
@@ -188,6 +189,12 @@ def _hold_gradients(program: Program, nodes: Sequence[NodeProgram], ledger: Ledg
     for weight in program.weights:
         if weight.learns and weight.name in names:
             ledger.hold(("gradient", weight.name), weight.bytes_held, "gradients")
+
+
+def _hold_first_message(program: Program, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
+    """What one forward and one backward in turn sent first, which torch waits for in the end."""
+    if program.schedule == "1f1b" and program.repeats >= program.stages:
+        ledger.hold("first message", _crossing(node.forward for node in nodes), "buffers")
 
 
 def _hold_batch(program: Program, ledger: Ledger, staged: bool) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from convmesh.oracle.assumptions import STATES, Assumptions
 from convmesh.oracle.ledger import Ledger
 from convmesh.oracle.liveness import OUTPUTS, Liveness
 from convmesh.oracle.pipeline.turns import Footprint, Turn, heaviest_turns
 from convmesh.plan.order import Kind, actions_of
-from convmesh.plan.program import BYTES_OF, NodeProgram, Program, Steps, Transfer, Work
+from convmesh.plan.program import BYTES_OF, NodeProgram, Program, Saved, Step, Steps, Transfer, Work
 
 BYTES_BLOCK = 512
 """The caching allocator of a GPU gives whole blocks of so many bytes."""
@@ -66,11 +67,12 @@ def memory_of(
 ) -> Memory:
     """By liveness of the program's own tensors, on a `cpu` or in the blocks of a GPU's allocator (`cuda`).
 
-    `staged`: messages between stages go through the host, as with Gloo.
+    `staged`: messages between stages lie in the host's memory, as with Gloo beside GPUs.
     """
+    program = replace(program, nodes=tuple(map(_off_device, program.nodes))) if staged else program
     ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
     _hold_state(program, assumptions or Assumptions(), ledger)
-    _hold_batch(program, ledger, staged)
+    _hold_batch(program, ledger)
     if device == "cuda" and any(step.op in PRODUCTS for _, _, step in program.steps() if isinstance(step, Work)):
         ledger.hold("workspace", BYTES_PRODUCTS, "buffers")
     stages = {stage: [node for node in program.nodes if node.stage == stage] for stage in own_stages(program)}
@@ -197,7 +199,17 @@ def _hold_first_message(program: Program, nodes: Sequence[NodeProgram], ledger: 
         ledger.hold("first message", _crossing(node.forward for node in nodes), "buffers")
 
 
-def _hold_batch(program: Program, ledger: Ledger, staged: bool) -> None:
+def _off_device(node: NodeProgram) -> NodeProgram:
+    """A node whose messages lie elsewhere: those that leave are here for a moment, what came is copied to be used."""
+    arrived = _crossing([node.backward])
+    if not arrived and not _crossing([node.forward]):
+        return node
+    held = replace(node.held, outputs=(), gradients=tuple(None for _ in node.held.gradients))
+    forward, backward = (tuple(s for s in steps if not _is_message(s)) for steps in (node.forward, node.backward))
+    return replace(node, forward=forward, backward=backward, saved=(Saved("own", 0, arrived),), held=held)
+
+
+def _hold_batch(program: Program, ledger: Ledger) -> None:
     """Inputs and targets; in a pipeline the room in which gradients and micro-batches arrive, and what leaves.
 
     What goes back is still leaving while the next one runs, or until the end of the step, of which a turn tells.
@@ -205,12 +217,15 @@ def _hold_batch(program: Program, ledger: Ledger, staged: bool) -> None:
     ledger.hold("batch", (program.bytes_inputs + program.bytes_targets) * program.repeats, "batch")
     onward = _crossing(node.forward for node in program.nodes)
     back = _crossing(node.backward for node in program.nodes)
-    arriving = 0 if staged else program.repeats * (onward + back)
+    arriving = program.repeats * (onward + back)
     leaving = back if program.repeats > 1 and program.schedule not in LOOPED else 0
     ledger.hold("crossing", arriving + leaving, "buffers")
 
 
 def _crossing(lists: Iterable[Steps]) -> int:
     """Bytes of messages to other stages."""
-    transfers = (step for steps in lists for step in steps if isinstance(step, Transfer))
-    return sum(transfer.bytes_sent for transfer in transfers if transfer.carrier == STAGE)
+    return sum(step.bytes_sent for steps in lists for step in steps if _is_message(step))
+
+
+def _is_message(step: Step) -> TypeGuard[Transfer]:
+    return isinstance(step, Transfer) and step.carrier == STAGE

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -15,15 +15,9 @@ class Point:
     strategy: str
     ranks: int
     seconds_predicted: float
-    """At the machine's pace during the steps."""
     seconds_measured: tuple[float, ...]
-    seconds_calibrated: float
-    """Predicted at the pace of the calibration."""
     pace: float = 1.0
-
-    @property
-    def as_calibrated(self) -> Point:
-        return replace(self, seconds_predicted=self.seconds_calibrated, pace=1.0)
+    """Of the machine beside the steps."""
 
     @property
     def measured(self) -> float:
@@ -34,15 +28,15 @@ class Point:
         return 1 - abs(self.seconds_predicted - self.measured) / self.measured
 
 
-def section(points: Sequence[Point], head: str) -> str:
-    """Markdown: totals, by strategy, and every point."""
-    summary = [f"- as calibrated: {_summary([point.as_calibrated for point in points])}"]
-    if any(point.pace != 1.0 for point in points):
-        paces = [point.pace for point in points]
-        summary += [f"- at the pace of the steps ({min(paces):.2f} to {max(paces):.2f}): {_summary(points)}"]
-        summary += ["", "The tables below are as calibrated."]
-    points = [replace(point.as_calibrated, pace=point.pace) for point in points]
-    return "\n".join([head, "", *summary, "", *_by(points, "strategy"), "", *_by(points, "ranks"), "", *_every(points)])
+Ways = Mapping[str, Sequence[Point]]
+"""By the pace that was taken: the same cases, predicted."""
+
+
+def section(ways: Ways, head: str) -> str:
+    """Markdown: totals, by strategy and ranks, and every point as it was predicted first."""
+    summary = [f"- {way}: {_summary(points)}" for way, points in ways.items()]
+    first = next(iter(ways.values()))
+    return "\n".join([head, "", *summary, "", *_by(ways, "strategy"), "", *_by(ways, "ranks"), "", *_every(first)])
 
 
 def _summary(points: Sequence[Point]) -> str:
@@ -57,12 +51,14 @@ def _mean(points: Iterable[Point]) -> float:
     return statistics.mean(point.accuracy for point in points)
 
 
-def _by(points: Sequence[Point], what: str) -> list[str]:
+def _by(ways: Ways, what: str) -> list[str]:
     key: Callable[[Point], object] = lambda point: getattr(point, what)  # noqa: E731
-    rows = [f"| {what} | points | mean accuracy | least |", "| --- | --- | --- | --- |"]
-    for value in dict.fromkeys(map(key, points)):
-        same = [point for point in points if key(point) == value]
-        rows.append(f"| {value} | {len(same)} | {_mean(same):.1%} | {min(p.accuracy for p in same):.1%} |")
+    titles = [f"{way} (least)" for way in ways]
+    rows = [f"| {what} | points | {' | '.join(titles)} |", "|" + " --- |" * (2 + len(titles))]
+    for value in dict.fromkeys(key(point) for points in ways.values() for point in points):
+        same = [[point for point in points if key(point) == value] for points in ways.values()]
+        cells = [f"{_mean(points):.1%} ({min(p.accuracy for p in points):.1%})" for points in same]
+        rows.append(f"| {value} | {len(same[0])} | {' | '.join(cells)} |")
     return rows
 
 

@@ -168,9 +168,12 @@ def test_pace_is_timed_on_the_ranks_that_ran_the_steps(pools: Pools) -> None:
     assert 0.01 < Sample.of([program], OperatorTable("some", tuple(timings)), 1).pace_on(pools[2]) < 100
 
 
-def test_predictions_are_summed_up_as_calibrated_and_at_the_pace_of_the_steps() -> None:
-    points = [Point("net", name, 2, 1.0, (1.0, 1.0), 0.5, 2.0) for name in ("data", "filter")]
-    text = section(points, "head")
+def test_predictions_are_summed_up_at_every_pace() -> None:
+    ways = {
+        way: [Point("net", name, 2, seconds, (1.0, 1.0), 2.0) for name in ("data", "filter")]
+        for way, seconds in (("as calibrated", 0.5), ("at the pace of the steps", 1.0))
+    }
+    text = section(ways, "head")
     assert "as calibrated: mean accuracy **50.0%**" in text
-    assert "at the pace of the steps (2.00 to 2.00): mean accuracy **100.0%**" in text
-    assert "pace of the steps" not in section([point.as_calibrated for point in points], "head")
+    assert "at the pace of the steps: mean accuracy **100.0%**" in text
+    assert "| filter | 1 | 50.0% (50.0%) | 100.0% (100.0%) |" in text

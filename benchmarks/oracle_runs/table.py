@@ -18,6 +18,8 @@ class Point:
     seconds_measured: tuple[float, ...]
     pace: float = 1.0
     """Of the machine beside the steps."""
+    computing: float = 1.0
+    """What is predicted of the busiest rank's own computations, over what its thread ran."""
 
     @property
     def measured(self) -> float:
@@ -41,9 +43,12 @@ def section(ways: Ways, head: str) -> str:
 
 def _summary(points: Sequence[Point]) -> str:
     found, of = _first_right(points)
+    computing = [point.computing for point in points]
     return (
         f"mean accuracy **{_mean(points):.1%}**; the best strategy was ranked first in {found} of {of} cases "
-        "(a network on a number of ranks; a strategy within the spread of the best counts as the best)."
+        "(a network on a number of ranks; a strategy within the spread of the best counts as the best); of "
+        f"computations alone {statistics.mean(computing):.2f} of what ranks' own threads ran is predicted, "
+        f"{min(computing):.2f} to {max(computing):.2f}."
     )
 
 

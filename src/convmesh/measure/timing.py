@@ -14,7 +14,7 @@ import torch.distributed as dist
 from convmesh.dist import OpenMesh
 from convmesh.dist.collectives import all_reduce
 
-LEAST_REPEATS, MOST_REPEATS = 5, 40
+LEAST_REPEATS, MOST_REPEATS = 5, 120
 SQUARE, ROWS = 256, 8192
 """Of the matrices that are computed with in between: a few milliseconds of a core, as layers take, and more memory than
 its caches hold."""
@@ -39,9 +39,9 @@ def together(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spel
     same moment, and the mean of a group's ranks has what they wait for the last of them. Of several groups the slowest
     counts.
     """
-    once = slowest(mesh, _elapsed(mesh, call, 1))
-    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
     work = _layer(mesh)
+    once = slowest(mesh, _elapsed(mesh, lambda: (work(), call())))
+    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
     meet(mesh)
     times = torch.tensor([_after_work(mesh, work, call) for _ in range(repeats)], dtype=torch.float64)
     times = all_reduce(times.to(mesh.device), mesh, AXES) / mesh.mesh.extent(AXES)
@@ -69,7 +69,7 @@ def _after_work(mesh: OpenMesh, work: Callable[[], object], call: Callable[[], o
 
 def one_by_one(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:
     """From when the last rank begins to when the last has ended, by the host's clock; ranks meet before each."""
-    repeats = max(3, min(MOST_REPEATS, int(seconds / slowest(mesh, _elapsed(mesh, call, 1)) / 2)))
+    repeats = max(3, min(MOST_REPEATS, int(seconds / slowest(mesh, _elapsed(mesh, call)) / 2)))
     found = []
     for _ in range(repeats):
         meet(mesh)
@@ -106,11 +106,10 @@ def meet(mesh: OpenMesh) -> None:
     slowest(mesh, 0.0)
 
 
-def _elapsed(mesh: OpenMesh, call: Callable[[], object], repeats: int) -> float:
+def _elapsed(mesh: OpenMesh, call: Callable[[], object]) -> float:
     meet(mesh)
     begun = time.perf_counter()
-    for _ in range(repeats):
-        call()
+    call()
     finish(mesh)
     return time.perf_counter() - begun
 

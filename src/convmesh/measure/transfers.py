@@ -163,13 +163,10 @@ def _curve(carrier: str, mesh: OpenMesh, found: Mapping[int, Spell]) -> Transfer
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
-    """More bytes take no less time; what seems so is noise, and the middle of those beside is nearer to the truth.
-
-    Of two the lesser: noise makes transfers longer, never shorter.
-    """
+    """More bytes take no less time; what seems so is noise, and the middle of those beside is nearer to the truth."""
     blocks: list[list[float]] = []
     for value in seconds:
         blocks.append([value])
-        while len(blocks) > 1 and statistics.median_low(blocks[-2]) > statistics.median_low(blocks[-1]):
+        while len(blocks) > 1 and statistics.median(blocks[-2]) > statistics.median(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
-    return tuple(statistics.median_low(block) for block in blocks for _ in block)
+    return tuple(statistics.median(block) for block in blocks for _ in block)

@@ -27,7 +27,7 @@ from convmesh.system.operators import Timing
 
 Clock = Callable[[Sequence[Call], "Repeats", int], tuple[float, float, float]]
 
-SETS = {"cpu": 8, "cuda": 3}
+SETS = 3
 """Of operands, at most."""
 BYTES_SETS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """All sets together need be no larger than this: no cache holds more for one operator."""
@@ -35,6 +35,8 @@ BYTES_CORE = 1 << 22
 """More than a core has in caches of its own."""
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 """Where Linux tells of a core's caches, those that it shares too."""
+CALLS_PROCESSOR = 9
+"""At most, of an operator on a processor: to empty caches takes longer than most operators."""
 CYCLES_PER_SECOND = 2e9
 """Not less than a GPU's clock."""
 
@@ -87,7 +89,7 @@ def clock_on(device: torch.device) -> Clock:
 def _calls(work: Work, device: torch.device) -> list[Call]:
     replay = Replay(device)
     room = BYTES_SETS[device.type] // max(1, work.bytes_moved)
-    count = max(1, min(SETS[device.type], room))
+    count = max(1, min(SETS, room))
     return [replay.call(work.call) for _ in range(count)]
 
 
@@ -98,7 +100,8 @@ def _on_processor(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple
     for call in (calls[-1], calls[0]):
         _seconds(call, other)
     each = (time.perf_counter() - begun) / 2
-    count = max(3, min(repeats.most, int(repeats.rounds * repeats.seconds_round / max(each, 1e-7))))
+    most = min(repeats.most, CALLS_PROCESSOR) if repeats.cold else repeats.most
+    count = max(3, min(most, int(repeats.rounds * repeats.seconds_round / max(each, 1e-7))))
     return *_middle([_seconds(calls[index % len(calls)], other) for index in range(count)]), 0.0
 
 

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import convmesh as cm
 from convmesh import models
 from convmesh.kernels.device import standing_for
 from convmesh.measure.clock import one_thread
-from convmesh.measure.operators import Repeats, distinct_works, time_works
+from convmesh.measure.operators import Repeats, bytes_of_caches, distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
 from convmesh.measure.replay import Replay
 from convmesh.measure.sending import SPLITS, measure_sending
@@ -166,6 +167,14 @@ def test_pace_is_timed_on_the_ranks_that_ran_the_steps(pools: Pools) -> None:
     program = program_of("lenet5")
     timings, _ = time_works(distinct_works([program]), CPU, SHORT)
     assert 0.01 < Sample.of([program], OperatorTable("some", tuple(timings)), 1).pace_on(pools[2]) < 100
+
+
+def test_the_largest_cache_is_found_where_linux_tells_of_it(tmp_path: Path) -> None:
+    assert bytes_of_caches(tmp_path) == 0
+    for index, size in enumerate(("32K", "1024K", "32768K")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert bytes_of_caches(tmp_path) == 32 << 20
 
 
 def test_predictions_are_summed_up_at_every_pace() -> None:

@@ -33,6 +33,8 @@ BYTES_SETS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """All sets together need be no larger than this: no cache holds more for one operator."""
 BYTES_CORE = 1 << 22
 """More than a core has in caches of its own."""
+BYTES_CACHES = 1 << 26
+"""What of a larger cache is emptied: all of it would take longer than it tells."""
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 """Where Linux tells of a core's caches, those that it shares too."""
 CALLS_PROCESSOR = 9
@@ -108,12 +110,12 @@ def _on_processor(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple
 @cache
 def _everything_else(active: int) -> torch.Tensor:
     """As much as a rank's part of the caches holds, while so many ranks fill them."""
-    return torch.zeros(max(BYTES_CORE, bytes_of_caches() // active) // 4)
+    return torch.zeros(max(BYTES_CORE, min(BYTES_CACHES, bytes_of_caches()) // active) // 4)
 
 
-def bytes_of_caches() -> int:
+def bytes_of_caches(folder: Path = CACHES) -> int:
     """Of the largest cache that the first core uses; 0 if the system does not say."""
-    sizes = (path.read_text().strip() for path in CACHES.glob("index*/size"))
+    sizes = (path.read_text().strip() for path in folder.glob("index*/size"))
     return max((int(size.removesuffix("K")) << 10 for size in sizes if size.endswith("K")), default=0)
 
 

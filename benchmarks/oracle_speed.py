@@ -1,0 +1,94 @@
+"""How long the oracle takes to answer: a search, a prediction for many GPUs, the help of a verb.
+
+python -m benchmarks.oracle_speed            prints the table of benchmarks/oracle_speed.md
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import convmesh as cm
+from benchmarks.timing import machine
+from convmesh import Mesh, models
+from convmesh.oracle import predict_programs
+from convmesh.parallel.predicting import programs_of, representatives
+
+REPEATS = 3
+SYSTEM = "dgx-a100"
+LARGEST = {
+    "data": Mesh(data=65_536),
+    "data+spatial": Mesh(data=4096, height=4, width=4),
+    "data+filter": Mesh(data=8192, filter=8),
+    "data+pipeline": Mesh(pipe=16, data=4096),
+}
+
+
+@dataclass(frozen=True)
+class Took:
+    """The first of some goes, which is what a user waits for, and the least of them."""
+
+    what: str
+    first: float
+    least: float
+    goal: float
+
+    def __str__(self) -> str:
+        verdict = "met" if self.first < self.goal else "missed"
+        return f"| {self.what} | {self.first:.2f} | {self.least:.2f} | < {self.goal:g} s: {verdict} |"
+
+
+def took(what: str, call: Callable[[], object], goal: float) -> Took:
+    found = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return Took(what, found[0], min(found), goal)
+
+
+def search() -> Took:
+    """All presets over all meshes, then mixes by layer."""
+    with torch.device("meta"):
+        model = models.create("resnet50")
+    return took(
+        "full search, resnet50, 4,096 GPUs",
+        lambda: cm.search(model, (131_072, 3, 224, 224), SYSTEM, gpus=4096),
+        10.0,
+    )
+
+
+def predict(strategy: str) -> Took:
+    """After lowering."""
+    with torch.device("meta"):
+        model = models.create("resnet50")
+    mesh = LARGEST[strategy]
+    plan = cm.plan(model, (65_536 * 16, 3, 224, 224), mesh, strategy)
+    programs, system = programs_of(plan, representatives(mesh, borders=True)), cm.System.load(SYSTEM)
+    return took(f"predict, resnet50, {strategy}, 65,536 GPUs", lambda: predict_programs(programs, system), 1.0)
+
+
+def help_of_plan() -> Took:
+    """A process of its own, without torch."""
+    verb = [sys.executable, "-m", "convmesh", "plan", "--help"]
+    return took("`convmesh plan --help`", lambda: subprocess.run(verb, check=True, capture_output=True), 0.5)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"{datetime.date.today()}, {machine()}, one thread; command: `python -m benchmarks.oracle_speed`\n")
+    print("| what | first of three s | least s | goal |\n| --- | --- | --- | --- |")
+    print(help_of_plan(), flush=True)
+    for strategy in LARGEST:
+        print(predict(strategy), flush=True)
+    print(search(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,12 @@ import re
 from pathlib import Path
 
 ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
-TITLE = "# How near the oracle comes\n\nEvery section was written by the command that it names, with every point.\n"
+TITLE = """# How near the oracle comes
+
+Every section was written by the command that it names, with every point. Peaks of memory have a page of their own
+([oracle_memory.md](../benchmarks/oracle_memory.md)), and so have steps on one GPU
+([oracle_gpu.md](../benchmarks/oracle_gpu.md)).
+"""
 
 
 def put_section(name: str, text: str, page: Path = ACCURACY) -> None:

@@ -14,8 +14,8 @@ LOSS = "loss"
 """The node of a program that has its loss in it."""
 OUTPUTS = "outputs"
 """Copies of the outputs of all micro-batches, which the last stage of a pipeline puts aside."""
-COPIES_LOOK = 1.75
-"""Of the outputs while they are looked at for numbers that are none: absolute values, and three truths of a byte."""
+TRUTHS_LOOK = 3
+"""For each value of the outputs, of a byte, while they are looked at for numbers that are none; and absolute values."""
 COPIES_LOSS = 2
 """Of the outputs that a loss has for a moment in backward: gradients of logarithms of probabilities, and of outputs."""
 
@@ -63,11 +63,19 @@ class Liveness:
         kept = here + self._bytes_elsewhere() if here else 0
         staged = self._program.stages > 1
         self._ledger.hold(OUTPUTS, kept * self._program.repeats if staged else 0, "activations")
-        self._ledger.moment("forward", "loss", kept if staged else kept + int(COPIES_LOOK * here))
+        self._ledger.moment("forward", "loss", kept + (self._bytes_look() if here and not staged else 0))
         self._release(key for name in self._ends() for key in self._main.tensors[name])
-        self._ledger.moment("backward", "loss", kept + COPIES_LOSS * kept)
+        self._ledger.moment("backward", "loss", (1 + COPIES_LOSS) * kept)
         self._seed(own=True)
         self._kept_by_loss = kept
+
+    def _bytes_look(self) -> int:
+        """Of a look at this rank's outputs."""
+        found = 0
+        for node in map(self._nodes.__getitem__, self._ends()):
+            for dtype, size in zip(node.dtypes, node.bytes_outputs(self._program.rank), strict=True):
+                found += size + TRUTHS_LOOK * size // BYTES_OF.get(dtype, 4)
+        return found
 
     def _bytes_elsewhere(self) -> int:
         """Of the outputs' channels what other ranks hold: they come together for the loss."""

@@ -13,7 +13,7 @@ import convmesh as cm
 from convmesh import Mesh, models
 from convmesh.parallel.calls import written
 from convmesh.parallel.recorder import FREE
-from convmesh.plan import Transfer, Work
+from convmesh.plan import Transfer, Wait, Work
 from tests.conftest import Pools
 from tests.parallel.training import fresh
 
@@ -104,6 +104,21 @@ def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:
     mesh = Mesh(data=2, height=2)
     for told, messages, sent, calls in pools[4].run(sent_in_a_step, "resnet18", mesh, "data+spatial", "sharded"):
         assert (+sent, +calls) == (+told, +messages)
+
+
+def test_every_transfer_is_waited_for_once_where_backward_comes_in_two_parts() -> None:
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(4))
+    )
+    plan = cm.plan(model, (8, 4, 16, 16), Mesh(pipe=2, data=2), "data+pipeline", schedule="zero-bubble")
+    program = cm.lower_plan(plan, 2).program
+    split = [node for node in program.nodes if node.weight_steps and any(isinstance(s, Wait) for s in node.backward)]
+    assert split
+    for node in split:
+        sent = [index for index, step in enumerate(node.backward) if isinstance(step, Transfer)]
+        waits = [(at, number) for at, s in enumerate(node.backward) if isinstance(s, Wait) for number in s.transfers]
+        assert sorted(number for _, number in waits) == [*range(len(sent))]
+        assert all(sent[number] < at for at, number in waits)
 
 
 def test_a_program_of_any_rank_of_65536_is_made_here() -> None:

@@ -219,14 +219,14 @@ def _split_backward(
     kept = [t.grad_fn for t in ends]  # or torch 2.11 loses the functions that weight gradients start from
     arriving = [gradient for gradient in given if gradient is not None]
     before = storages.start(arriving)
-    with recorded(mesh) as steps, storages:
-        gradients, groups = stage_backward_input(ends, arriving, sources, iter(weights))
-    bytes_inputs, before = storages.bytes_peak - before, storages.start()
-    with recorded(mesh) as weight_steps, storages:
-        stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
+    with recorded(mesh) as steps:  # one record: waits number the transfers of both parts
+        with storages:
+            gradients, groups = stage_backward_input(ends, arriving, sources, iter(weights))
+        found, bytes_inputs, before = len(steps), storages.bytes_peak - before, storages.start()
+        with storages:
+            stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
     kept.clear()
-    bytes_weights = storages.bytes_peak - before
-    return Backward([*steps, *weight_steps], list(gradients), bytes_inputs, len(weight_steps), bytes_weights)
+    return Backward(steps, list(gradients), bytes_inputs, len(steps) - found, storages.bytes_peak - before)
 
 
 def _other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:

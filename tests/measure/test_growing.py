@@ -1,9 +1,15 @@
-"""What ranks that time operators at once say together."""
+"""What ranks that time operators at once say together, and how they share the work."""
 
 import pytest
+import torch
 
-from convmesh.measure.growing import of_slowest
-from convmesh.system.operators import Timing
+from convmesh.measure.growing import Growing, of_slowest
+from convmesh.measure.operators import Repeats
+from convmesh.plan import Work
+from convmesh.system.operators import OperatorTable, Timing
+
+CPU = torch.device("cpu")
+SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
 def timed(call: str, seconds: float) -> Timing:
@@ -25,3 +31,18 @@ def test_operators_take_as_long_as_on_the_slowest_core() -> None:
 def test_a_rank_that_timed_nothing_slows_nobody() -> None:
     assert of_slowest([[timed("relu", 1.0)], []])[0].seconds == pytest.approx(1.0)
     assert of_slowest([]) == []
+
+
+def test_pools_of_ranks_share_the_operators_and_the_time() -> None:
+    works = [Work("relu", ((n,),), ((n,),), "float32", n, 8 * n, call=f"relu.default(float32({n}))") for n in SIZES]
+    told: list[str] = []
+    growing = Growing(device=CPU, repeats=Repeats(seconds_round=1e-4), keep=lambda _: None, progress=told.append)
+    table = growing.extended(OperatorTable("cpu", ()), works, 1, seconds=60.0)
+    assert {timing.call for timing in table.timings} == {work.call for work in works}
+    assert told == [f"operators 1 to {n} of {n}, turn {turn} of 4" for turn, n in enumerate((2, 2, 1, 1), 1)]
+    told.clear()
+    assert growing.extended(table, works, 1, seconds=60.0) is table
+    assert not told, "what is known is not timed again"
+    late = growing.extended(OperatorTable("cpu", ()), works, 1, seconds=-1.0)
+    assert not late.timings
+    assert [line.split(":")[0] for line in told] == ["out of time"] * 4

@@ -1,8 +1,10 @@
 """Measured transfers: every carrier through the runtime, sizes held out, and what computing beside them costs."""
 
 import statistics
+from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convmesh.dist import open_mesh
 from convmesh.layout import Mesh
@@ -10,7 +12,7 @@ from convmesh.measure.carriers import MAKERS
 from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.spawned import spawned
 from convmesh.measure.timing import together
-from convmesh.measure.transfers import Effort, measure_ranks
+from convmesh.measure.transfers import Effort, measure_posting, measure_ranks, once_posted
 from convmesh.system.curves import TransferCurve
 from convmesh.system.transfers import Overlap, TransferTable
 from tests.conftest import Pools
@@ -50,6 +52,45 @@ def test_a_table_of_a_few_seconds_has_every_carrier(pools: Pools) -> None:
         assert 1e6 < 1 / curve.seconds_per_byte < 1e11, curve.carrier
     longer = [curve.seconds[-1] > curve.seconds_floor for curve in table.curves]
     assert sum(longer) > len(longer) / 2, "a mebibyte takes longer than 64 bytes, but for a stumble of a busy machine"
+
+
+class Copies(TorchDispatchMode):
+    """Counts operators that copy values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += int(func._schema.name in ("aten::clone", "aten::copy_", "aten::cat"))
+        return func(*args, **(kwargs or {}))
+
+
+def copies(ranks: int, carrier: str) -> int:
+    once = MAKERS[carrier](open_mesh(Mesh(filter=ranks)), 48_000)
+    seen = Copies()
+    with seen:
+        once()
+    return seen.count
+
+
+@pytest.mark.parametrize("carrier", ["neighbour", "all_gather"])
+def test_copies_are_not_timed_with_transfers(pools: Pools, carrier: str) -> None:
+    """They are computations of a program, and would count twice."""
+    assert pools[4].run(copies, 4, carrier) == [0, 0, 0, 0]
+
+
+def test_posting_takes_a_thread_some_time_where_nodes_send(pools: Pools) -> None:
+    first, second = pools[2].run(measure_posting, ("all_reduce", "neighbour", "stage", "broadcast"))
+    assert first == second
+    assert set(first) == {"all_reduce", "neighbour"}
+    assert all(1e-6 < seconds < 0.01 for seconds in first.values())
+
+
+def test_a_curve_begins_when_a_transfer_is_posted() -> None:
+    curve = TransferCurve(carrier="neighbour", ranks=2, active=2, bytes_sent=(64, 1 << 20), seconds=(0.5e-3, 2e-3))
+    assert once_posted(curve, 0.2e-3).seconds == pytest.approx((0.3e-3, 1.8e-3))
+    assert once_posted(curve, 9.9e-3).seconds == pytest.approx((0.1e-3, 0.4e-3)), "something is always on its way"
 
 
 def held_out(rounds: int) -> list[float]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.exchange import Pieces, fetch, start
+from convmesh.dist.exchange import Pieces, start
 from convmesh.dist.flat import (
     FlatBuffer,
     start_broadcast,
@@ -18,7 +18,7 @@ from convmesh.dist.flat import (
     start_sum_scatter,
 )
 from convmesh.layout import Layout
-from convmesh.layout.exchange import ExchangePlan, plan_conversion
+from convmesh.layout.exchange import Carrier, ExchangePlan, plan_conversion
 from convmesh.measure.timing import AXES
 from convmesh.ops.sharded import Sharded
 from convmesh.parallel.pipeline.wire import Parcel
@@ -36,12 +36,11 @@ def _sum(mesh: OpenMesh, bytes_sent: int) -> Once:
 
 
 def _gather(mesh: OpenMesh, bytes_sent: int) -> Once:
-    """Channels that all ranks need: gathered and put in place; of two ranks, parts of a flat buffer."""
+    """Channels that all ranks need; of two ranks, parts of a flat buffer."""
     ranks = mesh.mesh.extent(AXES)
     if ranks > 2:
         before, after = _layouts(mesh, bytes_sent, {1: AXES}, {})
-        plan, local = plan_conversion(before, after, mesh.rank), _shard(before, mesh)
-        return lambda: fetch(mesh, plan, local)
+        return _sending(mesh, plan_conversion(before, after, mesh.rank), _shard(before, mesh), "all_gather")
     part, whole = _part_and_whole(mesh, bytes_sent)
     return lambda: start_gather(whole, part, mesh, AXES).wait()
 
@@ -62,15 +61,13 @@ def _sum_at_root(mesh: OpenMesh, bytes_sent: int) -> Once:
 
 
 def _neighbour(mesh: OpenMesh, bytes_sent: int) -> Once:
-    """Rows become columns: everybody has a message for everybody else, packed and put in place."""
-    plan, local = _conversion(mesh, bytes_sent)
-    return lambda: fetch(mesh, plan, local)
+    """Columns become rows: everybody has a message for everybody else."""
+    return _sending(mesh, *_conversion(mesh, bytes_sent), "neighbour")
 
 
 def _all_to_all(mesh: OpenMesh, bytes_sent: int) -> Once:
     """The same messages in one collective, as meshes of many ranks send them."""
-    plan, local = _conversion(mesh, bytes_sent)
-    return lambda: start(mesh, plan.forward, "all_to_all", AXES, Pieces([(plan.held, local)], local)).wait()
+    return _sending(mesh, *_conversion(mesh, bytes_sent), "all_to_all")
 
 
 def _stage(mesh: OpenMesh, bytes_sent: int) -> Once:
@@ -105,8 +102,15 @@ def _wait(op: dist.P2POp) -> None:
         work.wait()
 
 
+def _sending(mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, carrier: Carrier) -> Once:
+    """Posts and waits. Copies before and after are the program's own computations: what is sent here lies in one run
+    (a collective of all with all joins its pieces), and what arrives stays where it is."""
+    payload = Pieces([(plan.held, local)], local)
+    return lambda: start(mesh, plan.forward, carrier, AXES, payload).wait()
+
+
 def _conversion(mesh: OpenMesh, bytes_sent: int) -> tuple[ExchangePlan, torch.Tensor]:
-    before, after = _layouts(mesh, bytes_sent, {0: AXES}, {1: AXES})
+    before, after = _layouts(mesh, bytes_sent, {1: AXES}, {0: AXES})
     return plan_conversion(before, after, mesh.rank), _shard(before, mesh)
 
 
@@ -148,6 +152,9 @@ MAKERS: dict[str, Maker] = {
 
 ONE_WAY = frozenset({"broadcast", "reduce"})
 """Some ranks are done before others have begun: repetitions would run into each other."""
+
+BESIDE_NODES = ONE_WAY | {"stage"}
+"""No node of a network sends these: what posting them takes is nowhere else."""
 
 TURNS = {"stage": 2}
 """Transfers one after the other in what is timed."""

@@ -18,6 +18,8 @@ from convmesh.testing import RankPool
 
 AT_ONCE = 40
 """Operators between two writes of the table."""
+POOLS = 4
+"""Of ranks, one after the other: where a system puts them is a matter of luck, and two cores may be one in truth."""
 
 Keep = Callable[[OperatorTable], None]
 TimeWorks = Callable[..., list[tuple[list[Timing], list[str]]]]
@@ -36,23 +38,36 @@ class Growing:
     def extended(self, table: OperatorTable, works: Sequence[Work], active: int, seconds: float) -> OperatorTable:
         """The table with the works that it lacks, timed on `active` ranks at once, for so long at most.
 
-        The heaviest come first: what there is no time for is left to the next calibration, or to interpolation.
+        The heaviest come first: what there is no time for is left to the next calibration, or to interpolation. On
+        processors several pools of ranks share the work, operators of all sizes each, so that a network's are timed
+        where chance puts its ranks in the mean.
         """
         missing = [work for work in works if table.find(work.call, active) is None]
         missing.sort(key=lambda work: (work.flops, work.bytes_moved), reverse=True)
-        with self._ranks(active if missing else 0) as timed:
-            return self._grown(table, missing, active, timed, time.monotonic() + seconds)
+        pools = min(len(missing), POOLS if self.device.type == "cpu" else 1)
+        end = time.monotonic() + seconds
+        for number in range(pools):
+            now = time.monotonic()
+            told = f"{_on(active)}, turn {number + 1} of {pools}" if pools > 1 else _on(active)
+            with self._ranks(active) as timed:
+                until = now + (end - now) / (pools - number)
+                table = self._grown(table, missing[number::pools], timed, until, active, told)
+        return table
 
     def _grown(
-        self, table: OperatorTable, missing: Sequence[Work], active: int, timed: TimeWorks, until: float
+        self,
+        table: OperatorTable,
+        missing: Sequence[Work],
+        timed: TimeWorks,
+        until: float,
+        active: int,
+        told: str,
     ) -> OperatorTable:
         for begin in range(0, len(missing), AT_ONCE):
             if time.monotonic() > until:
-                self.progress(f"out of time: {len(missing) - begin} operators left for the next calibration")
+                self.progress(f"out of time: {len(missing) - begin} operators left for the next calibration{told}")
                 break
-            self.progress(
-                f"operators {begin + 1} to {min(begin + AT_ONCE, len(missing))} of {len(missing)}{_on(active)}"
-            )
+            self.progress(f"operators {begin + 1} to {min(begin + AT_ONCE, len(missing))} of {len(missing)}{told}")
             found = timed(list(missing[begin : begin + AT_ONCE]), self.device, self.repeats, active)
             table = table.merged(replace(table, timings=tuple(of_slowest([timings for timings, _ in found]))))
             self.keep(table)
@@ -61,7 +76,7 @@ class Growing:
     @contextmanager
     def _ranks(self, active: int) -> Iterator[TimeWorks]:
         """Times works on forked ranks at once; beside a GPU in this process, which cannot fork."""
-        if self.device.type == "cuda" or not active:
+        if self.device.type == "cuda":
             yield lambda *args: [time_works(*args)]
             return
         with RankPool(active, seconds_timeout=300) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -10,14 +11,19 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.collectives import all_reduce
 
 LEAST_REPEATS, MOST_REPEATS = 5, 120
-SQUARE, ROWS = 256, 8192
-"""Of the matrices that are computed with in between: a few milliseconds of a core, as layers take, and more memory than
-its caches hold."""
+SHAPE = (4, 64, 28, 28)
+"""Of what is computed with in between: a layer that takes a core a few milliseconds."""
+INPUTS = 12
+"""Of that layer, in turn: more memory than a core's caches hold."""
+SQUARE = 256
+"""Of the matrices that are multiplied in its place where ranks take turns on cores."""
+POSTINGS = 40
 AXES = ("filter",)
 """The mesh axis that transfers are measured along; the groups along it work side by side."""
 OTHERS = ("data",)
@@ -35,27 +41,43 @@ def together(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spel
     """What `call` takes ranks that computed before it, as in a network; the same on all ranks.
 
     One call right after another would find threads and connections awake, their code at hand, and cores whose turn it
-    is not yet over: it would take a third of the time. Ranks that do the same do not end it at the
-    same moment, and the mean of a group's ranks has what they wait for the last of them. Of several groups the slowest
-    counts.
+    is not yet over: it would take a third of the time, and after a sum over memory instead of a layer, two thirds.
+    Ranks that do the same do not end it at the same moment, now one, now another: what they wait for the last of them
+    is in the mean. A rank that is always last has the slowest core, for which operators were timed, and is not waited
+    for twice: of a group's ranks the one that waits least counts. Of several groups the slowest does.
     """
     work = _layer(mesh)
     once = slowest(mesh, _elapsed(mesh, lambda: (work(), call())))
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
     meet(mesh)
-    times = torch.tensor([_after_work(mesh, work, call) for _ in range(repeats)], dtype=torch.float64)
-    times = all_reduce(times.to(mesh.device), mesh, AXES) / mesh.mesh.extent(AXES)
-    return mean_spell(all_reduce(times, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
+    own = mean_spell([_after_work(mesh, work, call) for _ in range(repeats)])
+    found = torch.tensor([own.seconds, own.spread], dtype=torch.float64, device=mesh.device)
+    least = all_reduce(found, mesh, AXES, dist.ReduceOp.MIN)
+    return Spell(*all_reduce(least, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
 
 
 def _layer(mesh: OpenMesh) -> Callable[[], object]:
-    """Computes about as long as a layer does; where ranks take turns on cores, for less than a turn, since what they
-    wait for each other's turns is priced with their computations."""
-    square = torch.ones(SQUARE, SQUARE, device=mesh.device)
+    """Computes as a layer does; where ranks take turns on cores, for less than a turn, since what they wait for each
+    other's turns is priced with their computations."""
     if mesh.device.type == "cpu" and mesh.mesh.size > len(os.sched_getaffinity(0)):
+        square = torch.ones(SQUARE, SQUARE)
         return lambda: torch.mm(square, square)
-    rows = torch.ones(ROWS, SQUARE, device=mesh.device)
-    return lambda: torch.mm(rows.add_(1)[: 2 * SQUARE], square)
+    channels = SHAPE[1]
+    layer = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
+    layer.to(mesh.device).requires_grad_(False)
+    inputs = itertools.cycle([torch.randn(SHAPE, device=mesh.device) for _ in range(INPUTS)])
+    return lambda: layer(next(inputs))
+
+
+def posting(mesh: OpenMesh, call: Callable[[], object]) -> float:
+    """What `call` takes this rank's own thread, which does not wait; the least of the ranks'."""
+    found = []
+    for _ in range(POSTINGS):
+        begun = time.thread_time()
+        call()
+        found.append(time.thread_time() - begun)
+    own = torch.tensor([statistics.median(found)], dtype=torch.float64)
+    return float(all_reduce(own, mesh, tuple(mesh.mesh.axes), dist.ReduceOp.MIN))
 
 
 def _after_work(mesh: OpenMesh, work: Callable[[], object], call: Callable[[], object]) -> float:

@@ -7,17 +7,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.layout import Mesh
-from convmesh.measure.carriers import MAKERS, ONE_WAY, TURNS
+from convmesh.measure.carriers import BESIDE_NODES, MAKERS, ONE_WAY, TURNS
 from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.spawned import spawned
-from convmesh.measure.timing import AXES, Spell, one_by_one, slowest, together
+from convmesh.measure.timing import AXES, Spell, one_by_one, posting, slowest, together
 from convmesh.system.curves import TransferCurve
 from convmesh.system.transfers import Overlap, TransferTable
 from convmesh.testing import RankPool
@@ -37,6 +37,9 @@ SECONDS_LONGEST = 0.3
 
 LEAST_SIZES = 3
 """Of every curve, however slow."""
+
+LEAST_SHARE = 0.2
+"""Of what a transfer takes: no less than this is on its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +83,12 @@ def measure_transfers(
 ) -> TransferTable:
     """The table of this host: ranks of one thread each, joined as training on it would be."""
     chosen = effort or Effort()
+    own = forked(2, measure_posting, chosen.carriers)[0] if backend == "gloo" else {}
     curves: list[TransferCurve] = []
     overlaps: list[Overlap] = []
     for ranks in chosen.ranks:
         measured, overlap = (launch or forked)(ranks, measure_ranks, chosen)[0]
-        curves += measured
+        curves += [once_posted(curve, own.get(curve.carrier, 0.0)) for curve in measured]
         overlaps.append(overlap)
     return TransferTable(
         backend=backend,
@@ -105,6 +109,20 @@ def forked(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
     """On ranks forked from this process and joined by Gloo."""
     with RankPool(ranks, seconds_timeout=300) as pool:
         return pool.run(call, *args)
+
+
+def measure_posting(carriers: Sequence[str]) -> dict[str, float]:
+    """By carrier what the smallest transfer between two ranks takes the thread that posts it.
+
+    Nodes that send have it among what their Python takes, which was measured on two ranks too.
+    """
+    mesh = open_mesh(Mesh(filter=2))
+    return {name: posting(mesh, MAKERS[name](mesh, BYTES_LEAST)) for name in carriers if name not in BESIDE_NODES}
+
+
+def once_posted(curve: TransferCurve, seconds_own: float) -> TransferCurve:
+    """From when it is posted on."""
+    return replace(curve, seconds=tuple(max(LEAST_SHARE * s, s - seconds_own) for s in curve.seconds))
 
 
 def measure_ranks(effort: Effort) -> tuple[list[TransferCurve], Overlap]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from convmesh.errors import UnknownNameError
 from convmesh.layout.mesh import Mesh
 from convmesh.oracle.assumptions import Assumptions
-from convmesh.oracle.collectives.messages import seconds_all_to_all, seconds_message, seconds_packing, seconds_unpacking
+from convmesh.oracle.collectives.messages import seconds_all_to_all, seconds_message, seconds_packing
 from convmesh.oracle.collectives.methods import PASSES, fastest
 from convmesh.oracle.collectives.shape import Crossing, Shape
 from convmesh.oracle.estimate import Basis, Estimate
@@ -42,7 +42,10 @@ class TransferModel:
         return found or DEVICE_OVERLAP
 
     def transfer(self, transfer: Transfer, rank: int) -> Estimate:
-        """Seconds from when all ranks of a group have posted it to when all of them have its result."""
+        """Seconds from when all ranks of a group have posted it to when all of them have its result.
+
+        What is copied before and after is among the program's computations; a stage's message alone has it in itself.
+        """
         if transfer.peer is not None:
             return self.exchange((transfer,), rank)
         key = (transfer.carrier, transfer.axes, transfer.bytes_sent)
@@ -78,12 +81,10 @@ class TransferModel:
         shape = self._shape(transfer.axes)
         if carrier == "all_to_all":
             seconds = seconds_all_to_all(shape, bytes_sent, self._system.collectives.methods)
-            return self._modelled(shape, seconds + seconds_packing(self._system.device, bytes_sent))
+            return self._modelled(shape, seconds)
         if carrier not in PASSES:
             raise UnknownNameError.of("carrier", carrier, [*PASSES, "all_to_all", "neighbour", "stage"])
         seconds = fastest(carrier, shape, bytes_sent, self._system.collectives.methods).seconds
-        if carrier == "all_gather":
-            seconds += seconds_unpacking(self._system.device, bytes_sent, ranks - 1)
         return self._modelled(shape, seconds)
 
     def _messages(self, ways: tuple[tuple[str, int, _Way], ...]) -> Estimate:
@@ -100,7 +101,8 @@ class TransferModel:
             latency = float(crossing.level.seconds_latency)
             by_level[crossing.level.name] = by_level.get(crossing.level.name, 0.0) + taken - latency
             latest = max(latest, latency)
-        return self._modelled(shape, latest + max(by_level.values()) + seconds_packing(self._system.device, total))
+        packing = seconds_packing(self._system.device, total) if carrier == "stage" else 0.0
+        return self._modelled(shape, latest + max(by_level.values()) + packing)
 
     def _way(self, message: Transfer, rank: int) -> _Way:
         """Along which axes a message goes and how far; a stage's also over which level, which others need not share."""

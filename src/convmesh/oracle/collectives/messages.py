@@ -17,15 +17,9 @@ def seconds_message(crossing: Crossing, bytes_sent: float, senders: int) -> floa
 
 
 def seconds_packing(device: Device, bytes_sent: float) -> float:
-    """Values are copied into a buffer that travels, and out of the one that arrives: read and written twice."""
+    """A stage's values are copied into the run that travels, and used where they arrive."""
     bandwidth = float(device.bytes_per_second_memory) * float(device.fraction_memory)
-    return 2 * float(device.seconds_launch) + 4 * bytes_sent / bandwidth
-
-
-def seconds_unpacking(device: Device, bytes_arrived: float, parts: int) -> float:
-    """What arrived in one run is put where it belongs, part by part."""
-    bandwidth = float(device.bytes_per_second_memory) * float(device.fraction_memory)
-    return max(parts * float(device.seconds_launch), 2 * bytes_arrived / bandwidth)
+    return float(device.seconds_launch) + 2 * bytes_sent / bandwidth
 
 
 def seconds_all_to_all(shape: Shape, bytes_sent: float, methods: tuple[Method, ...]) -> float:

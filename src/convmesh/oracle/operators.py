@@ -17,6 +17,8 @@ from convmesh.plan.program import Shape, Work
 from convmesh.system.operators import OperatorTable, Timing
 
 NEAREST = 4
+ORDERS = 4.0
+"""What an operand that lies in memory otherwise counts, beside sizes: mixed orders can take five times as long."""
 FEATURES = 13
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -71,7 +73,7 @@ def features_of(work: Work) -> list[float]:
     per_byte = math.log((work.flops + 1) / (work.bytes_moved + 1))  # tells dense from grouped convolutions
     orders = work.call.count("last="), work.call.count("strides=")
     sizes = [math.log(work.flops + 1), math.log(work.bytes_moved + 1), *_sizes(first), *_sizes(second)]
-    return [*sizes, 2 * per_byte, *map(float, orders)]
+    return [*sizes, 2 * per_byte, *(ORDERS * count for count in orders)]
 
 
 def _sizes(shape: Sequence[int]) -> list[float]:

@@ -26,6 +26,16 @@ TimeWorks = Callable[..., list[tuple[list[Timing], list[str]]]]
 """`time_works`, on every rank."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One pool's: how many ranks it has, what times on all of them, until when, and what to call it."""
+
+    active: int
+    timed: TimeWorks
+    until: float
+    told: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growing:
     """How a table is extended, and for how long at most."""
@@ -50,25 +60,17 @@ class Growing:
             now = time.monotonic()
             told = f"{_on(active)}, turn {number + 1} of {pools}" if pools > 1 else _on(active)
             with self._ranks(active) as timed:
-                until = now + (end - now) / (pools - number)
-                table = self._grown(table, missing[number::pools], timed, until, active, told)
+                turn = _Turn(active, timed, now + (end - now) / (pools - number), told)
+                table = self._grown(table, missing[number::pools], turn)
         return table
 
-    def _grown(
-        self,
-        table: OperatorTable,
-        missing: Sequence[Work],
-        timed: TimeWorks,
-        until: float,
-        active: int,
-        told: str,
-    ) -> OperatorTable:
+    def _grown(self, table: OperatorTable, missing: Sequence[Work], turn: _Turn) -> OperatorTable:
         for begin in range(0, len(missing), AT_ONCE):
-            if time.monotonic() > until:
-                self.progress(f"out of time: {len(missing) - begin} operators left for the next calibration{told}")
+            if time.monotonic() > turn.until:
+                self.progress(f"out of time: {len(missing) - begin} operators left for the next calibration{turn.told}")
                 break
-            self.progress(f"operators {begin + 1} to {min(begin + AT_ONCE, len(missing))} of {len(missing)}{told}")
-            found = timed(list(missing[begin : begin + AT_ONCE]), self.device, self.repeats, active)
+            self.progress(f"operators {begin + 1} to {min(begin + AT_ONCE, len(missing))} of {len(missing)}{turn.told}")
+            found = turn.timed(list(missing[begin : begin + AT_ONCE]), self.device, self.repeats, turn.active)
             table = table.merged(replace(table, timings=tuple(of_slowest([timings for timings, _ in found]))))
             self.keep(table)
         return table

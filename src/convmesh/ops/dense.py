@@ -6,6 +6,7 @@ The contracted dim must be whole: where it is cut, its axes are freed as for a r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
-from convmesh.layout import Cut, Partition
+from convmesh.layout import Cut, Layout, Partition
 from convmesh.ops.channel_layers import cut_linear, is_cut
 from convmesh.ops.registry import implements
 from convmesh.ops.reshape import make_whole
@@ -63,8 +64,14 @@ def _shape(x: Any) -> str:
     return f"{type(x).__name__}{tuple(x.shape)}"
 
 
+@cache
+def _with_features(layout: Layout, features: int) -> Layout:
+    """With a last dim of so many elements, which is not cut."""
+    return layout.replacing({len(layout.cuts) - 1: Cut((), Partition.even(features, 1))})
+
+
 def _dense(product: Callable[..., torch.Tensor], x: Sharded, features: int, *weights: Weight | None) -> Sharded:
     whole = make_whole(x, [x.dim() - 1])
-    work = whole.layout.replacing({x.dim() - 1: Cut((), Partition.even(features, 1))})
+    work = _with_features(whole.layout, features)
     gathered = (weight.gather() if isinstance(weight, Sharded) else weight for weight in weights)
     return Sharded(product(whole.local, *weights_over(x.mesh, work.axes, *gathered)), work, x.mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,11 +24,26 @@ REORDERING: tuple[Callable[..., Any], ...] = (
 def _register(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
-        # torch itself reads the arguments, on a tensor without data whose extents tell its dims apart.
-        probe = torch.empty([2 + dim for dim in range(x.dim())], device="meta")
-        order = [extent - 2 for extent in function(probe, *args, **kwargs).shape]
-        layout = Layout(x.mesh.mesh, [x.layout.cuts[dim] for dim in order])
-        return Sharded(x.local.permute(order), layout, x.mesh)
+        named = tuple((name, _fixed(value)) for name, value in kwargs.items())
+        order = _order(function, x.dim(), tuple(map(_fixed, args)), named)
+        return Sharded(x.local.permute(order), _reordered(x.layout, order), x.mesh)
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@cache
+def _order(function: Callable[..., Any], dims: int, args: tuple[Any, ...], named: tuple[Any, ...]) -> tuple[int, ...]:
+    """What a call makes of the order of so many dims."""
+    # torch itself reads the arguments, on a tensor without data whose extents tell its dims apart.
+    probe = torch.empty([2 + dim for dim in range(dims)], device="meta")
+    return tuple(extent - 2 for extent in function(probe, *args, **dict(named)).shape)
+
+
+@cache
+def _reordered(layout: Layout, order: tuple[int, ...]) -> Layout:
+    return Layout(layout.mesh, [layout.cuts[dim] for dim in order])
 
 
 for _function in REORDERING:

@@ -1,10 +1,10 @@
-"""Exchange plans, made once for each layout and operator and kept."""
+"""Exchange plans and layouts, made once for each layout and operator and kept."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from convmesh.layout import ExchangePlan, Layout, plan_conversion, plan_exchange
+from convmesh.layout import ExchangePlan, Layout, Mesh, plan_conversion, plan_exchange
 from convmesh.layout.maps import DimMap, demand, out_shape
 
 Maps = tuple[DimMap, ...]
@@ -19,6 +19,12 @@ def halo(source: Layout, work: Layout, maps: Maps, rank: int) -> ExchangePlan:
 @cache
 def conversion(source: Layout, target: Layout, rank: int) -> ExchangePlan:
     return plan_conversion(source, target, rank)
+
+
+@cache
+def replicated_layout(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
+    """Of a tensor that every rank holds whole."""
+    return Layout.of(mesh, shape)
 
 
 @cache

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from convmesh.layout import Cut, Layout
-from convmesh.layout.maps import DimMap, Same, Spread
+from convmesh.layout.maps import Same, Spread
 from convmesh.ops.fetch import fetch
+from convmesh.ops.plans import Maps
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded, on_mesh
 
@@ -79,12 +81,12 @@ def line_up(*operands: Any) -> tuple[list[Any], Layout, Any]:
     if all(isinstance(o, Sharded) and o.layout == first.layout for o in operands):  # most often: nothing to line up
         return [o.local for o in operands], first.layout, first.mesh
     tensors = [on_mesh(o, first.mesh) if isinstance(o, (Sharded, torch.Tensor)) else o for o in operands]
-    sharded = [t for t in tensors if isinstance(t, Sharded)]
-    layout = broadcast_layout([t.layout for t in sharded])
+    layout = broadcast_layout(tuple(t.layout for t in tensors if isinstance(t, Sharded)))
     return [_local_part(t, layout) if isinstance(t, Sharded) else t for t in tensors], layout, first.mesh
 
 
-def broadcast_layout(layouts: list[Layout]) -> Layout:
+@cache
+def broadcast_layout(layouts: tuple[Layout, ...]) -> Layout:
     """The result's layout: each dim is cut as in the first operand that cuts it, else whole."""
     shape = torch.broadcast_shapes(*(layout.shape for layout in layouts))
     chosen: dict[int, Cut] = {}
@@ -101,12 +103,16 @@ def broadcast_layout(layouts: list[Layout]) -> Layout:
 
 def _local_part(x: Sharded, work: Layout) -> torch.Tensor:
     """The operand's indices that broadcast onto this rank's box of the result."""
-    lead = len(work.cuts) - x.dim()
-    if lead:
-        local = x.local.reshape((1,) * lead + tuple(x.local.shape))
-        whole = Layout.of(x.mesh.mesh, (1,) * lead)
-        x = Sharded(local, Layout(x.mesh.mesh, (*whole.cuts, *x.layout.cuts)), x.mesh)
-    maps: tuple[DimMap, ...] = tuple(
-        Same() if n == out else Spread(out) for n, out in zip(x.layout.shape, work.shape, strict=True)
-    )
+    layout, maps = _spread_onto(x.layout, work)
+    if lead := len(work.cuts) - x.dim():
+        x = Sharded(x.local.reshape((1,) * lead + tuple(x.local.shape)), layout, x.mesh)
     return fetch(x, work, maps)
+
+
+@cache
+def _spread_onto(source: Layout, work: Layout) -> tuple[Layout, Maps]:
+    """An operand's layout with dims of extent 1 in front of it as far as they lack, and how it spreads over `work`."""
+    lead = Layout.of(source.mesh, (1,) * (len(work.cuts) - len(source.cuts)))
+    layout = Layout(source.mesh, (*lead.cuts, *source.cuts))
+    pairs = zip(layout.shape, work.shape, strict=True)
+    return layout, tuple(Same() if n == out else Spread(out) for n, out in pairs)

@@ -65,8 +65,10 @@ def make_whole(x: Sharded, dims: Sequence[int]) -> Sharded:
 def whole_layout(layout: Layout, dims: Sequence[int]) -> Layout:
     """The layout of `make_whole`. A sample dim that is itself made whole takes no axes."""
     freed = layout.axes_of(dims)
+    if not freed:
+        return layout
     whole = layout.with_whole([dim for dim in dims if layout.is_cut(dim)])
-    if not freed or 0 in {dim % len(layout.cuts) for dim in dims}:
+    if 0 in {dim % len(layout.cuts) for dim in dims}:
         return whole
     axes = (*layout.cuts[0].axes, *freed)
     samples, parts = layout.shape[0], layout.mesh.extent(axes)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from convmesh.dist import OpenMesh, exchange
 from convmesh.errors import LayoutError, UnsupportedError
 from convmesh.layout import Box, Layout
-from convmesh.ops.plans import conversion
+from convmesh.ops.plans import conversion, replicated_layout
 from convmesh.ops.registry import handler_of, takes_cut_weights, tensor_method
 
 CutOf = Mapping[int, str | Sequence[str]]
@@ -215,7 +215,7 @@ def _identity(layout: Layout, tensor: torch.Tensor) -> str:
 def replicated(tensor: torch.Tensor, mesh: OpenMesh) -> Sharded:
     """A tensor that every rank holds whole, such as a weight."""
     _refuse_dtensor(tensor)
-    return Sharded(tensor, Layout.of(mesh.mesh, tensor.shape), mesh)
+    return Sharded(tensor, replicated_layout(mesh.mesh, tuple(tensor.shape)), mesh)
 
 
 def on_mesh(value: Sharded | torch.Tensor, mesh: OpenMesh) -> Sharded:

@@ -96,7 +96,7 @@ def test_every_other_candidate_has_its_reason(found: Found) -> None:
 
 
 def test_a_winner_that_waits_says_for_what() -> None:
-    by_filters = search(captured(), SHAPE, "dgx-a100", gpus=4, strategies=["filter"])
+    by_filters = search(captured(), SHAPE, "l40s-pcie", gpus=4, strategies=["filter"])
     parts = by_filters.best.prediction.parts
     assert parts.exposed.value > 0.1 * parts.step.value
     (told,) = [sentence for sentence in why(by_filters) if sentence.startswith("most of its waiting")]

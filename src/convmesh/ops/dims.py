@@ -10,6 +10,7 @@ import torch
 
 from convmesh.layout import Layout
 from convmesh.ops.index import WHOLE_ONE
+from convmesh.ops.probe import probe_of
 from convmesh.ops.registry import implements
 from convmesh.ops.sharded import Sharded
 
@@ -36,9 +37,8 @@ def _fixed(value: Any) -> Any:
 @cache
 def _order(function: Callable[..., Any], dims: int, args: tuple[Any, ...], named: tuple[Any, ...]) -> tuple[int, ...]:
     """What a call makes of the order of so many dims."""
-    # torch itself reads the arguments, on a tensor without data whose extents tell its dims apart.
-    probe = torch.empty([2 + dim for dim in range(dims)], device="meta")
-    return tuple(extent - 2 for extent in function(probe, *args, **dict(named)).shape)
+    told_apart = probe_of([2 + dim for dim in range(dims)])  # by their extents
+    return tuple(extent - 2 for extent in function(told_apart, *args, **dict(named)).shape)
 
 
 @cache

@@ -18,7 +18,7 @@ from torch import nn
 import convmesh as cm
 from benchmarks.timing import Step, interleave, machine, table
 from convmesh.layout.channels import Algorithm
-from convmesh.parallel import cut_channels
+from convmesh.lowering.channel_cuts import cut_channels
 from convmesh.testing import run_ranks
 
 SHAPE, FILTERS = (8, 256, 56, 56), 256

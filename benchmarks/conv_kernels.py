@@ -1,4 +1,4 @@
-"""Which local convolution kernel is fastest on this CPU, one thread: the evidence behind `convmesh.kernels.conv`.
+"""Which local convolution kernel is fastest on this CPU, one thread: the evidence behind `convmesh.kernels.local_conv`.
 
 python -m benchmarks.conv_kernels
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.timing import machine
-from convmesh.kernels.conv import ConvParams, convolution, convolution_backward
+from convmesh.kernels.local_conv import ConvParams, convolution, convolution_backward
 
 SHARDS = [
     (8, 8, (32, 64, 64)),

@@ -21,16 +21,16 @@ import torch
 
 import convmesh as cm
 from convmesh import models
-from convmesh.measure.operators import distinct_works, time_works
+from convmesh.lowering.loss_node import with_loss
+from convmesh.lowering.lower import lower_plan
+from convmesh.measure.operator_times import distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
 from convmesh.measure.updates import measure_updates
 from convmesh.oracle import Assumptions, predict_programs
-from convmesh.oracle.compute import ComputeModel
-from convmesh.parallel.lowering.loss import with_loss
-from convmesh.parallel.planning import lower_plan
-from convmesh.plan import Program, Work
+from convmesh.oracle.pricing.compute_model import ComputeModel
+from convmesh.plans import Program, Work
 from convmesh.system import System
-from convmesh.system.operators import OperatorTable
+from convmesh.system.operator_table import OperatorTable
 
 BLOCKS = 5
 SECONDS_BLOCK = 0.4

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from convmesh import models
-from convmesh.measure.memory import Peak, Training, measure_training
+from convmesh.measure.measured_memory import Peak, Training, measure_training
 from convmesh.testing import RankPool
 
 RESNET = Training(model="resnet18", shape=(8, 3, 192, 192), strategy="data", axes={"data": 2}, sizes={"filters": 16})

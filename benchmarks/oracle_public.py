@@ -13,11 +13,11 @@ from dataclasses import replace
 from statistics import fmean
 
 from benchmarks.pages import put_section
-from convmesh.oracle.validate import PUBLISHED, SHIPPED, Validation
-from convmesh.oracle.validate.figures import PARTS
-from convmesh.oracle.validate.practice import PRACTICES, Practice, plain
-from convmesh.oracle.validate.score import Scored
-from convmesh.verify.runs import validate_file
+from convmesh.validation import PUBLISHED, SHIPPED, Validation
+from convmesh.validation.code_habits import PRACTICES, Practice, plain
+from convmesh.validation.paradl_figure import PARTS
+from convmesh.validation.run_programs import validate_file
+from convmesh.validation.score import Scored
 
 HEAD = """## Public runs
 
@@ -27,7 +27,7 @@ computes and, where anchors differ in batch, what a step costs beside that. Rows
 calibration never sees what was measured of them (a test multiplies it by nine and finds the same predictions). Accuracy
 is ParaDL's: one less the error as a fraction of what was measured.
 
-**This is not a blind result.** The model of how the codes train (`oracle/validate/practice.py`) was built with the test
+**This is not a blind result.** The model of how the codes train (`validation/code_habits.py`) was built with the test
 rows in sight, in six versions that were each scored on them: 70.0, 90.1, 84.7, 90.4, 91.2, 92.2 % (the oracle's other
 models changed meanwhile, too). The codes' habits were read in their sources, but which of them to model, and the
 constants marked there as chosen, were settled while looking at these rows. The next table says how much hangs on that:

@@ -18,7 +18,7 @@ import convmesh as cm
 from benchmarks.timing import machine
 from convmesh import Mesh, models
 from convmesh.oracle import predict_programs
-from convmesh.parallel.predicting import programs_of, representatives
+from convmesh.planner.predicting import programs_of, representatives
 
 REPEATS = 3
 SYSTEM = "dgx-a100"

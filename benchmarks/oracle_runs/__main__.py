@@ -22,15 +22,15 @@ from benchmarks.oracle_runs.steps import Steps, measure_steps
 from benchmarks.oracle_runs.table import Point, section
 from benchmarks.pages import put_section
 from benchmarks.timing import machine
-from convmesh.kernels.device import standing_for
+from convmesh.kernels.device_kind import standing_for
 from convmesh.measure.calibrate import Budget, calibrate
 from convmesh.measure.growing import Growing
 from convmesh.measure.machine import this_machine
-from convmesh.measure.operators import Repeats, distinct_works
+from convmesh.measure.operator_times import Repeats, distinct_works
 from convmesh.measure.store import Store
 from convmesh.oracle import predict_programs
-from convmesh.parallel.predicting import Criterion, programs_of, representatives
-from convmesh.system.operators import OperatorTable
+from convmesh.planner.predicting import Criterion, programs_of, representatives
+from convmesh.system.operator_table import OperatorTable
 
 INTRODUCTION = """Training steps on one host, ranks of one thread each over Gloo: every strategy that fits each network.
 Predicted from operators and transfers that were timed on the same machine, never from steps. Accuracy is

@@ -12,8 +12,8 @@ from torch import nn
 import convmesh as cm
 from convmesh import models
 from convmesh.errors import ConvMeshError
-from convmesh.plan.presets import AXES_OF
-from convmesh.plan.split import SPATIAL
+from convmesh.plans.presets import AXES_OF
+from convmesh.plans.split import SPATIAL
 
 SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "resnet50": ({"classes": 100}, (8, 3, 64, 64)),

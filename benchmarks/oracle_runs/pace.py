@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 import convmesh as cm
 from convmesh.measure.growing import of_slowest
-from convmesh.measure.operators import Repeats, time_works
-from convmesh.plan import Work
-from convmesh.system.operators import OperatorTable, Overheads, Timing, UpdateTiming
+from convmesh.measure.operator_times import Repeats, time_works
+from convmesh.plans import Work
+from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
 from convmesh.testing import RankPool
 
 HEAVIEST = 12

@@ -6,8 +6,6 @@ Names load when they are first used, so that planning and `--help` do not wait f
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,26 +28,18 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from convmesh.gradients import GradScaler, ShardedOptimizer, clip_grad_norm_
     from convmesh.layout import Layout, Mesh
+    from convmesh.lowering import lower_plan
+    from convmesh.lowering.channel_cuts import cut_channels, plan_channels
     from convmesh.measure.calibrate import calibrate
     from convmesh.ops import Sharded, from_local, replicated, shard
     from convmesh.oracle import Anomaly, Assumptions, Prediction, Profile, TimedTransfer, Timeline, find_anomalies
-    from convmesh.parallel import (
-        GradScaler,
-        ParallelNet,
-        ShardedOptimizer,
-        clip_grad_norm_,
-        cut_channels,
-        lower_plan,
-        parallelize,
-        plan,
-        plan_channels,
-        predict,
-        search,
-    )
-    from convmesh.plan import Plan, Program, Split, load_plan
+    from convmesh.planner import plan, predict, search
+    from convmesh.plans import Plan, Program, Split, load_plan
+    from convmesh.runtime import ParallelNet, parallelize
     from convmesh.system import System
-    from convmesh.verify import verify
+    from convmesh.verification import verify
 
 _HOME = {
     **dict.fromkeys(["OpenMesh", "dry_mesh", "init", "open_mesh"], "convmesh.dist"),
@@ -79,26 +69,15 @@ _HOME = {
         "convmesh.oracle",
     ),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
-    **dict.fromkeys(
-        [
-            "GradScaler",
-            "ParallelNet",
-            "clip_grad_norm_",
-            "cut_channels",
-            "lower_plan",
-            "parallelize",
-            "plan",
-            "plan_channels",
-            "predict",
-            "search",
-            "ShardedOptimizer",
-        ],
-        "convmesh.parallel",
-    ),
-    **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plan"),
+    **dict.fromkeys(["GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
+    "lower_plan": "convmesh.lowering",
+    **dict.fromkeys(["cut_channels", "plan_channels"], "convmesh.lowering.channel_cuts"),
+    **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
+    **dict.fromkeys(["ParallelNet", "parallelize"], "convmesh.runtime"),
+    **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
-    "verify": "convmesh.verify",
+    "verify": "convmesh.verification",
 }
 
 __all__ = [
@@ -166,14 +145,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    """Python binds a submodule in its package once it is imported: here `plan` and `verify` stay functions."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in ("plan", "verify") and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -64,12 +64,12 @@ def test_a_missing_option_is_one_message(capsys: pytest.CaptureFixture[str]) -> 
 def test_our_bugs_are_admitted_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from convmesh.cli import verify
+    from convmesh.cli import verify_verb
 
-    def run(options: verify.Options) -> int:
+    def run(options: verify_verb.VerifyOptions) -> int:
         raise ZeroDivisionError("never")
 
-    monkeypatch.setattr(verify, "run", run)
+    monkeypatch.setattr(verify_verb, "run", run)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert command(["verify", "lenet5", "--ranks", "2"]) == Exit.BUG
     shown = capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from convmesh.dist import OpenMesh, exchange, open_mesh
 from convmesh.layout import Demand, ExchangePlan, Layout, Mesh, Region, plan_exchange
-from convmesh.layout.exchange import Carrier
+from convmesh.layout.exchange_plan import Carrier
 from convmesh.layout.maps import DimMap, Same, Window, demand, out_shape
 from convmesh.testing import adjoint_error, opened, run_ranks
 from convmesh.testing.strategies import layouts

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.testing import RankPool, opened
-from tests.parallel.pipelines import gradients_of, small, worst
+from tests.runtime.pipelines import gradients_of, small, worst
 
 pytestmark = [
     pytest.mark.gpu,

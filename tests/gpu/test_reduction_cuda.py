@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from convmesh import Mesh
-from convmesh.parallel.gradients.broadcast import BroadcastReducer
-from convmesh.parallel.gradients.clip import clip_grad_norm_
-from convmesh.parallel.gradients.local import local_of
-from convmesh.parallel.gradients.reduction import GradientReducer
-from convmesh.parallel.gradients.scaler import GradScaler
-from convmesh.parallel.gradients.scattered import ShardedReducer
-from convmesh.parallel.gradients.zero import ShardedOptimizer
+from convmesh.gradients.clip import clip_grad_norm_
+from convmesh.gradients.local_gradients import local_of
+from convmesh.gradients.reduction import GradientReducer
+from convmesh.gradients.root_update import BroadcastReducer
+from convmesh.gradients.scaler import GradScaler
+from convmesh.gradients.scattered import ShardedReducer
+from convmesh.gradients.sharded_optimizer import ShardedOptimizer
 from convmesh.testing import RankPool, opened
-from tests.parallel.partial_nets import Towers, assert_same, batches
+from tests.gradients.partial_nets import Towers, assert_same, batches
 
 pytestmark = [
     pytest.mark.gpu,

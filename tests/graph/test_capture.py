@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from convmesh import Mesh, dry_mesh, shard
-from convmesh.graph.capture import capture
+from convmesh.graph.captured import capture
 from convmesh.graph.graph import Value
 from convmesh.testing import RankPool, natural_cut
 from tests.graph.networks import Branches, Functional, Norms, Residual, Shapes, Shared

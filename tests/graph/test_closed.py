@@ -10,9 +10,9 @@ from torch import arange, nn
 from torch.autograd.function import once_differentiable
 
 from convmesh.errors import CaptureError, CaptureWarning, OpaqueLayerWarning
-from convmesh.graph.capture import capture
+from convmesh.graph.captured import capture
 from convmesh.graph.tracing.aten import _BY_NAME, _METHODS, _REORDERED
-from convmesh.ops.registry import has_handler, tensor_method
+from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.testing import RankPool
 from tests.graph.networks import Gated
 

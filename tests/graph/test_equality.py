@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convmesh.errors import CaptureWarning
-from convmesh.graph.capture import Captured, capture
+from convmesh.graph.captured import Captured, capture
 from convmesh.testing import RankPool
 from tests.graph.networks import NETWORKS
 

@@ -91,7 +91,7 @@ def test_graphs_load_without_torch(module: str) -> None:
 
 def test_capture_is_the_function_however_it_is_imported() -> None:
     code = (
-        "import convmesh.graph as g; from convmesh.graph.capture import capture, Captured; "
+        "import convmesh.graph as g; from convmesh.graph.captured import capture, Captured; "
         "from convmesh.graph import capture as again; "
         "assert again is capture is g.capture and g.Captured is Captured and 'capture' in dir(g)"
     )

@@ -14,11 +14,11 @@ import convmesh as cm
 from convmesh.cli import main
 from convmesh.cli.exits import Exit
 from convmesh.measure.calibrate import Budget, _in_a_job_of_one, calibrate
-from convmesh.measure.energy import EnergyMeter
-from convmesh.measure.local import local_system
+from convmesh.measure.energy_counters import EnergyMeter
+from convmesh.measure.local_system import local_system
 from convmesh.measure.machine import this_machine
 from convmesh.measure.power import with_power
-from convmesh.system.operators import OperatorTable
+from convmesh.system.operator_table import OperatorTable
 
 ARGS = ["calibrate", "--quick", "--models", "lenet5", "--ranks", "1,2"]
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from convmesh.measure.growing import Growing, of_slowest
-from convmesh.measure.operators import Repeats
-from convmesh.plan import Work
-from convmesh.system.operators import OperatorTable, Timing
+from convmesh.measure.operator_times import Repeats
+from convmesh.plans import Work
+from convmesh.system.operator_table import OperatorTable, Timing
 
 CPU = torch.device("cpu")
 SIZES = (64, 128, 256, 512, 1024, 2048)

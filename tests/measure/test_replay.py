@@ -12,16 +12,16 @@ from benchmarks.oracle_runs.table import Point, section
 
 import convmesh as cm
 from convmesh import models
-from convmesh.kernels.device import standing_for
+from convmesh.kernels.device_kind import standing_for
+from convmesh.lowering.loss_node import LOSS, with_loss
 from convmesh.measure.clock import one_thread
-from convmesh.measure.operators import Repeats, bytes_of_caches, distinct_works, time_works
+from convmesh.measure.operator_times import Repeats, bytes_of_caches, distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
 from convmesh.measure.replay import Replay
 from convmesh.measure.sending import SPLITS, measure_sending
 from convmesh.measure.updates import measure_updates, measure_updates_at_once
-from convmesh.parallel.lowering.loss import LOSS, with_loss
-from convmesh.plan import Program, Work
-from convmesh.system.operators import OperatorTable, Overheads, UpdateTiming
+from convmesh.plans import Program, Work
+from convmesh.system.operator_table import OperatorTable, Overheads, UpdateTiming
 from tests.conftest import Pools
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools
 from tests.ops.grids import on_grids
-from tests.ops.test_pool import FORMATS, with_odd_values, with_ties
+from tests.ops.test_pools import FORMATS, with_odd_values, with_ties
 
 Check = Callable[[SplitCase], None]
 Sizes = int | tuple[int | None, ...]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from convmesh import Mesh, Sharded, shard
 from convmesh.dist import copy_over
-from convmesh.dist.weights import cut_weight
+from convmesh.dist.cut_weights import cut_weight
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.ops.test_channels import channel_axes, natural, on_channel_grids

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from convmesh import Mesh, Sharded, shard
 from convmesh.dist import copy_over
+from convmesh.dist.cut_weights import cut_weight
 from convmesh.dist.exchange import fetch
-from convmesh.dist.weights import cut_weight
 from convmesh.layout import plan_exchange
 from convmesh.layout.channels import Algorithm, ChannelSplit, channel_layouts, split_for
 from convmesh.layout.maps import Same

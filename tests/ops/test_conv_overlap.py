@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from convmesh import Mesh, shard
 from convmesh.dist import Reduction
-from convmesh.dist.exchange import Transfer, start
-from convmesh.kernels.conv import convolution, convolution_backward
+from convmesh.dist.exchange import PendingExchange, start
+from convmesh.kernels.local_conv import convolution, convolution_backward
 from convmesh.layout import Box, Layout, Span
 from convmesh.layout.maps import Window
 from convmesh.layout.terms import split_terms
-from convmesh.ops import conv_function
+from convmesh.ops.convolution import conv_function
 from convmesh.testing import RankPool, natural_cut, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.ops.grids import on_grids
@@ -68,7 +68,7 @@ def order_of_events(mesh: Mesh) -> list[str]:
 
     patched = pytest.MonkeyPatch()
     patched.setattr(conv_function, "start", note("post", start))
-    patched.setattr(Transfer, "wait", note("wait", Transfer.wait))
+    patched.setattr(PendingExchange, "wait", note("wait", PendingExchange.wait))
     patched.setattr(conv_function, "convolution", note("convolve", convolution))
     patched.setattr(conv_function, "convolution_backward", note("backward", convolution_backward))
     patched.setattr(conv_function, "Reduction", note("post sum", Reduction))

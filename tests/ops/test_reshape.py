@@ -12,7 +12,7 @@ from torch import nn
 
 from convmesh import Layout, Mesh, UnsupportedError, shard
 from convmesh.layout import Cut, Partition
-from convmesh.ops.reshape import match_dims, reshaped_layouts
+from convmesh.ops.shape.reshape import match_dims, reshaped_layouts
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.conftest import Pools

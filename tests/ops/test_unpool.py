@@ -15,7 +15,7 @@ from torch import nn
 from convmesh import Mesh
 from convmesh.testing import SplitCase
 from tests.ops.grids import on_grids
-from tests.ops.test_pool import Options, draw_windows, pool, shape_of
+from tests.ops.test_pools import Options, draw_windows, pool, shape_of
 
 Check = Callable[[SplitCase], None]
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from convmesh.layout import Mesh
 from convmesh.oracle import Assumptions
-from convmesh.oracle.compute import ComputeModel
-from convmesh.oracle.schedule import Scheduled, schedule
-from convmesh.oracle.transfer import TransferModel
-from convmesh.plan import BucketProgram, NodeProgram, Program, Step, Transfer, Wait, WeightProgram, Work
+from convmesh.oracle.pricing.compute_model import ComputeModel
+from convmesh.oracle.pricing.transfer_model import TransferModel
+from convmesh.oracle.simulate.step import Scheduled, schedule
+from convmesh.plans import BucketProgram, NodeProgram, Program, Step, Transfer, Wait, WeightProgram, Work
 from convmesh.system import System
 
 SYSTEM = System.load("dgx-a100")

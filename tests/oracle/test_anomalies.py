@@ -10,7 +10,7 @@ from convmesh.oracle import predict_programs
 from convmesh.oracle.anomalies import Anomaly, find_anomalies
 from convmesh.oracle.prediction import Prediction
 from convmesh.oracle.profile import Profile, TimedTransfer
-from convmesh.plan import Step, Wait
+from convmesh.plans import Step, Wait
 from tests.oracle.little_programs import SYSTEM, all_reduce, node, program, work
 
 MESH = Mesh(data=4, filter=8)

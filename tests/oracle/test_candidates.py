@@ -10,11 +10,11 @@ from torch import nn
 
 from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
+from convmesh.lowering.lower import lower
 from convmesh.oracle.search.candidates import Candidate, Candidates, factorisations, unevenness
-from convmesh.oracle.search.splits import splits_of
-from convmesh.parallel.lowering.lower import lower
-from convmesh.parallel.planning import DraftOptions, draft
-from convmesh.plan import split_nodes
+from convmesh.oracle.search.layer_splits import splits_of
+from convmesh.planner.drafting import DraftOptions, draft
+from convmesh.plans import split_nodes
 
 
 def network() -> Captured:

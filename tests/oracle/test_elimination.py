@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convmesh.oracle.search.bounded import Priced, minimise_within
+from convmesh.oracle.search.bounded import PricedFactor, minimise_within
 from convmesh.oracle.search.elimination import Choices, Factor, cost_of, minimise
 
 
@@ -27,7 +27,7 @@ def series_parallel(draw: st.DrawFn, nodes: int) -> list[tuple[int, int]]:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> list[Priced]:
+def problems(draw: st.DrawFn) -> list[PricedFactor]:
     """Tables over the nodes and edges of a graph, some entries forbidden."""
     nodes = draw(st.integers(2, 6))
     edges = series_parallel(draw, nodes)
@@ -39,18 +39,18 @@ def problems(draw: st.DrawFn) -> list[Priced]:
         shape = [sizes[node] for node in names]
         cost = random.integers(0, 20, shape).astype(float)
         cost[random.random(shape) < forbidden] = math.inf
-        found.append(Priced(Factor(names, cost), Factor(names, random.integers(0, 10, shape).astype(float))))
+        found.append(PricedFactor(Factor(names, cost), Factor(names, random.integers(0, 10, shape).astype(float))))
     return found
 
 
-def all_choices(priced: Sequence[Priced]) -> Iterator[Choices]:
+def all_choices(priced: Sequence[PricedFactor]) -> Iterator[Choices]:
     sizes = {n: s for p in priced for n, s in zip(p.cost.variables, p.cost.table.shape, strict=True)}
     for values in itertools.product(*(range(size) for size in sizes.values())):
         yield dict(zip(sizes, values, strict=True))
 
 
 @given(problems())
-def test_elimination_finds_the_least_of_all(priced: list[Priced]) -> None:
+def test_elimination_finds_the_least_of_all(priced: list[PricedFactor]) -> None:
     factors = [part.cost for part in priced]
     least = min(cost_of(choices, factors) for choices in all_choices(priced))
     found = minimise(factors)
@@ -58,7 +58,9 @@ def test_elimination_finds_the_least_of_all(priced: list[Priced]) -> None:
 
 
 @given(problems(), st.integers(0, 60))
-def test_within_a_bound_nothing_beats_the_price_and_nothing_breaks_the_bound(priced: list[Priced], bound: int) -> None:
+def test_within_a_bound_nothing_beats_the_price_and_nothing_breaks_the_bound(
+    priced: list[PricedFactor], bound: int
+) -> None:
     within = [
         cost_of(choices, (p.cost for p in priced))
         for choices in all_choices(priced)
@@ -75,14 +77,14 @@ def test_within_a_bound_nothing_beats_the_price_and_nothing_breaks_the_bound(pri
 
 
 @given(problems())
-def test_without_a_bound_that_binds_prices_change_nothing(priced: list[Priced]) -> None:
+def test_without_a_bound_that_binds_prices_change_nothing(priced: list[PricedFactor]) -> None:
     found = minimise_within(priced, 1e9)
     least = min(cost_of(choices, (p.cost for p in priced)) for choices in all_choices(priced))
     assert (math.inf if found is None else found.cost) == least
 
 
 @given(problems())
-def test_wide_graphs_get_no_worse_than_where_they_start(priced: list[Priced]) -> None:
+def test_wide_graphs_get_no_worse_than_where_they_start(priced: list[PricedFactor]) -> None:
     factors = [part.cost for part in priced]
     start = next((c for c in all_choices(priced) if math.isfinite(cost_of(c, factors))), None)
     if start is None:

@@ -3,10 +3,17 @@
 import pytest
 
 from convmesh import Mesh
-from convmesh.oracle.energy import LEVEL_ARITHMETIC, LEVEL_MEMORY, LEVEL_WAITING, Energy, arithmetic_share, energy_of
-from convmesh.oracle.estimate import Estimate
-from convmesh.oracle.schedule import Scheduled
-from convmesh.plan.program import NodeProgram, Program, Step, Transfer, Work
+from convmesh.oracle.pricing.energy import (
+    LEVEL_ARITHMETIC,
+    LEVEL_MEMORY,
+    LEVEL_WAITING,
+    Energy,
+    arithmetic_share,
+    energy_of,
+)
+from convmesh.oracle.pricing.estimate import Estimate
+from convmesh.oracle.simulate.step import Scheduled
+from convmesh.plans.program import NodeProgram, Program, Step, Transfer, Work
 from convmesh.system import System
 
 SYSTEM = System.load("dgx-a100")

@@ -10,8 +10,8 @@ from convmesh.layout import Box, Layout
 from convmesh.oracle.explain import Explanation, parse_layer
 from convmesh.oracle.explain.bubbles import slots
 from convmesh.oracle.explain.pictures import Tensor, picture
-from convmesh.parallel.explaining import explain
-from convmesh.plan.presets import STRATEGIES
+from convmesh.planner.explaining import explain
+from convmesh.plans.presets import STRATEGIES
 
 CONV, STRIDED, VOLUME, DENSE = (
     "conv 16x12x3x3 on 8x12x14x13",

@@ -12,8 +12,8 @@ from torch import nn
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.oracle import Assumptions, predict_programs
-from convmesh.parallel.predicting import programs_of, representatives
-from convmesh.plan import Plan, Transfer, Wait, Work
+from convmesh.planner.predicting import programs_of, representatives
+from convmesh.plans import Plan, Transfer, Wait, Work
 from convmesh.system import System
 
 SYSTEM = System.load("dgx-a100")

@@ -8,7 +8,7 @@ import pytest
 
 from convmesh.errors import SystemFileError
 from convmesh.system import System
-from convmesh.system.operators import OperatorTable, Overheads, Timing, UpdateTiming, update_key
+from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming, update_key
 
 RELU = Timing("relu.default(float32(2, 4))", "float32", ((2, 4),), 0, 64, 2e-6, 0.1, 1e-6)
 TABLE = OperatorTable(

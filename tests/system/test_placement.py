@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convmesh as cm
-from convmesh.system import Group, Placement, Span
+from convmesh.system import GroupSpan, Placement, RankGroup
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def device_of(case: Case, rank: int) -> int:
     return next(device for place, device in enumerate(free) if place == rank)
 
 
-def brute_spans(case: Case) -> list[Span]:
+def brute_spans(case: Case) -> list[GroupSpan]:
     devices = [device_of(case, rank) for rank in range(case.mesh.size)]
     groups = {tuple(case.mesh.group(case.axes, rank)) for rank in range(case.mesh.size)}
     found, inner = [], 1
@@ -53,7 +53,7 @@ def brute_spans(case: Case) -> list[Span]:
                 members = max(members, *(here.count(block) for block in here))
                 for block in set(here) if len(set(here)) > 1 else ():
                     sharing[block].add(group)
-        found.append(Span(blocks, members, max(map(len, sharing.values()), default=0)))
+        found.append(GroupSpan(blocks, members, max(map(len, sharing.values()), default=0)))
         inner = outer
     return found
 
@@ -61,7 +61,7 @@ def brute_spans(case: Case) -> list[Span]:
 @settings(max_examples=150)
 @given(cases())
 def test_spans_equal_counting(case: Case) -> None:
-    group = Group.of(case.mesh, case.axes)
+    group = RankGroup.of(case.mesh, case.axes)
     assert list(case.placement.spans(group)) == brute_spans(case)
     nodes = [{device_of(case, r) // case.placement.devices_per_node for r in case.mesh.group(case.axes, rank)}
              for rank in range(case.mesh.size)]  # fmt: skip
@@ -71,7 +71,7 @@ def test_spans_equal_counting(case: Case) -> None:
 @settings(max_examples=60)
 @given(cases())
 def test_groups_are_those_of_the_mesh(case: Case) -> None:
-    group = Group.of(case.mesh, case.axes)
+    group = RankGroup.of(case.mesh, case.axes)
     for rank in range(case.mesh.size):
         members = case.mesh.group(case.axes, rank)
         assert group.first(rank) == min(members)
@@ -97,15 +97,23 @@ def test_levels_join_what_they_say(case: Case, data: st.DataObject) -> None:
 def test_abci_with_filters_inside_nodes() -> None:
     """Data groups of a data+filter mesh: 4 of them leave every node at once, and share its two ports."""
     abci, mesh = cm.System.load("abci"), cm.Mesh(data=64, filter=4)
-    assert abci.spans(mesh, ["filter"]) == {"nvlink": Span(4, 1, 1), "rack": Span(1, 4, 0), "spine": Span(1, 4, 0)}
-    assert abci.spans(mesh, ["data"]) == {"nvlink": Span(1, 1, 0), "rack": Span(34, 1, 4), "spine": Span(2, 34, 4)}
+    assert abci.spans(mesh, ["filter"]) == {
+        "nvlink": GroupSpan(4, 1, 1),
+        "rack": GroupSpan(1, 4, 0),
+        "spine": GroupSpan(1, 4, 0),
+    }
+    assert abci.spans(mesh, ["data"]) == {
+        "nvlink": GroupSpan(1, 1, 0),
+        "rack": GroupSpan(34, 1, 4),
+        "spine": GroupSpan(2, 34, 4),
+    }
     assert (abci.nodes(mesh, ["filter"]), abci.nodes(mesh, ["data"])) == (1, 64)
 
 
 def test_a_large_mesh_is_spanned_by_arithmetic() -> None:
     """Counting a million ranks would outlast the test's patience; blocks that fit are multiplied."""
     dgx, mesh = cm.System.load("dgx-h100"), cm.Mesh(data=2**17, height=4, filter=2)
-    assert dgx.spans(mesh, ["data"]) == {"nvswitch": Span(1, 1, 0), "network": Span(2**17, 1, 8)}
+    assert dgx.spans(mesh, ["data"]) == {"nvswitch": GroupSpan(1, 1, 0), "network": GroupSpan(2**17, 1, 8)}
 
 
 def test_ranks_sit_on_nodes_in_order() -> None:

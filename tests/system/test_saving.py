@@ -7,8 +7,8 @@ import pytest
 
 import convmesh as cm
 from convmesh.system.curves import TransferCurve
-from convmesh.system.operators import OperatorTable, Overheads, Timing, UpdateTiming
-from convmesh.system.transfers import TransferTable
+from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
+from convmesh.system.transfer_table import TransferTable
 from convmesh.system.units import amount, written_amount
 
 OPERATORS = OperatorTable(

@@ -19,19 +19,19 @@ from convmesh.errors import ConvMeshError, InfeasibleError
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb lives: a module with the dataclass `Options` and `run(options)`, which gives an exit status."""
+    """Where a verb lives: a module with its options (`PlanOptions`) and `run(options)`, which gives an exit status."""
 
     module: str
     summary: str
 
 
 VERBS = {
-    "calibrate": Verb("convmesh.cli.calibrate", "measure this machine into a system called local"),
-    "explain": Verb("convmesh.cli.explain", "what a strategy does to a layer: picture, formulas, numbers"),
-    "plan": Verb("convmesh.cli.plan", "rank strategies for a model on a cluster and save the best plan"),
-    "scale": Verb("convmesh.cli.scale", "strong and weak scaling of each strategy, with its limit named"),
-    "validate": Verb("convmesh.cli.validate", "compare the oracle's predictions with measured runs"),
-    "verify": Verb("convmesh.cli.verify", "prove a plan exact on a model before it is trusted"),
+    "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine into a system called local"),
+    "explain": Verb("convmesh.cli.explain_verb", "what a strategy does to a layer: picture, formulas, numbers"),
+    "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
+    "scale": Verb("convmesh.cli.scale_verb", "strong and weak scaling of each strategy, with its limit named"),
+    "validate": Verb("convmesh.cli.validate_verb", "compare the oracle's predictions with measured runs"),
+    "verify": Verb("convmesh.cli.verify_verb", "prove a plan exact on a model before it is trusted"),
 }
 """All verbs; a new one is a file and a line here."""
 
@@ -74,7 +74,7 @@ def _run(name: str, rest: list[str]) -> int:
 
     module: Any = importlib.import_module(VERBS[name].module)
     options = tyro.cli(
-        module.Options,
+        getattr(module, f"{name.capitalize()}Options"),
         args=rest,
         prog=f"convmesh {name}",
         description=f"{VERBS[name].summary[0].upper()}{VERBS[name].summary[1:]}.\n\n{EXPLAINED}.",

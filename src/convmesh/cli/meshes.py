@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from convmesh.cli.exits import BadInputError
 from convmesh.layout.mesh import Mesh
-from convmesh.plan.presets import AXES_OF, STRATEGIES
-from convmesh.plan.split import SPATIAL
+from convmesh.plans.presets import AXES_OF, STRATEGIES
+from convmesh.plans.split import SPATIAL
 
 
 def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:

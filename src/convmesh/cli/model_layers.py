@@ -13,7 +13,7 @@ from convmesh.errors import PlanError, UnknownNameError
 from convmesh.models.reference import Reference
 from convmesh.models.sizes import LayerSize, layer_sizes
 from convmesh.oracle.explain import LayerSpec
-from convmesh.oracle.explain.layer import check_layer
+from convmesh.oracle.explain.typed_layer import check_layer
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -59,7 +59,7 @@ def _spec(layer: Any, given: tuple[int, ...], text: str) -> LayerSpec:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayerSizes:
     """What decides between sharing samples and sharing weights: how much of each there is, stage by stage."""
 
     model: str
@@ -80,14 +80,14 @@ class Sizes:
         return {"model": self.model, "stages": stages, "data": self.data, "parameters": self.parameters}
 
 
-def sizes_of(reference: Reference) -> Sizes:
+def sizes_of(reference: Reference) -> LayerSizes:
     """Of the network as published, for one sample."""
     with torch.device("meta"):
         net = reference.create()
-    return Sizes(reference.name, tuple(layer_sizes(net, reference.sample)))
+    return LayerSizes(reference.name, tuple(layer_sizes(net, reference.sample)))
 
 
-def show_sizes(sizes: Sizes) -> str:
+def show_sizes(sizes: LayerSizes) -> str:
     """The table as text, and what follows from it."""
     rows = [("stage", "output", "data", "weights", "weights/data")]
     for stage in sizes.stages:
@@ -105,7 +105,7 @@ def _ratio(parameters: int, data: int) -> str:
     return f"{parameters / data:.2f}"
 
 
-def _advice(sizes: Sizes) -> list[str]:
+def _advice(sizes: LayerSizes) -> list[str]:
     """Sharing samples sends each step the weights, sharing weights the data of every sample of the batch."""
     crossover = sizes.parameters / sizes.data
     heavy = [stage.name for stage in sizes.stages if stage.parameters > stage.data]

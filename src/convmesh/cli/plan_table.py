@@ -13,10 +13,10 @@ from rich.table import Table
 from convmesh.layout import Mesh
 from convmesh.oracle.search import Found, Ranked, Rejected
 from convmesh.oracle.search.candidates import UNTRIED
-from convmesh.oracle.search.reasons import why
+from convmesh.oracle.search.why_best import why
 
 if TYPE_CHECKING:
-    from convmesh.cli.plan import Options
+    from convmesh.cli.plan_verb import PlanOptions
 
 HEADINGS = ("step", "eff.", "exposed", "memory", "sent", "energy")
 EXPLAINED = (
@@ -64,7 +64,7 @@ def mesh_text(mesh: Mesh) -> str:
     return " ".join(f"{name}={extent}" for name, extent in mesh.axes.items()) or "one device"
 
 
-def show(options: Options, found: Found, shape: tuple[int, ...], path: Path) -> None:
+def show(options: PlanOptions, found: Found, shape: tuple[int, ...], path: Path) -> None:
     """Ranked plans, the winner's reasons, what was rejected, and where the plan is."""
     console = terminal()
     console.print(f"{options.model} {'×'.join(map(str, shape))} on {options.gpus} × {options.system}")

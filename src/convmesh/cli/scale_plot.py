@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from html import escape
 
-from convmesh.oracle.limits import Curve
-from convmesh.parallel.scaling import Scaling
+from convmesh.oracle.scaling_limits import Curve
+from convmesh.planner.scaling import Scaling
 
 MARKS = {
     "data": "d", "spatial": "s", "filter": "f", "channel": "c", "pipeline": "p", "hybrid": "h",

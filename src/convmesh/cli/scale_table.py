@@ -10,14 +10,14 @@ from rich.table import Table
 
 from convmesh.cli.plan_table import MEANS, duration, means, terminal
 from convmesh.cli.scale_plot import text_plot
-from convmesh.oracle.limits import Curve, Point
-from convmesh.parallel.scaling import Scaling
+from convmesh.oracle.scaling_limits import Curve, ScalingPoint
+from convmesh.planner.scaling import Scaling
 
 if TYPE_CHECKING:
-    from convmesh.cli.scale import Options
+    from convmesh.cli.scale_verb import ScaleOptions
 
 
-def show(options: Options, found: Mapping[str, Scaling]) -> None:
+def show(options: ScaleOptions, found: Mapping[str, Scaling]) -> None:
     """For each kind of scaling a table, a plot, and where each strategy stops."""
     console = terminal()
     for kind, scaling in found.items():
@@ -40,7 +40,7 @@ def _table(title: str, scaling: Scaling) -> Table:
     return table
 
 
-def _cell(scaling: Scaling, point: Point) -> str:
+def _cell(scaling: Scaling, point: ScalingPoint) -> str:
     if point.ranked is None:
         return "-"
     return f"{duration(point.ranked.prediction.seconds_step, 3)}{means(point.ranked)} {scaling.efficiency(point):4.0%}"

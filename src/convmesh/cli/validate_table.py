@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convmesh.oracle.validate import PUBLISHED, Scored, Validation
+from convmesh.validation import PUBLISHED, Scored, Validation
 
 RUN = ("run", "system", "network", "precision", "strategy", "GPUs", "batch", "measured", "predicted", "accuracy")
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convmesh.verify.result import Kind, LayerCheck, Verification
+from convmesh.verification.result import Kind, LayerCheck, Verification
 
 COLUMNS: dict[str, Kind] = {
     "output": "output", "gradient": "gradient", "weights' gradients": "weight gradient", "trained weights": "weight",

@@ -2,7 +2,7 @@
 
 from convmesh.dist.collectives import Reduction, all_reduce, copy_over, sum_over, weights_over
 from convmesh.dist.exchange import exchange
-from convmesh.dist.mesh import OpenMesh, dry_mesh, init, open_mesh
+from convmesh.dist.open_mesh import OpenMesh, dry_mesh, init, open_mesh
 from convmesh.dist.traffic import Traffic
 
 __all__ = [

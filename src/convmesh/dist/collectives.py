@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from convmesh.dist.mesh import OpenMesh
+from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
 
 Axes = tuple[str, ...]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from convmesh.dist.mesh import OpenMesh
+from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.wire import add, empty_like_format, put, take
 from convmesh.layout import ExchangePlan, Region, Route
-from convmesh.layout.exchange import Carrier
+from convmesh.layout.exchange_plan import Carrier
 
 # torch 2.13 renamed the collective and warns about the name that 2.11 has.
 _gather_equal = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -20,7 +20,7 @@ _gather_equal = getattr(dist, "all_gather_single", None) or dist.all_gather_into
 Arrived = list[tuple[Region, torch.Tensor]]
 
 
-class Transfer:
+class PendingExchange:
     """Messages under way. Keeps their buffers alive; `wait` gives what arrived, by global region."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Transfer:
         return self._collect()
 
 
-def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """Post this rank's messages of one direction of an exchange."""
     if mesh.is_dry:
         return _start_dry(mesh, route, carrier, axes, payload)
@@ -54,7 +54,7 @@ def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...],
         return _start_all_to_all(mesh, route, axes, payload)
     if carrier == "all_gather":
         return _start_all_gather(mesh, route, axes, payload)
-    return Transfer([], list)
+    return PendingExchange([], list)
 
 
 class Pieces:
@@ -123,7 +123,7 @@ class Pieces:
         return torch.empty(elements, dtype=self.like.dtype, device=device)
 
 
-def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """Pack and count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
     packed = [payload.flat(m.region).detach().contiguous() for m in route.sends] if carrier != "none" else []
@@ -139,10 +139,10 @@ def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, 
     place = payload.landing if carrier == "neighbour" else payload.buffer
     received = [place(message.region, mesh.device) for message in route.receives]
     told = partial(mesh.traffic.awaited, posted, arriving)
-    return Transfer([], lambda: _shaped(route, received, payload), keep=packed, on_wait=told)
+    return PendingExchange([], lambda: _shaped(route, received, payload), keep=packed, on_wait=told)
 
 
-def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One packed message per peer and direction."""
     wire = _wire_device(mesh)
     group = mesh.everyone
@@ -158,10 +158,10 @@ def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payloa
     for message, buffer in zip(route.sends, sent, strict=True):
         mesh.traffic.record("neighbour", buffer.nbytes, axes, message.peer)
     works = dist.batch_isend_irecv(ops) if ops else []
-    return Transfer(works, lambda: _shaped(route, received, payload), keep=sent)
+    return PendingExchange(works, lambda: _shaped(route, received, payload), keep=sent)
 
 
-def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One collective over the group; ranks with nothing to say take part with empty pieces."""
     wire = _wire_device(mesh)
     group, members = mesh.group(axes), mesh.members(axes)
@@ -173,13 +173,13 @@ def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     mesh.traffic.record("all_to_all", sent.nbytes, axes)
     work = dist.all_to_all_single(received, sent, out_splits, in_splits, group=group, async_op=True)
     parts = dict(zip(members, received.split(out_splits), strict=True))
-    return Transfer([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
+    return PendingExchange([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
 
 
-def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> Transfer:
+def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """Equal pieces that everybody wants."""
     if not route.sends:  # empty in another dim, on all ranks of the group alike
-        return Transfer([], list)
+        return PendingExchange([], list)
     wire = _wire_device(mesh)
     group, members = mesh.group(axes), mesh.members(axes)
     sent = _on_wire(payload.flat(route.sends[0].region), wire)
@@ -187,7 +187,7 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     mesh.traffic.record("all_gather", sent.nbytes * (len(members) - 1), axes)
     work = _gather_equal(received, sent, group=group, async_op=True)
     parts = dict(zip(members, received.split(sent.numel()), strict=True))
-    return Transfer([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
+    return PendingExchange([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
 
 
 def _wire_device(mesh: OpenMesh) -> torch.device:

@@ -2,7 +2,7 @@
 
 from convmesh.layout.box import Box, Region, Span
 from convmesh.layout.demand import Demand, DimDemand
-from convmesh.layout.exchange import ExchangePlan, Message, Route, plan_conversion, plan_exchange, route
+from convmesh.layout.exchange_plan import ExchangePlan, Message, Route, plan_conversion, plan_exchange, route
 from convmesh.layout.layout import Cut, Layout
 from convmesh.layout.mesh import AXES, Mesh
 from convmesh.layout.partition import Partition

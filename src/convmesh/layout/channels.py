@@ -19,7 +19,7 @@ from typing import Literal
 
 from convmesh.layout.box import Span
 from convmesh.layout.demand import Demand, DimDemand
-from convmesh.layout.exchange import ExchangePlan
+from convmesh.layout.exchange_plan import ExchangePlan
 from convmesh.layout.layout import Cut, Layout, chunked_cut
 from convmesh.layout.maps import DimMap, demand, out_shape
 from convmesh.layout.mesh import Mesh

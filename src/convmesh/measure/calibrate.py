@@ -14,23 +14,23 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from convmesh.kernels.device import standing_for
-from convmesh.measure.device import Progress, measure_device, silent
+from convmesh.kernels.device_kind import standing_for
+from convmesh.measure.device_figures import Progress, measure_device, silent
 from convmesh.measure.growing import Growing
-from convmesh.measure.local import local_system, with_links
+from convmesh.measure.local_system import local_system, with_links
 from convmesh.measure.machine import Machine, this_machine
-from convmesh.measure.operators import Repeats, distinct_works
+from convmesh.measure.operator_times import Repeats, distinct_works
 from convmesh.measure.overheads import KINDS, measure_overheads
 from convmesh.measure.power import with_power
 from convmesh.measure.sending import measure_sending
 from convmesh.measure.store import Store
-from convmesh.measure.transfers import Effort, measure_between_gpus, measure_transfers
+from convmesh.measure.transfer_times import Effort, measure_between_gpus, measure_transfers
 from convmesh.measure.updates import measure_updates, measure_updates_at_once
 from convmesh.measure.workloads import Workload
-from convmesh.plan import Program
+from convmesh.plans import Program
 from convmesh.system import System
-from convmesh.system.operators import OperatorTable, Overheads, UpdateTiming
-from convmesh.system.transfers import TransferTable
+from convmesh.system.operator_table import OperatorTable, Overheads, UpdateTiming
+from convmesh.system.transfer_table import TransferTable
 from convmesh.testing import run_ranks
 
 MODELS = ("resnet50", "vgg16", "cosmoflow", "unet3d")

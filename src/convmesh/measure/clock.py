@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedCall:
     """Seconds of one call: the median of several, and between which most of them lay."""
 
     seconds: float
@@ -20,7 +20,7 @@ class Timed:
     high: float
 
 
-def timed(call: Callable[[], object], device: torch.device, seconds_budget: float = 0.2, most: int = 100) -> Timed:
+def timed(call: Callable[[], object], device: torch.device, seconds_budget: float = 0.2, most: int = 100) -> TimedCall:
     """Repeat a call for about so long, after one that warms up."""
     _once(call, device)
     found: list[float] = []
@@ -29,7 +29,7 @@ def timed(call: Callable[[], object], device: torch.device, seconds_budget: floa
         found.append(_once(call, device))
     found.sort()
     tenth = len(found) // 10
-    return Timed(statistics.median(found), found[tenth], found[-1 - tenth])
+    return TimedCall(statistics.median(found), found[tenth], found[-1 - tenth])
 
 
 def _once(call: Callable[[], object], device: torch.device) -> float:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from convmesh.measure.device import Progress, silent
-from convmesh.measure.operators import Repeats, time_works
-from convmesh.plan import Work
-from convmesh.system.operators import OperatorTable, Timing
+from convmesh.measure.device_figures import Progress, silent
+from convmesh.measure.operator_times import Repeats, time_works
+from convmesh.plans import Work
+from convmesh.system.operator_table import OperatorTable, Timing
 from convmesh.testing import RankPool
 
 AT_ONCE = 40

@@ -20,12 +20,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from convmesh.layout import Mesh
+from convmesh.lowering.loss_node import with_loss
 from convmesh.measure.clock import wait_for
-from convmesh.measure.operators import Repeats, distinct_works, processor_clock, time_works
-from convmesh.parallel import parallelize, plan
-from convmesh.parallel.lowering.loss import with_loss
-from convmesh.plan import Program, Work
-from convmesh.system.operators import Overheads
+from convmesh.measure.operator_times import Repeats, distinct_works, processor_clock, time_works
+from convmesh.planner import plan
+from convmesh.plans import Program, Work
+from convmesh.runtime import parallelize
+from convmesh.system.operator_table import Overheads
 
 CHANNELS = 8
 

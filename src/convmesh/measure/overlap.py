@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.flat import FlatBuffer, Flight, start_sum
+from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_sum
 from convmesh.measure.timing import finish, meet, slowest, spell
-from convmesh.system.transfers import Overlap
+from convmesh.system.transfer_table import Overlap
 
 REPEATS = 15
 TRIES = 5

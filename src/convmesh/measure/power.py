@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from convmesh.measure.clock import one_thread, wait_for
-from convmesh.measure.device import measured
-from convmesh.measure.energy import EnergyMeter, energy_meter
+from convmesh.measure.device_figures import measured
+from convmesh.measure.energy_counters import EnergyMeter, energy_meter
 from convmesh.measure.machine import Machine
 from convmesh.system import Power
 

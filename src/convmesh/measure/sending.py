@@ -10,9 +10,9 @@ import torch
 
 from convmesh.layout import Mesh
 from convmesh.measure.overheads import CHANNELS, KINDS, Setting, measured_pairs
-from convmesh.oracle.cuts import cut_of
-from convmesh.plan import Program
-from convmesh.system.operators import Overheads
+from convmesh.oracle.simulate.transfer_cuts import cut_of
+from convmesh.plans import Program
+from convmesh.system.operator_table import Overheads
 
 
 def _split(strategy: str, axis: str, shape: tuple[int, ...] = (2, CHANNELS, 16, 16)) -> Setting:

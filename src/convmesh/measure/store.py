@@ -10,9 +10,9 @@ from convmesh.errors import SystemFileError
 from convmesh.measure.machine import Machine
 from convmesh.system import System
 from convmesh.system.folder import LOCAL, user_folder
-from convmesh.system.operators import OperatorTable
+from convmesh.system.operator_table import OperatorTable
 from convmesh.system.saving import write_whole
-from convmesh.system.transfers import TransferTable
+from convmesh.system.transfer_table import TransferTable
 from convmesh.system.writing import written
 
 Table = TypeVar("Table", OperatorTable, TransferTable)

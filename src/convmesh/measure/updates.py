@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from convmesh.measure.operators import Repeats, clock_on
-from convmesh.system.operators import UpdateTiming, update_key
+from convmesh.measure.operator_times import Repeats, clock_on
+from convmesh.system.operator_table import UpdateTiming, update_key
 from convmesh.testing import run_ranks
 
 OPTIMIZERS: dict[str, Any] = {

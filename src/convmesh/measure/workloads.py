@@ -15,10 +15,10 @@ from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
 from convmesh.models import Task
 from convmesh.oracle.search.candidates import axes_of, factorisations
-from convmesh.parallel.planning import plan
-from convmesh.parallel.predicting import Criterion, programs_of, representatives
-from convmesh.plan import Program
-from convmesh.plan.presets import STRATEGIES
+from convmesh.planner.planning import plan
+from convmesh.planner.predicting import Criterion, programs_of, representatives
+from convmesh.plans import Program
+from convmesh.plans.presets import STRATEGIES
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """What a plan costs on a cluster: time, memory, traffic and energy, from the program that the runtime executes."""
 
 from convmesh.oracle.anomalies import Anomaly, find_anomalies
-from convmesh.oracle.assumptions import Assumptions
-from convmesh.oracle.estimate import Basis, Estimate
-from convmesh.oracle.memory import Memory
+from convmesh.oracle.memory.peak import Memory
 from convmesh.oracle.prediction import Prediction, predict_programs
+from convmesh.oracle.pricing.assumptions import Assumptions
+from convmesh.oracle.pricing.estimate import Basis, Estimate
 from convmesh.oracle.profile import Profile, TimedTransfer
-from convmesh.oracle.timeline import Interval, Timeline
+from convmesh.oracle.simulate.timeline import Interval, Timeline
 
 __all__ = [
     "Anomaly",

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from convmesh.layout.mesh import Mesh
-from convmesh.oracle.crowd import Crowd
-from convmesh.oracle.estimate import Estimate
 from convmesh.oracle.prediction import Prediction
+from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.profile import Cell, Profile, TimedTransfer, transfers_of
-from convmesh.oracle.timeline import Timeline
-from convmesh.plan.table import amount
+from convmesh.oracle.simulate.stand_ins import Crowd
+from convmesh.oracle.simulate.timeline import Timeline
+from convmesh.plans.program_table import amount
 
 K = TypeVar("K", bound=Hashable)
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from convmesh.layout.mesh import Mesh
-from convmesh.oracle.assumptions import Assumptions
-from convmesh.oracle.compute import ComputeModel
-from convmesh.oracle.energy import Energy, energy_of
-from convmesh.oracle.estimate import Estimate
-from convmesh.oracle.memory import Memory, memory_of
-from convmesh.oracle.pipeline.run import Sharing
-from convmesh.oracle.schedule import Scheduled, schedule
-from convmesh.oracle.stragglers import seconds_straggling
-from convmesh.oracle.timeline import Timeline
-from convmesh.oracle.transfer import TransferModel
-from convmesh.plan.program import Program, Transfer
+from convmesh.oracle.memory.peak import Memory, memory_of
+from convmesh.oracle.pricing.assumptions import Assumptions
+from convmesh.oracle.pricing.compute_model import ComputeModel
+from convmesh.oracle.pricing.energy import Energy, energy_of
+from convmesh.oracle.pricing.estimate import Estimate
+from convmesh.oracle.pricing.stragglers import seconds_straggling
+from convmesh.oracle.pricing.transfer_model import TransferModel
+from convmesh.oracle.simulate.pipeline_clocks import CoreSharing
+from convmesh.oracle.simulate.step import Scheduled, schedule
+from convmesh.oracle.simulate.timeline import Timeline
+from convmesh.plans.program import Program, Transfer
 from convmesh.system import System
 
 
@@ -76,13 +76,13 @@ class Prediction:
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
-        from convmesh.oracle.summary import plain  # which is made of predictions
+        from convmesh.oracle.prediction_summary import plain  # which is made of predictions
 
         return plain(self)
 
     def __str__(self) -> str:
         """A page for people."""
-        from convmesh.oracle.summary import page  # which is made of predictions
+        from convmesh.oracle.prediction_summary import page  # which is made of predictions
 
         return page(self)
 
@@ -111,7 +111,7 @@ def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumpt
     active = min(mesh.size, assumed.ranks_per_node or int(system.node.devices))
     sharing = None
     if cores is not None and first.stages > 1:  # stages do not all compute at once: who does is found out on the way
-        sharing = Sharing(max(1, active // mesh.axes.get("pipe", 1)), float(cores))
+        sharing = CoreSharing(max(1, active // mesh.axes.get("pipe", 1)), float(cores))
         active = min(active, int(cores))
     compute = ComputeModel(system, assumed, active=active)
     parts = schedule(programs, compute, TransferModel(system, mesh, assumed), sharing)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from convmesh.oracle.timeline import Timeline
+from convmesh.oracle.simulate.timeline import Timeline
 
 Cell = tuple[str, str]
 """A layer and a phase."""

@@ -1,11 +1,11 @@
 """Clusters as numbers: devices, memory, links, collectives, power, and where each number comes from."""
 
-from convmesh.system.collectives import ALGORITHMS, PROTOCOLS, Collectives, Method
+from convmesh.system.collective_costs import ALGORITHMS, PROTOCOLS, Collectives, Method
 from convmesh.system.figure import ORIGINS, Figure, Origin
-from convmesh.system.files import part_names
-from convmesh.system.hardware import FORMATS, MEDIA, Device, LinkLevel, Node, Power
-from convmesh.system.placement import Group, Placement, Span
+from convmesh.system.hardware import FORMATS, MEDIA, Device, HostNode, LinkLevel, Power
+from convmesh.system.placement import GroupSpan, Placement, RankGroup
 from convmesh.system.system import System
+from convmesh.system.system_files import part_names
 
 __all__ = [
     "ALGORITHMS",
@@ -16,14 +16,14 @@ __all__ = [
     "Collectives",
     "Device",
     "Figure",
-    "Group",
+    "GroupSpan",
+    "HostNode",
     "LinkLevel",
     "Method",
-    "Node",
     "Origin",
     "Placement",
     "Power",
-    "Span",
+    "RankGroup",
     "System",
     "part_names",
 ]

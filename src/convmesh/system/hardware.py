@@ -49,7 +49,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class HostNode:
     """A host and its devices."""
 
     devices: Annotated[Figure, COUNT]

@@ -12,14 +12,14 @@ from convmesh.layout.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """All groups that some axes make of `world` ranks: members differ by i·stride, i < extent, for each pair."""
 
     world: int
     strides: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, mesh: Mesh, axes: Iterable[str]) -> Group:
+    def of(cls, mesh: Mesh, axes: Iterable[str]) -> RankGroup:
         """The groups along `axes`."""
         chosen, stride, strides = set(axes), 1, []
         mesh.extent(chosen)  # refuses names that are no axes
@@ -40,7 +40,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class GroupSpan:
     """How groups lie over one level, at most: it joins blocks of the level inside it, which their ranks sit in."""
 
     blocks: int
@@ -88,11 +88,11 @@ class Placement:
             > len({self.block(r, level) for r in members})
         )
 
-    def nodes(self, group: Group) -> int:
+    def nodes(self, group: RankGroup) -> int:
         """Nodes that one group has ranks on, at most."""
         return _span(self._inside_nodes(), group, 1).blocks
 
-    def spans(self, group: Group) -> tuple[Span, ...]:
+    def spans(self, group: RankGroup) -> tuple[GroupSpan, ...]:
         """How the groups lie over every level, from the inside out."""
         return tuple(_span(self, group, level) for level in range(len(self.extents)))
 
@@ -112,17 +112,17 @@ class Placement:
 
 
 @lru_cache(maxsize=65536)
-def _span(placement: Placement, group: Group, level: int) -> Span:
+def _span(placement: Placement, group: RankGroup, level: int) -> GroupSpan:
     inner, outer = placement.ranks_in_block(level - 1), placement.ranks_in_block(level)
     regular = _regular_span(group, inner, outer) if inner != 0 and outer != 0 else None
     return regular or _counted_span(placement, group, level)
 
 
-def _regular_span(group: Group, inner: int | None, outer: int | None) -> Span | None:
+def _regular_span(group: RankGroup, inner: int | None, outer: int | None) -> GroupSpan | None:
     """Where blocks cut the mesh evenly all blocks are alike, and a product says it; None where they do not."""
     outer = None if outer is not None and outer >= group.world else outer
     if inner is None or inner >= group.world:
-        return Span(1, group.size, 0)
+        return GroupSpan(1, group.size, 0)
     if group.world % inner or (outer is not None and group.world % outer):
         return None
     within = [(_within(*pair, inner), _within(*pair, outer)) for pair in group.strides]
@@ -130,7 +130,7 @@ def _regular_span(group: Group, inner: int | None, outer: int | None) -> Span | 
         return None
     members = math.prod(small for small, _ in within)
     blocks = math.prod(large for _, large in within) // members
-    return Span(blocks, members, inner // members if blocks > 1 else 0)
+    return GroupSpan(blocks, members, inner // members if blocks > 1 else 0)
 
 
 def _within(stride: int, extent: int, block: int | None) -> int:
@@ -143,10 +143,10 @@ def _within(stride: int, extent: int, block: int | None) -> int:
     return steps if rest == 0 and extent % steps == 0 else 0
 
 
-def _counted_span(placement: Placement, group: Group, level: int) -> Span:
+def _counted_span(placement: Placement, group: RankGroup, level: int) -> GroupSpan:
     members: Counter[tuple[int, int, int]] = Counter()
     for rank in range(group.world):
         members[group.first(rank), placement.block(rank, level), placement.block(rank, level - 1)] += 1
     blocks = Counter((first, outer) for first, outer, _ in members)
     sharing = Counter(inner for first, outer, inner in members if blocks[first, outer] > 1)
-    return Span(max(blocks.values()), max(members.values()), max(sharing.values(), default=0))
+    return GroupSpan(max(blocks.values()), max(members.values()), max(sharing.values(), default=0))

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from convmesh.errors import SystemFileError
+from convmesh.system.measured_tables import TABLES
 from convmesh.system.system import System
-from convmesh.system.tables import TABLES
 from convmesh.system.writing import written
 
 

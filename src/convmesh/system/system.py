@@ -8,17 +8,17 @@ from pathlib import Path
 
 from convmesh.errors import MeshError
 from convmesh.layout.mesh import Mesh
-from convmesh.system.checks import check_device, check_levels, check_methods
-from convmesh.system.collectives import Collectives, Method
+from convmesh.system.collective_costs import Collectives, Method
+from convmesh.system.consistency import check_device, check_levels, check_methods
 from convmesh.system.figure import Figure
-from convmesh.system.files import HEAD, read_tree, short_name, system_names
-from convmesh.system.hardware import Device, LinkLevel, Node, Power
-from convmesh.system.operators import OperatorTable
-from convmesh.system.placement import Group, Placement, Span
-from convmesh.system.read import Reader
-from convmesh.system.tables import read_tables
-from convmesh.system.transfers import TransferTable
-from convmesh.system.tree import Entry, Problems, Tree
+from convmesh.system.file_tree import Entry, Problems, Tree
+from convmesh.system.hardware import Device, HostNode, LinkLevel, Power
+from convmesh.system.measured_tables import read_tables
+from convmesh.system.operator_table import OperatorTable
+from convmesh.system.parsing import Reader
+from convmesh.system.placement import GroupSpan, Placement, RankGroup
+from convmesh.system.system_files import HEAD, read_tree, short_name, system_names
+from convmesh.system.transfer_table import TransferTable
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class System:
     name: str
     summary: str
     device: Device
-    node: Node
+    node: HostNode
     links: tuple[LinkLevel, ...]
     collectives: Collectives
     power: Power
@@ -88,16 +88,16 @@ class System:
         self._check_ranks(placement, members)
         return tuple(self.links[level] for level in placement.levels_for(members))
 
-    def spans(self, mesh: Mesh, axes: Iterable[str], ranks_per_node: int | None = None) -> dict[str, Span]:
+    def spans(self, mesh: Mesh, axes: Iterable[str], ranks_per_node: int | None = None) -> dict[str, GroupSpan]:
         """By level: how the groups along `axes` lie over it, and how many share its ports."""
         placement = self.placement(ranks_per_node)
         self._check_ranks(placement, (mesh.size - 1,))
-        found = placement.spans(Group.of(mesh, axes))
+        found = placement.spans(RankGroup.of(mesh, axes))
         return {level.name: span for level, span in zip(self.links, found, strict=True)}
 
     def nodes(self, mesh: Mesh, axes: Iterable[str], ranks_per_node: int | None = None) -> int:
         """Nodes that a group along `axes` has ranks on, at most."""
-        return self.placement(ranks_per_node).nodes(Group.of(mesh, axes))
+        return self.placement(ranks_per_node).nodes(RankGroup.of(mesh, axes))
 
     def _check_ranks(self, placement: Placement, ranks: Iterable[int]) -> None:
         most = self.most_devices
@@ -119,7 +119,7 @@ class System:
 
     def render(self) -> str:
         """A table of all figures with their origins."""
-        from convmesh.system.table import render  # which is made of systems
+        from convmesh.system.system_table import render  # which is made of systems
 
         return render(self)
 
@@ -142,7 +142,7 @@ def _system(tree: Tree, name: str, problems: Problems) -> System:
     reader = Reader(file, problems)
     reader.refuse_unknown(tree, ["device", "node", "links", "collectives", "power", *HEAD])
     device = reader.value(Device, tree.get("device"), "device")
-    node = reader.value(Node, tree.get("node"), "node")
+    node = reader.value(HostNode, tree.get("node"), "node")
     links = reader.named(LinkLevel, tree.get("links"), "links")
     collectives = _collectives(reader, tree.get("collectives"))
     power = reader.value(Power, tree.get("power"), "power")

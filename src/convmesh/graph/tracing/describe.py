@@ -15,7 +15,7 @@ from convmesh.graph.kinds import kind_of
 from convmesh.graph.tracing.closed import Closed
 from convmesh.graph.tracing.keys import LAYER, VALUE, function_name
 from convmesh.graph.tracing.options import function_options, module_options
-from convmesh.graph.tracing.whole import Whole
+from convmesh.graph.tracing.whole import WholeValue
 
 
 def describe(graph: fx.Graph, model: nn.Module, closed: Mapping[str, Closed]) -> Graph:
@@ -53,7 +53,7 @@ class _Describer:
             return "attribute", "attribute", {}, self._note_attribute(node)
         if node.op == "call_module":
             return self._module(node)
-        if isinstance(node.target, Whole):
+        if isinstance(node.target, WholeValue):
             return "opaque", type(self._model).__name__, _reason(self._closed[""]), tuple(self.weights.values())
         return *self._function(node, function_name(node)), ()
 

@@ -14,7 +14,7 @@ from convmesh.graph.tracing.keys import LAYER, VALUE
 from convmesh.graph.tracing.trial import trial_output
 
 
-class Whole:
+class WholeValue:
     """Calls the model itself, in the mode of the captured module."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,7 +35,7 @@ def whole_graph(model: nn.Module, samples: Mapping[str, torch.Tensor], output: A
     for name, value in samples.items():
         inputs.append(graph.placeholder(name))
         inputs[-1].meta.update({VALUE: value, LAYER: name})
-    call = graph.call_function(Whole(model), (training, *inputs))
+    call = graph.call_function(WholeValue(model), (training, *inputs))
     call.meta.update({VALUE: output, LAYER: "model"})
     graph.output(call)
     return graph

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from convmesh.layout import Mesh, Span
 from convmesh.layout.partition import Partition
-from convmesh.oracle.explain.layer import LayerSpec
-from convmesh.oracle.explain.sharing import Sharing
+from convmesh.oracle.explain.strategy_terms import LayerShares
+from convmesh.oracle.explain.typed_layer import LayerSpec
 
 BYTES = 4
 """Of a number: float32."""
@@ -26,7 +26,7 @@ class Volume:
     bytes_sent: int
 
 
-def volumes(layer: LayerSpec, shared: Sharing, rank: int) -> list[Volume]:
+def volumes(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
     """All that a rank sends for the layer in one step; phases without traffic are left out."""
     listed = [*_halos(layer, shared, rank), *_channels(layer, shared, rank), *_stages(layer, shared, rank)]
     listed.append(_reduction(layer, shared, rank))
@@ -38,7 +38,7 @@ def of_phase(listed: list[Volume], phase: str) -> int:
     return sum(volume.bytes_sent for volume in listed if volume.phase == phase)
 
 
-def _halos(layer: LayerSpec, shared: Sharing, rank: int) -> list[Volume]:
+def _halos(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
     if not shared.space:
         return []
     dims = [_Rows.of(layer, shared, dim, rank) for dim in range(len(layer.space))]
@@ -68,7 +68,7 @@ class _Rows:
     needed_by_all: int
 
     @classmethod
-    def of(cls, layer: LayerSpec, shared: Sharing, dim: int, rank: int) -> _Rows:
+    def of(cls, layer: LayerSpec, shared: LayerShares, dim: int, rank: int) -> _Rows:
         axis = shared.space.get(dim)
         parts = 1 if axis is None else shared.mesh.axes[axis]
         place = 0 if axis is None else shared.mesh.coordinates(rank)[axis]
@@ -89,7 +89,7 @@ def _window(layer: LayerSpec, dim: int, rows: Span) -> Span:
     return Span(start, stop).intersect(Span(0, layer.space[dim]))
 
 
-def _channels(layer: LayerSpec, shared: Sharing, rank: int) -> list[Volume]:
+def _channels(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
     """The one pattern of stationary-x, -y and -w, and of dense layers whose samples are gathered."""
     g, k = shared.ranks(shared.gathered), shared.ranks(shared.kept)
     x, y = _held(layer, shared, rank)
@@ -115,7 +115,7 @@ class _Held:
     all: int
 
 
-def _held(layer: LayerSpec, shared: Sharing, rank: int) -> tuple[_Held, _Held]:
+def _held(layer: LayerSpec, shared: LayerShares, rank: int) -> tuple[_Held, _Held]:
     """Of x over the gathered axes, and of y over the kept ones."""
     samples, kept, gathered = _samples(layer, shared, rank), shared.kept, shared.gathered
     each_y = samples * math.prod(layer.made[2:])
@@ -138,14 +138,14 @@ def _part(extent: int, axes: tuple[str, ...], mesh: Mesh, rank: int) -> int:
     return Partition.nested(extent, [mesh.axes[name] for name in axes]).span(place).extent
 
 
-def _samples(layer: LayerSpec, shared: Sharing, rank: int) -> int:
+def _samples(layer: LayerSpec, shared: LayerShares, rank: int) -> int:
     if not shared.sample:
         return layer.samples
     place = shared.mesh.coordinates(rank)["data"]
     return Partition.even(layer.samples, shared.ranks(shared.sample)).span(place).extent
 
 
-def _stages(layer: LayerSpec, shared: Sharing, rank: int) -> list[Volume]:
+def _stages(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
     """Between equal stages y goes on and its gradient comes back, micro-batch by micro-batch."""
     if shared.stages == 1:
         return []
@@ -157,7 +157,7 @@ def _stages(layer: LayerSpec, shared: Sharing, rank: int) -> list[Volume]:
     ]
 
 
-def _reduction(layer: LayerSpec, shared: Sharing, rank: int) -> Volume:
+def _reduction(layer: LayerSpec, shared: LayerShares, rank: int) -> Volume:
     """A ring all-reduce passes over all blocks but the rank's own, twice; a count goes along with each weight."""
     ranks, mesh = shared.ranks(shared.summed), shared.mesh
     filters = _part(layer.filters, shared.gathered, mesh, rank)

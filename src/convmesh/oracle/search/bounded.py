@@ -12,7 +12,7 @@ ROUNDS = 24
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedFactor:
     """What choices cost, and what they use up; the two tables of a node have the same variables."""
 
     cost: Factor
@@ -33,7 +33,7 @@ class Bounded:
 
 
 def minimise_within(
-    priced: Sequence[Priced], bound: float, start: Mapping[Variable, int] | None = None
+    priced: Sequence[PricedFactor], bound: float, start: Mapping[Variable, int] | None = None
 ) -> Bounded | None:
     """Choices of little cost that use at most `bound`, by a price on what is used (Lagrange); None if none are found.
 
@@ -67,7 +67,7 @@ def minimise_within(
 
 
 def _at(
-    priced: Sequence[Priced], multiplier: float, bound: float, start: Mapping[Variable, int] | None
+    priced: Sequence[PricedFactor], multiplier: float, bound: float, start: Mapping[Variable, int] | None
 ) -> Bounded | None:
     weighed = [part.weighed(multiplier) for part in priced]
     choices = minimise(weighed, start)

@@ -10,9 +10,9 @@ from functools import cached_property
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
 from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.plan import SPATIAL, Program, Split, Work, preset, split_nodes
-from convmesh.plan.presets import AXES_OF, CUTS_CHANNELS
-from convmesh.plan.stages import StageGraph
+from convmesh.plans import SPATIAL, Program, Split, Work, preset, split_nodes
+from convmesh.plans.presets import AXES_OF, CUTS_CHANNELS
+from convmesh.plans.stage_graph import StageGraph
 
 MOST_FREED = 1024
 """Ranks that may change together from cutting space to something else: planning that takes a second for so many."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from convmesh.layout import Mesh
 from convmesh.oracle.search.candidates import Candidate, unevenness
-from convmesh.oracle.search.found import Ranked
+from convmesh.oracle.search.results import Ranked
 
 Key = tuple[float, float]
 """How far beyond the memory a plan is, then what it costs: less is better."""

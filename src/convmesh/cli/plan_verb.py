@@ -1,0 +1,138 @@
+"""`convmesh plan MODEL --gpus N --system S`: which strategy, and on which mesh?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from convmesh.cli.captured_subjects import (
+    Precision,
+    captured_for,
+    default_batch,
+    sample_shape,
+    subject_without_data,
+    tf32_of,
+)
+from convmesh.cli.exits import BadInputError, Exit, check_writable
+from convmesh.cli.progress import progress
+
+if TYPE_CHECKING:
+    from convmesh.oracle.search import Found, Ranked
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What can be typed after `convmesh plan`."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A reference network's name, or package.module:factory."""
+    gpus: int
+    """Devices to use, one rank on each."""
+    system: str = "dgx-a100"
+    """The cluster: one that ships with ConvMesh, or the path of a description of yours."""
+    input: str | None = None
+    """One sample's shape without the batch, e.g. 1x128x128x128; reference networks know theirs."""
+    batch: int | None = None
+    """Samples of the global batch; by default 32 a device, of volumes one."""
+    objective: Literal["time", "epoch", "memory", "energy", "cost"] = "time"
+    """What to make least."""
+    samples: int | None = None
+    """Samples of an epoch, for the objective epoch."""
+    strategies: tuple[str, ...] = ()
+    """Strategies to look at; by default all, and mixes of splits layer by layer."""
+    precision: Precision = "float32"
+    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores in all
+    products, float32 in convolutions alone, as in torch."""
+    batchnorm: Literal["global", "replica"] = "global"
+    """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
+    optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
+    """What keeps states for every weight."""
+    save: Path | None = None
+    """Where to write the best plan; by default MODEL.plan.toml in the current folder."""
+    top: int = 8
+    """Plans to print."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on stdout."""
+
+
+def run(options: PlanOptions) -> int:
+    """Search, save the best plan and report."""
+    _check(options)
+    from convmesh.oracle import Assumptions
+    from convmesh.planner.drafting import DraftOptions
+    from convmesh.planner.searching import check_ranks, search_captured
+    from convmesh.system import System
+
+    path = options.save or Path(f"{options.model.rpartition(':')[2]}.plan.toml")
+    check_writable("--save", path)
+    system = System.load(options.system)
+    check_ranks("--gpus", options.gpus, system)
+    subject = subject_without_data(options.model, options.input)
+    sample = sample_shape(options.model, subject, options.input)
+    shape = (options.batch or default_batch(sample, options.gpus), *sample)
+    found = search_captured(
+        captured_for(subject, shape, options.precision),
+        system,
+        options.gpus,
+        options.objective,
+        options.samples,
+        options.strategies or None,
+        options=DraftOptions(batchnorm=options.batchnorm),
+        assumptions=Assumptions(optimizer=options.optimizer, tf32=tf32_of(options.precision)),
+        progress=progress,
+    )
+    _save(found.best, path)
+    _report(options, found, shape, path)
+    return Exit.DONE
+
+
+def _check(options: PlanOptions) -> None:
+    numbers = {"gpus": options.gpus, "batch": options.batch, "top": options.top, "samples": options.samples}
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise BadInputError(f"`--{name}` (={value}) must be a positive number.")
+    if options.objective == "epoch" and options.samples is None:
+        raise BadInputError("`--objective epoch` needs `--samples`, the number of samples of an epoch.")
+
+
+def _save(best: Ranked, path: Path) -> None:
+    try:
+        best.plan.save(path)
+    except OSError as error:
+        raise BadInputError(f"`--save` (={str(path)!r}): {error.strerror}.") from None
+
+
+def _report(options: PlanOptions, found: Found, shape: tuple[int, ...], path: Path) -> None:
+    if options.json:
+        sys.stdout.write(json.dumps(to_plain(found, path), indent=2) + "\n")
+        return
+    from convmesh.cli.plan_table import show
+
+    show(options, found, shape, path)
+
+
+def to_plain(found: Found, path: Path) -> dict[str, Any]:
+    """What was found as other tools read it."""
+    from convmesh.oracle.search.why_best import why
+
+    rejected = [{"strategy": r.strategy, "mesh": dict(r.mesh.axes), "reason": r.reason} for r in found.rejected]
+    best = {**_row(found, found.best), "path": str(path), "reasons": why(found)}
+    return {"best": best, "plans": [_row(found, ranked) for ranked in found.plans], "rejected": rejected}
+
+
+def _row(found: Found, ranked: Ranked) -> dict[str, Any]:
+    prediction = ranked.prediction
+    return {
+        "strategy": ranked.strategy,
+        "mesh": dict(ranked.mesh.axes),
+        "seconds_step": prediction.seconds_step,
+        "efficiency": found.efficiency(ranked),
+        "bytes_memory": prediction.bytes_memory,
+        "bytes_sent": prediction.bytes_sent,
+        "joules_step": prediction.joules_step,
+    }

@@ -1,0 +1,134 @@
+"""`convmesh verify MODEL --ranks N`: is a plan exact for a model?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from convmesh.cli.exits import BadInputError, Exit
+from convmesh.cli.meshes import mesh_for
+from convmesh.cli.progress import progress
+from convmesh.cli.shapes import parse_shape
+
+if TYPE_CHECKING:
+    from convmesh.cli.subjects import Subject
+    from convmesh.plans import Plan
+    from convmesh.verification import Verification
+
+DEFAULT_STRATEGY = "data+spatial"
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What can be typed after `convmesh verify`."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A reference network's name, or package.module:factory."""
+    ranks: int
+    """Processes to split the model over; more than this machine can hold are verified on a shorter mesh."""
+    plan: Path | None = None
+    """A plan's TOML file; without one the strategy makes it."""
+    strategy: str | None = None
+    """data, spatial, filter, channel, hybrid, pipeline, or two of them as in data+spatial, which is the default."""
+    input: str | None = None
+    """One sample's shape without the batch, e.g. 1x64x64x64; reference networks and plan files know theirs."""
+    batch: int | None = None
+    """Samples of the global batch; by default two for each data-parallel rank and stage."""
+    steps: int = 3
+    """Training steps."""
+    most_ranks: int = 8
+    """Processes to start at most."""
+    small: bool = False
+    """Take the narrow version of a reference network, on small samples."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on stdout."""
+
+
+def run(options: VerifyOptions) -> int:
+    """Verify and report; the exit status tells the result."""
+    _check(options)
+    # Ranks are forked, which does not go with GPUs; on CPUs they run the same split operators.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from convmesh.cli.subjects import find_subject
+    from convmesh.verification import verify
+
+    subject = find_subject(options.model, options.small)
+    plan = _plan(options, subject)
+    found = verify(
+        subject.model,
+        list(plan.shapes),
+        plan,
+        loss=subject.loss,
+        target=subject.target,
+        steps=options.steps,
+        most_ranks=options.most_ranks,
+        progress=progress,
+    )
+    _report(found, options.json)
+    return _status(found)
+
+
+def _check(options: VerifyOptions) -> None:
+    if options.ranks < 1:
+        raise BadInputError(f"`--ranks` (={options.ranks}) must be a positive number of processes.")
+    if options.batch is not None and options.batch < 1:
+        raise BadInputError(f"`--batch` (={options.batch}) must be a positive number of samples.")
+    if options.plan is not None and options.strategy is not None:
+        raise BadInputError("`--plan` and `--strategy` exclude each other: a plan file says how each layer is cut.")
+    if options.input is not None:
+        parse_shape("--input", options.input)
+
+
+def _plan(options: VerifyOptions, subject: Subject) -> Plan:
+    from dataclasses import replace
+
+    from convmesh.plans import load_plan
+    from convmesh.verification import draft_plan
+
+    if options.plan is None:
+        sample = _sample(options, subject)
+        strategy = options.strategy or DEFAULT_STRATEGY
+        mesh = mesh_for(strategy, options.ranks, len(sample) - 1)
+        batch = options.batch or 2 * mesh.extent(("data", "pipe"))
+        return draft_plan(subject.model, (batch, *sample), mesh, strategy)
+    plan = load_plan(options.plan)
+    if plan.mesh.size != options.ranks:
+        raise BadInputError(
+            f"`--ranks` (={options.ranks}) must be the number of ranks of the plan's mesh: {plan.mesh} in "
+            f"{options.plan} has {plan.mesh.size}."
+        )
+    if plan.shapes and options.input is None and options.batch is None:
+        return plan
+    given = (options.batch or (plan.shapes[0][0] if plan.shapes else 2), *_sample(options, subject, plan))
+    return plan if plan.shapes and given == plan.shapes[0] else replace(plan, shapes=(given, *plan.shapes[1:]))
+
+
+def _sample(options: VerifyOptions, subject: Subject, plan: Plan | None = None) -> tuple[int, ...]:
+    if options.input is not None:
+        return parse_shape("--input", options.input)
+    if plan is not None and plan.shapes:
+        return plan.shapes[0][1:]
+    if subject.sample is None:
+        raise BadInputError(f"`--input` is needed for {options.model!r}: one sample's shape, such as 3x224x224.")
+    return subject.sample
+
+
+def _report(found: Verification, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_plain(), indent=2) + "\n")
+        return
+    from convmesh.cli.verify_table import show
+
+    show(found)
+
+
+def _status(found: Verification) -> Exit:
+    if found.ok:
+        return Exit.DONE
+    return Exit.BAD_INPUT if found.unsupported else Exit.NOT_EXACT

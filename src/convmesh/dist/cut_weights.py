@@ -1,0 +1,81 @@
+"""Weights that live only as shards: DTensors, so that optimisers, clipping and checkpoints know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from convmesh.dist.open_mesh import OpenMesh
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Box, Layout, Mesh
+from convmesh.layout.layout import chunked_cut
+
+Cuts = Mapping[int, tuple[str, ...]]
+
+
+def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
+    """This rank's shard of a whole weight, its dims cut by axes, outermost first; differentiable.
+
+    A DTensor cuts a dim by mesh axes in their order, so its device mesh lists the axes in the order that is asked for.
+    """
+    names = _ordered(mesh, cuts)
+    box = _box(weight.shape, mesh, cuts)
+    by_name = {name: dim for dim, axes in cuts.items() for name in axes}
+    placements: list[Placement] = [Shard(by_name[n]) if n in by_name else Replicate() for n in names]
+    # A clone, so that the whole weight can be freed.
+    local = weight[box.slices()].clone()
+    return DTensor.from_local(
+        local, device_mesh(mesh, names), placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
+
+
+def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
+    """This rank's shard of a cut weight; refused if it was cut for another mesh, whose shards would not fit."""
+    # Equal, not the same: torch's caches give results on whichever of two equal meshes came first.
+    if param.device_mesh not in mesh.device_meshes.values():
+        raise UnsupportedError(
+            f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; "
+            "cut weights with `convmesh.cut_channels`."
+        )
+    return param.to_local()
+
+
+def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, ...]:
+    """The shape of this rank's shard of a weight."""
+    return _box(shape, mesh, cuts).shape
+
+
+def weight_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> Layout:
+    """Where a cut weight lives: a DTensor cuts in chunks, whatever the axes."""
+    return Layout(mesh, [chunked_cut(mesh, n, cuts.get(dim, ())) for dim, n in enumerate(shape)])
+
+
+def cuts_of(weight: DTensor) -> dict[int, tuple[str, ...]]:
+    """The axes that cut each dim, outermost first: the inverse of `cut_weight`."""
+    cuts: dict[int, tuple[str, ...]] = {}
+    for name, placement in zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True):
+        if isinstance(placement, Shard):
+            cuts[placement.dim] = (*cuts.get(placement.dim, ()), name)
+    return cuts
+
+
+def _box(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> Box:
+    return weight_layout(shape, mesh.mesh, cuts).box(mesh.rank)
+
+
+def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
+    """torch's view of an open mesh, over the same process groups, its axes in the order of `names`."""
+    if names not in mesh.device_meshes:
+        order = [list(mesh.mesh.axes).index(name) for name in names]
+        ranks = torch.tensor(mesh.world_ranks).view(*mesh.mesh.axes.values()).permute(order).contiguous()
+        groups = [mesh.group([name]) for name in names]
+        mesh.device_meshes[names] = DeviceMesh.from_group(groups, mesh.device.type, mesh=ranks, mesh_dim_names=names)
+    return mesh.device_meshes[names]
+
+
+def _ordered(mesh: OpenMesh, cuts: Cuts) -> tuple[str, ...]:
+    cutting = [name for axes in cuts.values() for name in axes]
+    return tuple([name for name in mesh.mesh.axes if name not in cutting] + cutting)

@@ -1,0 +1,7 @@
+"""Weight gradients: summed over ranks, clipped, scaled, and handed to optimisers."""
+
+from convmesh.gradients.clip import clip_grad_norm_
+from convmesh.gradients.scaler import GradScaler
+from convmesh.gradients.sharded_optimizer import ShardedOptimizer
+
+__all__ = ["GradScaler", "ShardedOptimizer", "clip_grad_norm_"]

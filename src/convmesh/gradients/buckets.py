@@ -1,0 +1,182 @@
+"""Buckets: gradients of several parameters, side by side in one buffer, that travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import torch
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.flat_buffers import FlatBuffer, Flight, root_of, start_sum, start_sum_at_root
+from convmesh.gradients.local_gradients import as_gradient_of, local_gradient, local_of, shaped_like
+
+Axes = tuple[str, ...]
+
+
+def plan_buckets(
+    keys: Sequence[Hashable], bytes_: Sequence[int], bytes_bucket: int, bytes_first: int
+) -> list[list[int]]:
+    """Parameters by bucket, buckets in the order in which they fill when gradients come from the last to the first.
+
+    Only parameters of one key share a bucket. The first bucket of a key is smaller, so that it leaves early.
+    """
+    filling: dict[Hashable, list[int]] = {}
+    planned: list[list[int]] = []
+    limits: dict[Hashable, int] = {}
+    for index in reversed(range(len(keys))):
+        key = keys[index]
+        bucket = filling.setdefault(key, [])
+        bucket.append(index)
+        if sum(bytes_[i] for i in bucket) >= limits.get(key, bytes_first):
+            planned.append(filling.pop(key))
+            limits[key] = bytes_bucket
+    return planned + sorted(filling.values(), key=lambda bucket: -bucket[-1])
+
+
+class Slot:
+    """A parameter whose gradient is summed, and where its gradient stands."""
+
+    def __init__(self, parameter: torch.Tensor, speaks: bool) -> None:
+        self.parameter = parameter
+        self.speaks = speaks
+        """Whether this rank is the one that brings a gradient that is summed already into the next sum."""
+        self.is_partial = False
+        """Whether the gradient is this rank's part only, still to be summed."""
+        self.is_ready = False
+        """Whether the backward pass under way has delivered the gradient."""
+
+    def open_sum(self) -> None:
+        """Turn a gradient that is summed already into parts: one rank keeps it, the others start from nothing.
+
+        The next sum then counts it once, whatever was done to it in between.
+        """
+        if not self.is_partial and not self.speaks:
+            self.parameter.grad = None
+
+
+class Bucket(Protocol):
+    """What a reducer asks of a bucket."""
+
+    axes: Axes
+    slots: list[Slot]
+    is_started: bool
+
+    @property
+    def elements(self) -> int:
+        """How many values travel."""
+
+    def take(self, slot: Slot) -> None:
+        """Bring a parameter's gradient into the buffer."""
+
+    def start(self) -> None:
+        """Send; what has no gradient counts as zeros."""
+
+    def relay(self) -> None:
+        """Send on what arrived, where there is a second leg."""
+
+    def finish(self) -> None:
+        """Wait, and leave the sums where the optimiser finds them."""
+
+
+class SummedBucket:
+    """An all-reduce in place. Gradients are views of the buffer, unless they are summed in another type.
+
+    Behind the gradients travels a count for each parameter: on how many ranks it has one. So ranks that did not use a
+    parameter learn whether others did, and it has a gradient on all ranks or on none.
+    """
+
+    def __init__(self, slots: list[Slot], mesh: OpenMesh, axes: Axes, dtype: torch.dtype) -> None:
+        self.slots, self.axes, self.mesh = slots, axes, mesh
+        self.is_started = False
+        locals_ = [local_of(slot.parameter) for slot in slots]
+        sizes = [local.numel() for local in locals_]
+        self.buffer = FlatBuffer(sum(sizes) + len(sizes), dtype, mesh)
+        *runs, self._counts = self.buffer.values.split([*sizes, len(sizes)])
+        self._places = {s: shaped_like(run, local) for s, run, local in zip(slots, runs, locals_, strict=True)}
+        self._views = {
+            slot: as_gradient_of(slot.parameter, place)
+            for slot, place in self._places.items()
+            if place.dtype == slot.parameter.dtype
+        }
+        self._present: list[bool] = []
+        self._flight = Flight()
+
+    @property
+    def elements(self) -> int:
+        return self.buffer.values.numel()
+
+    def take(self, slot: Slot) -> None:
+        view = self._views.get(slot)
+        if view is not None and slot.parameter.grad is view:
+            return
+        self._places[slot].copy_(local_gradient(slot.parameter))
+        if view is not None:
+            slot.parameter.grad = view
+
+    def start(self) -> None:
+        self._present = [self._complete(slot) for slot in self.slots]
+        if all(self._present):
+            self._counts.fill_(1)
+        else:
+            self._counts.copy_(torch.tensor(self._present))
+        self.is_started = True
+        self._flight = self._post()
+
+    def _complete(self, slot: Slot) -> bool:
+        """Bring in what backward did not deliver: parts of earlier passes, sums that stay, zeros for none."""
+        if slot.is_ready:
+            return True
+        is_present = slot.parameter.grad is not None
+        slot.open_sum()
+        if slot.parameter.grad is None:
+            self._places[slot].zero_()
+        else:
+            self.take(slot)
+        return is_present
+
+    def _post(self) -> Flight:
+        return start_sum(self.buffer, self.mesh, self.axes)
+
+    def relay(self) -> None:
+        """An all-reduce has one leg."""
+
+    def finish(self) -> None:
+        self._flight.wait()
+        for slot, is_present in zip(self.slots, self._present_anywhere(), strict=True):
+            self._publish(slot, is_present)
+            slot.is_ready = slot.is_partial = False
+        self.is_started = False
+
+    def _present_anywhere(self) -> list[bool]:
+        if all(self._present) or self.mesh.is_dry:
+            return self._present
+        return [count > 0 for count in self._counts.tolist()]
+
+    def _publish(self, slot: Slot, is_present: bool) -> None:
+        parameter, place = slot.parameter, self._places[slot]
+        if not is_present:
+            return
+        if slot in self._views:
+            if parameter.grad is None:
+                parameter.grad = self._views[slot]
+        elif parameter.grad is not None:
+            local_of(parameter.grad).copy_(place)
+        else:
+            parameter.grad = as_gradient_of(parameter, place.to(parameter.dtype, copy=True))
+
+
+class RootBucket(SummedBucket):
+    """The sum on the first rank only; the others keep no gradients, so that their optimisers do nothing."""
+
+    def _post(self) -> Flight:
+        return start_sum_at_root(self.buffer, self.mesh, self.axes)
+
+    def _present_anywhere(self) -> list[bool]:
+        return super()._present_anywhere() if self.mesh.rank == root_of(self.mesh, self.axes) else self._present
+
+    def _publish(self, slot: Slot, is_present: bool) -> None:
+        if slot.speaks:
+            super()._publish(slot, is_present)
+        else:
+            slot.parameter.grad = None

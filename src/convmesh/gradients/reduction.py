@@ -1,0 +1,232 @@
+"""Summing weight gradients over ranks while backward goes on.
+
+Each rank's backward finds its own part of a weight's gradient; the gradient of the global loss is their sum, never
+their mean, because losses already divide by the global count. Parts are gathered into buckets that leave as soon as
+they are full, and the end of `backward()` waits for them: after it, gradients are those of a single device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.agreement import agree
+from convmesh.dist.flat_buffers import root_of
+from convmesh.errors import ConvMeshError, LayoutError
+from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_buckets
+from convmesh.gradients.local_gradients import local_of
+from convmesh.gradients.mixed_groups import loop_over_mixed_groups
+
+AxesOf = Sequence[tuple[nn.Parameter, Axes]]
+
+BYTES_BUCKET = 25 << 20
+BYTES_FIRST = 1 << 20
+"""The first bucket is small so that the network has work early."""
+
+
+class GradientReducer:
+    """Sums gradients over the axes along which they are partial, in buckets, behind backward.
+
+    `axes_of` names every parameter in the order in which forward uses them, with the axes along which its gradient is
+    partial; () for those that need no sum. Gradients accumulate over backward passes as on one device. `dtype_reduce`
+    is the type in which gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own.
+    """
+
+    def __init__(
+        self,
+        mesh: OpenMesh,
+        axes_of: AxesOf,
+        bytes_bucket: int = BYTES_BUCKET,
+        bytes_first: int = BYTES_FIRST,
+        dtype_reduce: torch.dtype | None = None,
+    ) -> None:
+        _check_sizes(bytes_bucket=bytes_bucket, bytes_first=bytes_first)
+        self.mesh = mesh
+        self.dtype_reduce = dtype_reduce
+        self.axes_of = _without_repeats(axes_of)
+        self.buckets = self._make_buckets(bytes_bucket, bytes_first)
+        self._agree()
+        self._defers = False
+        self._passes = False
+        self._next = 0
+        self._tasks: set[int] = set()
+        self._hooks: list[Any] = []
+        if any(isinstance(p, DTensor) for p in self.axes_of):
+            self._hooks.append(register_optimizer_step_pre_hook(loop_over_mixed_groups))
+        self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+
+    def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
+        mesh = self.mesh
+        shared = [(p, axes) for p, axes in self.axes_of.items() if p.requires_grad and mesh.mesh.extent(axes) > 1]
+        keys = [(axes, p.dtype, self.dtype_reduce or p.dtype) for p, axes in shared]
+        slots = [Slot(p, speaks=root_of(mesh, axes) == mesh.rank) for p, axes in shared]
+        bytes_ = [local_of(p).numel() * key[2].itemsize for (p, _), key in zip(shared, keys, strict=True)]
+        planned = plan_buckets(keys, bytes_, bytes_bucket, bytes_first)
+        return [self._bucket([slots[i] for i in plan], keys[plan[0]][0], keys[plan[0]][2]) for plan in planned]
+
+    def _bucket(self, slots: list[Slot], axes: Axes, dtype: torch.dtype) -> Bucket:
+        return SummedBucket(slots, self.mesh, axes, dtype)
+
+    def _agree(self) -> None:
+        """Ranks that sum together must have the same buckets. Others, such as other stages, may have their own."""
+        for axes in dict.fromkeys(bucket.axes for bucket in self.buckets):
+            plan = [[tuple(local_of(s.parameter).shape) for s in b.slots] for b in self.buckets if b.axes == axes]
+            if not self.mesh.is_dry:
+                ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
+                agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
+
+    def _watch(self, bucket: Bucket, slot: Slot) -> Any:
+        """Hooks around the point where autograd adds a gradient; the node is kept, or its hook would be lost."""
+        accumulator = torch.autograd.graph.get_gradient_edge(slot.parameter).node
+        self._hooks += [
+            accumulator.register_prehook(partial(self._before, bucket, slot)),
+            slot.parameter.register_post_accumulate_grad_hook(partial(self._after, bucket, slot)),
+        ]
+        return accumulator
+
+    def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor, ...]) -> None:
+        del grads
+        if self._passes:
+            return
+        if bucket.is_started:
+            raise ConvMeshError(
+                f"a parameter of shape {tuple(slot.parameter.shape)} got a second gradient after its sum had begun: it "
+                "is used in two blocks under checkpoint(use_reentrant=True), or an earlier backward failed. Use "
+                "use_reentrant=False, or call `reset()` on the reducer after a failure."
+            )
+        if slot.parameter.grad is None:
+            slot.is_partial = False
+        elif not slot.is_ready:
+            slot.open_sum()
+
+    @torch.no_grad()
+    def _after(self, bucket: Bucket, slot: Slot, parameter: torch.Tensor) -> None:
+        del parameter
+        if self._passes:
+            return
+        if self._defers:
+            slot.is_partial = True
+            return
+        bucket.take(slot)
+        slot.is_ready = True
+        self._finish_after_backward()
+        self._start_full()
+
+    def _start_full(self) -> None:
+        """Start buckets in their one order: ranks that posted them in different orders would sum different things."""
+        while self._next < len(self.buckets) and _is_full(self.buckets[self._next]):
+            self.buckets[self._next].start()
+            self._next += 1
+
+    def _finish_after_backward(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            self._tasks.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+
+    def _at_end(self) -> None:
+        """Called when a backward ends. One inside another (a reentrant checkpoint) leaves the end to the outer one."""
+        outer = torch._C._current_autograd_node()
+        if outer is None:
+            self.reduce_now()
+            return
+        for node, _ in outer.next_functions:
+            if node is not None:
+                self._hook_once(node)
+
+    def _hook_once(self, node: Any) -> None:
+        def finish_outer(grads: tuple[torch.Tensor, ...]) -> None:
+            del grads
+            handle.remove()
+            self._finish_after_backward()
+
+        handle = node.register_prehook(finish_outer)
+
+    @torch.no_grad()
+    def reduce_now(self) -> None:
+        """Sum what is still partial. Backward ends with it; call it after a schedule that ran under `no_sync`."""
+        for bucket in self.buckets[self._next :]:
+            bucket.start()
+        for bucket in self.buckets:
+            bucket.relay()
+        for bucket in self.buckets:
+            bucket.finish()
+        self._next = 0
+        self._tasks.clear()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave gradients as this rank's parts, without traffic; the next backward outside sums everything once."""
+        before, defers = [slot.parameter.grad for slot in self._slots], self._defers
+        self._defers = True
+        try:
+            yield
+        finally:
+            self._defers = defers
+            # Schedules that find weight gradients apart from backward write them without any hook.
+            for slot, grad in zip(self._slots, before, strict=True):
+                slot.is_partial |= slot.parameter.grad is not None and slot.parameter.grad is not grad
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take no notice of gradients found inside: a schedule puts them aside until `backward()` brings them."""
+        self._passes = True
+        try:
+            yield
+        finally:
+            self._passes = False
+
+    @property
+    def _slots(self) -> list[Slot]:
+        return [slot for bucket in self.buckets for slot in bucket.slots]
+
+    def wait(self) -> None:
+        """Parameters are up to date when this returns; here they always are."""
+
+    def reset(self) -> None:
+        """Give up a backward pass that failed on every rank, with all gradients."""
+        for bucket in self.buckets[: self._next]:
+            bucket.relay()
+            bucket.finish()
+        for slot in self._slots:
+            slot.parameter.grad = None
+            slot.is_ready = slot.is_partial = False
+        self._next = 0
+        self._tasks.clear()
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def _is_full(bucket: Bucket) -> bool:
+    """From the last slot, which is filled last as a rule, so that the answer no comes at once."""
+    return all(slot.is_ready for slot in reversed(bucket.slots))
+
+
+def _without_repeats(axes_of: AxesOf) -> dict[nn.Parameter, Axes]:
+    """Parameters in the order of their first use: what two layers share is complete after the first one's backward."""
+    found: dict[nn.Parameter, Axes] = {}
+    for parameter, axes in axes_of:
+        if found.setdefault(parameter, axes) != axes:
+            raise LayoutError(
+                f"`axes_of` names a parameter of shape {tuple(parameter.shape)} twice, with {found[parameter]} and "
+                f"{axes}; a gradient is partial along one set of axes: use the same split for layers that share it."
+            )
+    return found
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LayoutError(f"`{name}` (={value!r}) must be a positive number of bytes; the default is 25 MiB.")

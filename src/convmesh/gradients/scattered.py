@@ -1,0 +1,182 @@
+"""Buckets whose sums are scattered: each rank along `data` receives a part, updates it and shows it to the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
+from convmesh.errors import UnsupportedError
+from convmesh.gradients.buckets import Axes, Bucket, Slot
+from convmesh.gradients.local_gradients import is_dense, local_gradient, local_of
+from convmesh.gradients.reduction import GradientReducer
+
+AXIS = "data"
+
+
+@dataclass(frozen=True)
+class ShardPiece:
+    """A run of a parameter's values that lies in one part of a bucket."""
+
+    slot: Slot
+    part: int
+    start: int
+    stop: int
+    offset: int
+    """Where the run begins in its part."""
+
+
+def cut_into_pieces(slots: list[Slot], sizes: list[int], parts: int) -> tuple[list[ShardPiece], int]:
+    """All values of a bucket in order, cut into equal parts, and the size of a part; the last may end in padding."""
+    part_size = -(-sum(sizes) // parts)
+    pieces, begin = [], 0
+    for slot, size in zip(slots, sizes, strict=True):
+        done = 0
+        while done < size:
+            part, offset = divmod(begin + done, part_size)
+            stop = min(size, done + part_size - offset)
+            pieces.append(ShardPiece(slot, part, done, stop, offset))
+            done = stop
+        begin += size
+    return pieces, part_size
+
+
+class ScatteredBucket:
+    """A sum-scatter along `data`, and an all-reduce of the received part along the other axes.
+
+    Each part of the buffer ends with one count for each parameter, as in a summed bucket: on how many ranks it has a
+    gradient. `shards` are this rank's runs of the parameters, in the parameters' own memory: what it updates.
+    """
+
+    def __init__(self, slots: list[Slot], mesh: OpenMesh, axes: Axes, dtype: torch.dtype) -> None:
+        self.slots, self.axes, self.mesh = slots, axes, mesh
+        self.is_started = False
+        self._parts = mesh.mesh.extent((AXIS,))
+        self._here = mesh.members((AXIS,)).index(mesh.rank)
+        self._others = tuple(axis for axis in axes if axis != AXIS)
+        self._runs = {slot: _run(slot.parameter) for slot in slots}
+        self._pieces, part_size = cut_into_pieces(slots, [run.numel() for run in self._runs.values()], self._parts)
+        width = part_size + len(slots)
+        self._sent, self._received = (FlatBuffer(n * width, dtype, mesh) for n in (self._parts, 1))
+        self._counts = self._sent.values.view(self._parts, width)[:, part_size:]
+        self._make_shards(width, part_size)
+        kind = slots[0].parameter.dtype
+        # Weights travel back in their own type, through the same buffers where that is the gradients' too.
+        same = kind == dtype
+        self._shown = self._received if same else FlatBuffer(width, kind, mesh)
+        self._gathered = self._sent if same else FlatBuffer(self._parts * width, kind, mesh)
+        self._width = width
+        self._flight = Flight()
+
+    def _make_shards(self, width: int, part_size: int) -> None:
+        places: dict[Slot, list[tuple[ShardPiece, torch.Tensor]]] = {slot: [] for slot in self.slots}
+        for piece in self._pieces:
+            begin = piece.part * width + piece.offset
+            places[piece.slot].append((piece, self._sent.values[begin : begin + piece.stop - piece.start]))
+        self._places = places
+        self._mine = [piece for piece in self._pieces if piece.part == self._here]
+        self.shards = {p.slot.parameter: nn.Parameter(self._runs[p.slot][p.start : p.stop]) for p in self._mine}
+        self._grads = {s: torch.zeros_like(s) for s in self.shards.values()}
+        self._seen = self._received.values[part_size:]
+
+    @property
+    def elements(self) -> int:
+        return self._sent.values.numel()
+
+    def take(self, slot: Slot) -> None:
+        """The whole gradient is freed at once: nobody needs more than its part of the sum."""
+        run = _run(slot.parameter, local_gradient(slot.parameter))
+        for piece, place in self._places[slot]:
+            place.copy_(run[piece.start : piece.stop])
+        slot.parameter.grad = None
+
+    def start(self) -> None:
+        self._counts.copy_(torch.tensor([self._complete(slot) for slot in self.slots]).expand_as(self._counts))
+        self.is_started = True
+        self._flight = start_sum_scatter(self._received, self._sent, self.mesh, (AXIS,))
+
+    def _complete(self, slot: Slot) -> bool:
+        if slot.is_ready:
+            return True
+        slot.open_sum()
+        if is_present := slot.parameter.grad is not None:
+            self.take(slot)
+        else:
+            for _, place in self._places[slot]:
+                place.zero_()
+        return is_present
+
+    def relay(self) -> None:
+        self._flight.wait()
+        self._flight = start_sum(self._received, self.mesh, self._others)
+
+    def finish(self) -> None:
+        self._flight.wait()
+        is_used = dict(zip(self.slots, self._used(), strict=True))
+        for piece in self._mine:
+            if is_used[piece.slot]:
+                self._add(self.shards[piece.slot.parameter], piece)
+        for slot in self.slots:
+            slot.is_ready = slot.is_partial = False
+        self.is_started = False
+
+    def _used(self) -> list[bool]:
+        if all(slot.is_ready for slot in self.slots) or self.mesh.is_dry:
+            return [True] * len(self.slots)
+        return [count > 0 for count in self._seen.tolist()]
+
+    def _add(self, shard: nn.Parameter, piece: ShardPiece) -> None:
+        arrived = self._received.values[piece.offset : piece.offset + piece.stop - piece.start]
+        if shard.grad is None:
+            shard.grad = self._grads[shard].copy_(arrived)
+        else:
+            shard.grad += arrived
+
+    def start_showing(self) -> None:
+        """Send this rank's updated runs to the others along `data`."""
+        for piece in self._mine:
+            shown = self._shown.values[piece.offset : piece.offset + piece.stop - piece.start]
+            shown.copy_(self._runs[piece.slot][piece.start : piece.stop])
+        self._flight = start_gather(self._gathered, self._shown, self.mesh, (AXIS,))
+
+    def finish_showing(self) -> None:
+        """Take over the runs that the others updated."""
+        self._flight.wait()
+        for piece in self._pieces:
+            if piece.part != self._here:
+                begin = piece.part * self._width + piece.offset
+                arrived = self._gathered.values[begin : begin + piece.stop - piece.start]
+                self._runs[piece.slot][piece.start : piece.stop].copy_(arrived)
+
+
+class ShardedReducer(GradientReducer):
+    """Leaves each rank along `data` with its part of the summed gradients; `ShardedOptimizer` updates that part.
+
+    After backward `p.grad` is None for the parameters concerned: the gradients are those of the shards.
+    """
+
+    @property
+    def scattered(self) -> list[ScatteredBucket]:
+        return [bucket for bucket in self.buckets if isinstance(bucket, ScatteredBucket)]
+
+    def _bucket(self, slots: list[Slot], axes: Axes, dtype: torch.dtype) -> Bucket:
+        if AXIS in axes and self.mesh.mesh.extent((AXIS,)) > 1:
+            return ScatteredBucket(slots, self.mesh, axes, dtype)
+        return super()._bucket(slots, axes, dtype)
+
+
+def _run(parameter: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
+    """A parameter's values, or others laid out as they are, as one run of memory; the parameter's own is no copy."""
+    local = local_of(parameter)
+    tensor = local if values is None else values
+    if values is not None and values.stride() != local.stride():
+        tensor = torch.empty_like(local, dtype=values.dtype).copy_(values)
+    if not is_dense(tensor):
+        raise UnsupportedError(
+            f"a parameter of shape {tuple(local.shape)} and strides {local.stride()} has gaps in memory and cannot be "
+            "sharded; make it contiguous first."
+        )
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,120 @@
+"""Optimisers whose state is sharded over `data` (ZeRO stage 1).
+
+Torch's own two do not fit. `ZeroRedundancyOptimizer` gives whole parameters to ranks, so one large dense layer puts
+most of the state on one rank; it all-reduces whole gradients first, and its broadcast has no rule for cut weights
+(DTensors). `fully_shard` (FSDP2) reduces all parameters of a module over one mesh, while here each gradient is partial
+along axes of its own (a norm's along others than its convolution's), and it refuses weights whose device mesh already
+names `data` ("overlapping meshes"), as those of cut weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from convmesh.errors import UnsupportedError
+from convmesh.gradients.clip import clip_held_, distinct_axes
+from convmesh.gradients.scattered import AXIS, ShardedReducer
+
+ELEMENTWISE = frozenset(
+    "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
+)
+"""Torch's optimisers that update each value by its own history: they may see a parameter in pieces."""
+
+Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+
+
+class ShardedOptimizer(Optimizer):
+    """`ShardedOptimizer(reducer, torch.optim.AdamW, lr=1e-3)`: each rank along `data` updates and keeps its part.
+
+    `param_groups` hold this rank's runs of the parameters, with their gradients, so schedulers and `GradScaler` work on
+    them as usual. `state_dict` is this rank's part: it loads on the same rank of the same mesh.
+    """
+
+    def __init__(
+        self, reducer: ShardedReducer, optimizer: type[Optimizer], params: Params | None = None, **options: Any
+    ) -> None:
+        _check_optimizer(optimizer)
+        self.reducer = reducer if isinstance(reducer, ShardedReducer) else _reducer_of(reducer)
+        self._shards = {p: shard for bucket in self.reducer.scattered for p, shard in bucket.shards.items()}
+        self._scattered = {slot.parameter for bucket in self.reducer.scattered for slot in bucket.slots}
+        self._axes = {shard: (AXIS, *distinct_axes(p)) for p, shard in self._shards.items()}
+        chosen = list(self.reducer.axes_of if params is None else params)
+        self.inner = optimizer([self._group(group) for group in _groups(chosen)], **options)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self._adopt()
+
+    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The same options for this rank's parts; parameters that are not scattered stay whole."""
+        held = [self._shards.get(p, None if p in self._scattered else p) for p in group["params"]]
+        return {**group, "params": [part for part in held if part is not None]}
+
+    def _adopt(self) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update this rank's part and take over the parts of the others."""
+        loss = self.inner.step(closure)
+        with torch.no_grad():
+            for bucket in self.reducer.scattered:
+                bucket.start_showing()
+            for bucket in self.reducer.scattered:
+                bucket.finish_showing()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients: those of the parts, and parts of sums that `no_sync` left at the parameters."""
+        self.inner.zero_grad(set_to_none)
+        for parameter in self._scattered:
+            parameter.grad = None
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip by the norm of all gradients, each value counted once, the same on every rank."""
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        axes = [self._axes[p] if p in self._axes else distinct_axes(p) for p in held]
+        pairs = list(zip(held, axes, strict=True))
+        return clip_held_(pairs, max_norm, norm_type, error_if_nonfinite, self.reducer.mesh)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+        self._adopt()
+
+
+def _groups(params: list[Any]) -> list[dict[str, Any]]:
+    if params and isinstance(params[0], dict):
+        return [{**group, "params": list(group["params"])} for group in params]
+    return [{"params": params}]
+
+
+def _reducer_of(net: Any) -> ShardedReducer:
+    reducer = getattr(net, "reducer", None)
+    if not isinstance(reducer, ShardedReducer):
+        raise UnsupportedError(
+            f"`ShardedOptimizer` needs a ShardedReducer or a network that has one, not a {type(net).__name__}; "
+            'make it with reduction="sharded".'
+        )
+    return reducer
+
+
+def _check_optimizer(optimizer: type[Optimizer]) -> None:
+    is_torchs = optimizer.__module__.startswith("torch.optim.")
+    if not (is_torchs and optimizer.__name__ in ELEMENTWISE):
+        raise UnsupportedError(
+            f"`optimizer` (={optimizer.__name__}) may look at whole parameters, but each rank has runs of them; use "
+            f'one of {", ".join(sorted(ELEMENTWISE))}, or reduction="bucketed" with any optimiser.'
+        )

@@ -1,0 +1,43 @@
+"""Transposed convolution of one shard, by the fastest kernel that this device has for its shape.
+
+Where the kernel is as wide as the stride, each input writes a block of its own and the layer is one matrix product.
+ATen's kernel for it is several times slower on small shards, and its plain contiguous results cost the channels-last
+layers around it copies.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.kernels.local_conv import ConvParams, best_format
+
+
+def conv_transpose(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams
+) -> torch.Tensor:
+    """The local transposed convolution, cropped by `params.padding` at both ends; differentiable."""
+    if _writes_blocks(x, weight, params):
+        return _blocks(x, weight, bias)
+    none = [0] * len(params.stride)
+    strides = (params.stride, params.padding, params.dilation)
+    return torch.convolution(x, weight, bias, *strides, True, none, params.groups)
+
+
+def _writes_blocks(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
+    """Whether blocks neither overlap nor leave gaps, on a device whose other kernels are channels-last."""
+    apart = tuple(weight.shape[2:]) == params.stride and max(params.dilation) == 1 and params.groups == 1
+    last = best_format(x.dtype, x.device, x.dim(), weight.shape[2:]) != torch.contiguous_format
+    return apart and last and max(params.padding) == 0
+
+
+def _blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    kernel, dims = weight.shape[2:], x.dim() - 2
+    matrix = weight.movedim(1, -1).flatten(1).t()
+    shift = None if bias is None else bias.repeat(kernel.numel())
+    written = F.linear(x.movedim(1, -1), matrix, shift)
+    samples, *space, _ = written.shape
+    # N×D×H×W×(d×h×w×F) to N×(D×d)×(H×h)×(W×w)×F: a block's rows go between those of its neighbours.
+    order = [0, *(axis for dim in range(dims) for axis in (1 + dim, 1 + dims + dim)), 1 + 2 * dims]
+    apart = written.view(samples, *space, *kernel, -1).permute(order)
+    return apart.reshape(samples, *(n * k for n, k in zip(space, kernel, strict=True)), -1).movedim(-1, 1)

@@ -1,0 +1,93 @@
+"""Gradients on their way back: how they lie in memory, and the sums that autograd makes of several users' ones.
+
+A gradient lies as the operator that found it left it, often not as the value it belongs to; operators that meet both
+are then slower, or copy first. Nodes are walked from the last to the first, and those that a gradient reaches in
+another order than their first dry run took it to have are run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from convmesh.dist import OpenMesh
+from convmesh.lowering.dry_run import Dry, DryResult, Strides
+from convmesh.lowering.recorder import recorded
+from convmesh.plans import NodeProgram, Step
+
+Place = tuple[str, int]
+"""A node, and which of its tensors."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A node's dry run: what it gave, the tensors that it was given, and the run itself for other gradients."""
+
+    result: DryResult
+    inputs: tuple[tuple[Place | None, Dry], ...]
+    """With whose they are: None for what another node made of its own input, and this one shares."""
+    again: Callable[[tuple[Strides | None, ...]], DryResult]
+    stage: int = 0
+
+
+class Returning:
+    """Walks a network's nodes backwards, on one rank."""
+
+    def __init__(self, visits: Mapping[str, Visit], mesh: OpenMesh) -> None:
+        self._visits, self._mesh = visits, mesh
+        self._arrived: dict[Place, Strides | None] = {}
+        self._as_values: dict[Dry, Strides] = {}
+        self._sums: dict[tuple[Dry, Strides | None, Strides | None], tuple[list[Step], Strides]] = {}
+
+    def programs(self, nodes: Sequence[NodeProgram]) -> tuple[NodeProgram, ...]:
+        """The nodes, with backward as gradients reach them; of a tensor's users, each but the last adds its own."""
+        return tuple(reversed([self._program(node) for node in reversed(nodes)]))
+
+    def _program(self, node: NodeProgram) -> NodeProgram:
+        if node.node not in self._visits:
+            return node
+        visit = self._visits[node.node]
+        ends = tuple(self._arrived.get((node.node, index)) for index in range(len(node.outputs)))
+        result = visit.again(ends) if any(ends) else visit.result
+        sums = self._pass_on(visit, result)
+        steps, end = result.backward, len(result.backward) - result.weight_steps
+        # Whose memory gradients are stays as it was found: one that is a part of another would count whole.
+        held, again = node.held, result.held
+        held = replace(held, bytes_backward=again.bytes_backward, bytes_weights=again.bytes_weights)
+        return replace(node, backward=(*steps[:end], *sums, *steps[end:]) if sums else steps, held=held)
+
+    def _pass_on(self, visit: Visit, result: DryResult) -> list[Step]:
+        """Give every input's gradient to the node that made it; the sums on the way."""
+        steps: list[Step] = []
+        for (place, value), strides in zip(visit.inputs, result.gradients, strict=True):
+            if strides is None:
+                continue
+            if place is None:  # it joins the other node's there
+                steps += self._sum(value, strides, strides)[0]
+                continue
+            crosses = place[0] in self._visits and self._visits[place[0]].stage != visit.stage
+            # What travels between stages is packed, and unpacked as the value is.
+            found = None if crosses or strides == self._own(value) else strides
+            if place in self._arrived:
+                more, total = self._sum(value, self._arrived[place], found)
+                steps += more
+                found = None if total == self._own(value) else total
+            self._arrived[place] = found
+        return steps
+
+    def _own(self, value: Dry) -> Strides:
+        """How a value's gradient lies that lies as the value itself, which is what the first dry run took it to."""
+        if value not in self._as_values:
+            self._as_values[value] = value.gradient(self._mesh, None).stride()
+        return self._as_values[value]
+
+    def _sum(self, value: Dry, one: Strides | None, other: Strides | None) -> tuple[list[Step], Strides]:
+        key = (value, one, other)
+        if key not in self._sums:
+            parts = [value.gradient(self._mesh, strides) for strides in (one, other)]
+            with torch.no_grad(), recorded(self._mesh) as steps:
+                total = torch.add(*parts)
+            self._sums[key] = steps, total.stride()
+        return self._sums[key]

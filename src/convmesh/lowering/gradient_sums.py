@@ -1,0 +1,81 @@
+"""What a plan's reducer does in a step: recorded from the reducer itself, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from convmesh.dist import OpenMesh
+from convmesh.gradients.reducers import REDUCERS
+from convmesh.gradients.reduction import GradientReducer
+from convmesh.gradients.root_update import BroadcastReducer
+from convmesh.gradients.scattered import ShardedReducer
+from convmesh.lowering.live_bytes import HeldStorages
+from convmesh.lowering.recorder import recorded
+from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightProgram
+from convmesh.plans.plan import Reduction
+
+
+def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, name: Reduction) -> Program:
+    """The program with what sums the gradients of a backward pass in which every weight got one, and what follows."""
+    held = {weight.name: weight for weight in program.weights}
+    parameters = {weight: _parameter(held[weight]) for weight in sum_axes}
+    names = {parameter: weight for weight, parameter in parameters.items()}
+    storages = HeldStorages("meta")
+    before = storages.start(parameters.values())
+    with storages:
+        reducer = REDUCERS[name](mesh, [(parameters[weight], axes) for weight, axes in sum_axes.items()])
+    bytes_buckets = storages.bytes_held - before
+    for parameter in parameters.values():
+        parameter.grad = torch.empty_like(parameter)
+    buckets = _buckets(reducer, names)
+    updated = _updated(reducer, names)
+    shown = _shown(reducer, names)
+    reducer.close()
+    weights = tuple(replace(weight, elements_updated=updated.get(weight.name)) for weight in program.weights)
+    return replace(program, weights=weights, buckets=buckets, shown=shown, bytes_buckets=bytes_buckets)
+
+
+def _buckets(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> tuple[BucketProgram, ...]:
+    """The buckets' legs, each run for all of them before the next, as `reduce_now` does."""
+    legs = [[_steps(reducer, leg, bucket) for bucket in reducer.buckets] for leg in ("start", "relay", "finish")]
+    weights = [tuple(names[slot.parameter] for slot in bucket.slots) for bucket in reducer.buckets]  # type: ignore[index]
+    return tuple(BucketProgram(*both) for both in zip(weights, zip(*legs, strict=True), strict=True))
+
+
+def _updated(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> dict[str, int]:
+    """How much of every summed weight an optimiser finds a gradient for on this rank."""
+    found = {slot.parameter: slot.parameter.grad for bucket in reducer.buckets for slot in bucket.slots}
+    if isinstance(reducer, ShardedReducer):
+        for bucket in reducer.scattered:
+            found |= {parameter: shard.grad for parameter, shard in bucket.shards.items()}
+    return {names[p]: 0 if grad is None else grad.numel() for p, grad in found.items()}  # type: ignore[index]
+
+
+def _shown(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> tuple[ShowingProgram, ...]:
+    """What travels after the optimiser's step."""
+    if isinstance(reducer, BroadcastReducer):
+        sent: list[Any] = list(reducer.chunks)
+        legs, of, at_use = ("start", "wait"), [chunk.parameters for chunk in reducer.chunks], True
+    elif isinstance(reducer, ShardedReducer):
+        sent = list(reducer.scattered)
+        legs, of, at_use = ("start_showing", "finish_showing"), [[s.parameter for s in b.slots] for b in sent], False
+    else:
+        return ()
+    starts, ends = ([_steps(reducer, leg, part) for part in sent] for leg in legs)
+    weights = [tuple(names[p] for p in parameters) for parameters in of]
+    return tuple(ShowingProgram(w, start, end, at_use) for w, start, end in zip(weights, starts, ends, strict=True))
+
+
+def _steps(reducer: GradientReducer, leg: str, part: Any) -> tuple[Step, ...]:
+    with recorded(reducer.mesh) as steps, torch.no_grad():
+        getattr(part, leg)()
+    return tuple(steps)
+
+
+def _parameter(weight: WeightProgram) -> nn.Parameter:
+    return nn.Parameter(torch.empty(weight.local_shape, dtype=getattr(torch, weight.dtype), device="meta"))

@@ -1,0 +1,92 @@
+"""Counting the bytes of tensors that are alive: each storage once, from the operator that makes it to its end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from convmesh.ops.core.probe import Probe, is_probing
+from convmesh.plans import Saved
+
+
+class HeldStorages(TorchDispatchMode):
+    """What operators inside the block made on one kind of device and is still held; exact, but for their workspace."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self._alive: dict[int, int] = {}
+        self.bytes_held = 0
+        self.bytes_peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with the tensors inside
+        result = func(*args, **(kwargs or {}))
+        if Probe.is_made or is_probing(args):
+            return result  # which has no memory where there is data
+        self.see(result if isinstance(result, (list, tuple)) else (result,))
+        return result
+
+    def see(self, values: Iterable[Any]) -> None:
+        """Count those of the tensors that were not known."""
+        for value in values:
+            # Torch works out what happens to DTensors with fake ones; oneDNN's own kind of tensors has no storage.
+            if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_mkldnn):
+                continue
+            if isinstance(value, torch.Tensor) and value.device.type == self._device:
+                self._count(value.untyped_storage())
+            elif isinstance(value, (list, tuple)):
+                self.see(value)
+        self.bytes_peak = max(self.bytes_peak, self.bytes_held)
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._alive:
+            self._alive[key] = storage.nbytes()
+            self.bytes_held += storage.nbytes()
+            weakref.finalize(storage, self._forget, key).atexit = False
+
+    def _forget(self, key: int) -> None:
+        self.bytes_held -= self._alive.pop(key)
+
+    def start(self, values: Iterable[Any] = ()) -> int:
+        """Look for the peak from here on, with `values` held before; gives the bytes that are held now."""
+        self.see(values)
+        self.bytes_peak = self.bytes_held
+        return self.bytes_held
+
+
+Groups = Sequence[tuple[str, Sequence[torch.Tensor | None]]]
+
+
+def owned(tensors: Sequence[torch.Tensor], groups: Groups) -> tuple[Saved, ...]:
+    """For each tensor the first one of the groups, by the group's name and its index there, whose memory it is in."""
+    owners: dict[int, tuple[Any, int]] = {}
+    for name, members in groups:
+        for index, tensor in enumerate(members):
+            if tensor is not None:
+                owners.setdefault(_key(tensor), (name, index))
+    return tuple(Saved(*owners[_key(t)], bytes_kept=t.untyped_storage().nbytes()) for t in tensors)
+
+
+def owned_by(tensors: Sequence[torch.Tensor | None], groups: Groups) -> tuple[Saved | None, ...]:
+    """The same for tensors of which some may be missing."""
+    found = iter(owned([t for t in tensors if t is not None], groups))
+    return tuple(None if t is None else next(found) for t in tensors)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Of their storages, each once."""
+    return sum({_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def _key(tensor: torch.Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -1,0 +1,62 @@
+"""The loss as one more node of a program: a plan does not know it, whoever measures or predicts a step may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from convmesh.dist import dry_mesh
+from convmesh.layout import Layout
+from convmesh.lowering.dry_run import Dry, DryResult, DryRunner
+from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.recorder import dtype_name, recorded
+from convmesh.plans import NodeProgram, Program
+
+LOSS = "loss"
+"""The node's name."""
+
+
+def with_loss(
+    lowered: Lowered, loss: Callable[..., Any], target_shape: Sequence[int], target_dtype: torch.dtype
+) -> Program:
+    """The program with the loss of its last node's output after it, and the look at the loss that the runtime takes."""
+    program = lowered.program
+    last = program.nodes[-1]
+    mesh = dry_mesh(program.mesh, program.rank)
+    output = Dry(last.outputs[0], lowered.dtypes[last.node], True)
+    target = Dry(target_layout(output.layout, tuple(target_shape)), target_dtype, False)
+    result = DryRunner(mesh).run(None, loss, ((output, target), {}))
+    return replace(program, nodes=(*program.nodes, _node(last, result, output, mesh)))
+
+
+def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeProgram:
+    with torch.no_grad(), recorded(mesh) as looks:
+        output.on(mesh).local.isfinite().all()
+    value: Dry = result.value
+    return NodeProgram(
+        node=LOSS,
+        layer=LOSS,
+        inputs=last.outputs,
+        outputs=(value.layout,),
+        dtypes=(dtype_name(value.dtype),),
+        forward=(*result.forward, *looks),
+        backward=result.backward,
+        saved=result.saved,
+        sources=(last.node,),
+        held=result.held,
+    )
+
+
+def target_layout(output: Layout, shape: tuple[int, ...]) -> Layout:
+    """A target is cut where the output is: the same dims, or all but the channels, or samples only, or not at all."""
+    if shape == output.shape:
+        return output
+    if shape == output.shape[:1] + output.shape[2:]:
+        return Layout(output.mesh, (output.cuts[0], *output.cuts[2:]))
+    whole = Layout.of(output.mesh, shape)
+    if shape and output.shape and shape[0] == output.shape[0]:
+        return whole.replacing({0: output.cuts[0]})
+    return whole

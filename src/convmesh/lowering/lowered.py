@@ -1,0 +1,39 @@
+"""A plan lowered for a network: the program of one rank, and what the runtime builds itself from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convmesh.layout import Layout
+from convmesh.lowering.call_text import Order
+from convmesh.lowering.weight_cuts import Axes, Cuts
+from convmesh.plans import Plan, Program, Split
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What the runtime needs of a plan for a network, and the program of one rank."""
+
+    plan: Plan
+    program: Program
+    layouts: dict[str, tuple[Layout, ...]]
+    """By node: the layouts of what it gives."""
+    arranged: dict[str, Split]
+    """Nodes whose input changes its layout first, and the split that asks for it."""
+    shared: dict[str, str]
+    """Nodes that take the input which another one had changed."""
+    cuts: dict[str, Cuts]
+    """By weight: the axes that cut its dims."""
+    sum_axes: dict[str, Axes]
+    """By weight, in the order of their first use: the axes over which its gradient is summed after backward."""
+    eager: frozenset[str]
+    """Nodes that sum their weights' gradients at once, because the weights also serve nodes with other axes."""
+    numbers: dict[str, Any]
+    """By node: sizes, shapes and what is computed from them."""
+    dtypes: dict[str, torch.dtype]
+    """By node that gives one tensor."""
+    orders: dict[str, Order]
+    """By node that gives one tensor: its dims as they lie in memory."""

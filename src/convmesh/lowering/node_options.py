@@ -1,0 +1,107 @@
+"""Single nodes of a network, worked out for given layouts of their inputs: what mixes of splits are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from convmesh.errors import ConvMeshError
+from convmesh.graph import Captured, Weight
+from convmesh.layout import Layout
+from convmesh.lowering.arrange import arranged_layout
+from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.dry_run import Dry, DryResult
+from convmesh.lowering.lower import Lowering
+from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans import Plan, Split
+from convmesh.plans.program import Steps
+
+Value = Any
+"""What a node gives: `Dry` in place of tensors."""
+
+
+@dataclass(frozen=True)
+class Single:
+    """One node for given inputs: what it gives, does and keeps, and what it does with its weights."""
+
+    value: Value
+    steps: tuple[Steps, ...]
+    bytes_kept: int
+    cuts: Mapping[str, Cuts]
+    sums: Mapping[str, Axes]
+
+
+class SingleLowering(Lowering):
+    """Works out nodes one by one, each for many layouts; calls that are alike run once."""
+
+    def __init__(self, captured: Captured, plan: Plan, rank: int) -> None:
+        super().__init__(captured, plan, rank, None)
+        self.run()
+        self.nodes = {node.name: node for node in captured.module.graph.nodes}
+        self.values = dict(self._env)
+        """Of the plan that it was made with: sizes and numbers are the same for all plans."""
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return self._captured.graph.weights
+
+    def has_tensors(self, name: str) -> bool:
+        return any(isinstance(leaf, Dry) for leaf in tree_leaves(self.values.get(name)))
+
+    def input(self, name: str, split: Split) -> Dry:
+        """An input as a first user with such a split wants it."""
+        value: Dry = self.values[name]
+        whole = Layout.of(self._plan.mesh, value.layout.shape)
+        return replace(value, layout=arranged_layout(whole, split, False))
+
+    def single(self, name: str, given: Mapping[str, Value], split: Split | None) -> Single | None:
+        """A node for given inputs, under a split if it takes one; None if that cannot be."""
+        node, spec = self.nodes[name], self._captured.graph.node(name)
+        self._env = {**self.values, **given}
+        self._weights, self._made = DryWeights(), {}
+        self._uses.clear()
+        self._nodes = []
+        try:
+            moved = self._moved(node, split) if split is not None else None
+            if split is not None:
+                self._plan = replace(self._plan, splits=((spec.layer, split),))
+            self._call(node, spec)
+        except (ConvMeshError, ValueError):
+            return None
+        made = self._nodes[-1]
+        steps = (made.forward, made.backward)
+        return Single(
+            value=self._env[name],
+            steps=steps if moved is None else (moved.forward, *steps, moved.backward),
+            bytes_kept=sum(saved.bytes_kept for saved in made.saved if saved.what != "weight"),
+            cuts=self._weights.cuts,
+            sums={weight: uses[0][1] for weight, uses in self._uses.items()},
+        )
+
+    def _moved(self, node: fx.Node, split: Split) -> DryResult | None:
+        """Change the first input's layout to what the split asks for, apart from the node's own call."""
+        source = next((leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)), None)
+        if source is None or not isinstance(self._env[source.name], Dry):
+            return None
+        given: Dry = self._env[source.name]
+        layout = arranged_layout(given.layout, split, self._cuts_channels(node))
+        if layout == given.layout:
+            return None
+        moved = self._runner.run(("arrange", layout), lambda x: _redistributed(x, layout), ((given,), {}))
+        self._env[source.name] = moved.value
+        return moved
+
+    def _cuts_channels(self, node: fx.Node) -> bool:
+        if node.op != "call_module":
+            return False
+        module: nn.Module = self._captured.module.get_submodule(str(node.target))
+        return isinstance(module, LAYERS)
+
+
+def _redistributed(x: Sharded, layout: Layout) -> Sharded:
+    return x.redistribute(layout)

@@ -1,0 +1,68 @@
+"""Modules that the tracer could not look into: they run on whole samples, each rank on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
+from convmesh.layout.layout import Cut
+from convmesh.ops.core.sharded import Sharded
+
+
+def is_opaque(kind: str, module: object) -> bool:
+    """Whether a call runs on whole samples unseen: a user's own module that could not be traced.
+
+    Torch's modules and functions without a split version are refused instead: some mix samples, or have them elsewhere
+    than in the first dim, and would be wrong without a word.
+    """
+    return kind == "opaque" and isinstance(module, nn.Module) and not type(module).__module__.startswith("torch.")
+
+
+def by_samples(x: Sharded) -> Sharded:
+    """`x` with nothing cut but its samples."""
+    return x.with_whole([dim for dim in range(1, x.dim()) if x.layout.is_cut(dim)])
+
+
+def opaque_layout(mesh_layout: Layout, shape: tuple[int, ...], layer: str) -> Layout:
+    """The layout of an opaque module's output, whose samples are its input's."""
+    samples: Cut = mesh_layout.cuts[0]
+    if not shape or shape[0] != samples.partition.extent:
+        if not samples.axes:
+            return Layout.of(mesh_layout.mesh, shape)
+        raise UnsupportedError(
+            f"layer {layer!r} cannot be looked into, so only its samples can be cut, but it makes a tensor of shape "
+            f"{shape} from {samples.partition.extent} samples; leave its samples whole, or make it traceable."
+        )
+    return Layout.of(mesh_layout.mesh, shape).replacing({0: samples})
+
+
+def run_opaque(module: nn.Module, layer: str, *args: Any, **kwargs: Any) -> Any:
+    """The module on this rank's samples."""
+    lead: list[Sharded] = []
+
+    def local(value: Any) -> Any:
+        if not isinstance(value, Sharded):
+            return value
+        lead.append(by_samples(value))
+        return lead[-1].local
+
+    here = tree_map(local, (args, kwargs), is_leaf=lambda v: isinstance(v, Sharded))
+    if not lead:
+        return module(*here[0], **here[1])
+    first = lead[0]
+    first.mesh.weight_axes(first.layout.axes)
+    result = module(*here[0], **here[1])
+    return tree_map(lambda y: _wrapped(y, first, layer), result)
+
+
+def _wrapped(y: Any, like: Sharded, layer: str) -> Any:
+    if not isinstance(y, torch.Tensor):
+        return y
+    samples = like.shape[0] if y.dim() and y.shape[0] == like.local.shape[0] else 0
+    shape = (samples, *y.shape[1:]) if samples else tuple(y.shape)
+    return Sharded(y, opaque_layout(like.layout, shape, layer), like.mesh)

@@ -1,0 +1,145 @@
+"""What crosses from one stage to the next: this rank's shards of several tensors, side by side in one run a type.
+
+A stage's inputs and outputs are then flat and of a size known beforehand, and each value travels once, in one message
+with the others. Values lie in a run as the dry run found them to lie in memory, so that none is turned round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convmesh.dist import OpenMesh
+from convmesh.errors import LayoutError
+from convmesh.layout import Layout
+from convmesh.lowering.call_text import Order
+from convmesh.lowering.lowered import Lowered
+from convmesh.ops.core.sharded import Sharded
+
+Flats = tuple[torch.Tensor, ...]
+
+
+def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> list[torch.Tensor]:
+    """Views of a run as tensors that lie in it one after the other, each with its dims in an order of its own."""
+    found = []
+    for part, shape, order in zip(flat.split([shape.numel() for shape in shapes]), shapes, orders, strict=True):
+        lying = order or tuple(range(len(shape)))
+        outermost_first = part.view([shape[dim] for dim in lying])
+        found.append(outermost_first.permute([lying.index(dim) for dim in range(len(shape))]))
+    return found
+
+
+def _run_of(tensors: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.Tensor:
+    """The tensors side by side, copied once, however they lie."""
+    flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+    for part, tensor in zip(_parts(flat, [tensor.shape for tensor in tensors], orders), tensors, strict=True):
+        part.copy_(tensor)
+    return flat
+
+
+class _Packed(torch.autograd.Function):
+    """Tensors as one run; always a copy: a schedule cuts outputs off their graph, which cannot be done to views."""
+
+    @staticmethod
+    def forward(ctx: Any, orders: Sequence[Order], *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.orders, ctx.shapes = orders, [tensor.shape for tensor in tensors]
+        return _run_of(tensors, orders)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return None, *_parts(grad, ctx.shapes, ctx.orders)
+
+
+class _Unpacked(torch.autograd.Function):
+    """Parts of a run as tensors of their own, without a copy: layers may then work on them in place."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> Flats:
+        ctx.set_materialize_grads(True)
+        ctx.orders = orders
+        # `.data`, because autograd forbids in-place work on one of several views.
+        return tuple(part.data for part in _parts(flat, shapes, orders))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _run_of(grads, ctx.orders), None, None
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Names, layouts, types and orders in memory of the tensors that travel together."""
+
+    names: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    dtypes: tuple[torch.dtype, ...]
+    orders: tuple[Order, ...]
+
+    def _places(self) -> list[tuple[torch.dtype, list[int]]]:
+        """By type, in the order in which types first come: which tensors share a run."""
+        chosen: dict[torch.dtype, list[int]] = {}
+        for index, dtype in enumerate(self.dtypes):
+            chosen.setdefault(dtype, []).append(index)
+        return list(chosen.items())
+
+    def _orders(self, places: Sequence[int]) -> list[Order]:
+        return [self.orders[index] for index in places]
+
+    def shapes(self, rank: int) -> list[torch.Size]:
+        return [torch.Size(layout.box(rank).shape) for layout in self.layouts]
+
+    def examples(self, rank: int) -> Flats:
+        """Runs without data, as a stage is told what it will be given."""
+        shapes = self.shapes(rank)
+        return tuple(
+            torch.empty(
+                sum(math.prod(shapes[i]) for i in places),
+                dtype=dtype,
+                device="meta",
+                requires_grad=dtype.is_floating_point,
+            )
+            for dtype, places in self._places()
+        )
+
+    def pack(self, values: Sequence[Sharded], wire: torch.device) -> Flats:
+        """The tensors' runs, on the device that messages leave from."""
+        for name, value, layout in zip(self.names, values, self.layouts, strict=True):
+            if value.layout != layout:
+                raise LayoutError(f"{name!r} came out as {value.layout}, but {layout} was planned.")
+        locals_ = [value.local.to(dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
+        runs = [_Packed.apply(self._orders(at), *(locals_[i] for i in at)).to(wire) for _, at in self._places()]
+        return tuple(map(_with_gradient, runs))
+
+    def unpack(self, flats: Sequence[torch.Tensor], mesh: OpenMesh) -> list[Sharded]:
+        """The tensors from their runs; their gradients travel back as one run again."""
+        shapes = self.shapes(mesh.rank)
+        found: dict[int, torch.Tensor] = {}
+        for flat, (_, places) in zip(flats, self._places(), strict=True):
+            parts: Flats = _Unpacked.apply(flat.to(mesh.device), [shapes[i] for i in places], self._orders(places))
+            found |= dict(zip(places, parts, strict=True))
+        return [Sharded(found[index], layout, mesh) for index, layout in enumerate(self.layouts)]
+
+
+def _with_gradient(flat: torch.Tensor) -> torch.Tensor:
+    """What leaves a stage takes part in backward even if no weight before it learns: its gradient is on its way."""
+    wants = torch.is_grad_enabled() and flat.is_floating_point() and not flat.requires_grad
+    return flat.requires_grad_() if wants else flat
+
+
+def rows(local: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """A rank's samples in equal micro-batches."""
+    return list(local.split(local.shape[0] // count)) if local.shape[0] else [local] * count
+
+
+def parcel_of(names: Sequence[str], lowered: Lowered) -> Parcel:
+    """Of nodes that give one tensor each."""
+    unique = tuple(dict.fromkeys(names))
+    layouts = tuple(lowered.layouts[name][0] for name in unique)
+    dtypes, orders = tuple(lowered.dtypes[name] for name in unique), tuple(lowered.orders[name] for name in unique)
+    return Parcel(unique, layouts, dtypes, orders)
+
+
+__all__ = ["Parcel", "parcel_of", "rows"]

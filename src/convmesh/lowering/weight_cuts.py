@@ -1,0 +1,105 @@
+"""Weights of a dry run: how each is cut, and over which axes its gradient is summed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.cut_weights import local_shape
+from convmesh.graph import Weight
+from convmesh.layout import Layout
+from convmesh.layout.channels import ChannelSplit
+from convmesh.lowering.call_text import is_last, memory_format
+from convmesh.lowering.channel_cuts import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
+from convmesh.ops.channels.undecided_weight import PlannedWeight
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans import Plan, Split, WeightProgram
+
+Axes = tuple[str, ...]
+Cuts = dict[int, Axes]
+
+
+def without_data(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    # Not `empty_like`: of a weight that is cut already that would be a shard.
+    order = memory_format(tensor.dim(), is_last(tensor))
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=order)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+class DryWeights:
+    """The cuts of all weights, found out layer by layer."""
+
+    def __init__(self) -> None:
+        self.cuts: dict[str, Cuts] = {}
+        self._decided: dict[str, ChannelSplit] = {}
+
+    def of(self, layer: str, module: nn.Module, split: Split | None, given: Layout) -> dict[str, torch.Tensor]:
+        """A module's tensors without data, for an input that comes as `given`; those that are cut say so."""
+        weights = {n: without_data(t) for n, t in (*module.named_parameters(), *module.named_buffers())}
+        if isinstance(module, LAYERS) and split is not None and split.channel:
+            weights["weight"] = PlannedWeight.of(weights["weight"], partial(self._decide, layer, split))
+        elif isinstance(module, PER_CHANNEL) and given.is_cut(1):
+            for name, cuts in channel_cuts(given.cuts[1].axes).items():
+                if weights.get(name) is not None:
+                    weights[name] = PlannedWeight.of(weights[name])
+                    self.cuts[f"{layer}.{name}"] = cuts
+        return weights
+
+    def _decide(self, layer: str, split: Split, x: Sharded, plans_of: Any, groups: int) -> ChannelSplit:
+        if layer in self._decided:  # a layer that runs twice keeps its first cut
+            return self._decided[layer]
+        return decide_cut(layer, split.algorithm, split.channel, x, plans_of, groups).split
+
+    def decided(self, layer: str) -> ChannelSplit | None:
+        return self._decided.get(layer)
+
+    def settle(self, layer: str, module: nn.Module, split: ChannelSplit) -> None:
+        """Keep what was decided for a layer."""
+        self._decided[layer] = split
+        for name, cuts in weight_cuts(module, split).items():
+            if getattr(module, name, None) is not None:
+                self.cuts[f"{layer}.{name}"] = {dim: axes for dim, axes in cuts.items() if axes}
+
+    def decided_plan(self, plan: Plan) -> Plan:
+        """The plan with every algorithm named."""
+        named = {name: replace(plan.split(name), algorithm=found.algorithm) for name, found in self._decided.items()}
+        changed = {name: split for name, split in named.items() if split != plan.split(name)}
+        return plan.with_splits(changed) if changed else plan
+
+
+def shared_sums(uses: Mapping[str, Sequence[tuple[str, Axes]]]) -> tuple[dict[str, Axes], frozenset[str]]:
+    """For every weight the axes to sum its gradient over; and the nodes that must sum at once, since a weight of theirs
+    also serves nodes whose work is cut by other axes, so that one sum after backward would count some parts twice."""
+    eager: set[str] = set()
+    while True:
+        found = {name: {() if node in eager else axes for node, axes in by} for name, by in uses.items()}
+        mixed = {node for name, axes in found.items() if len(axes) > 1 for node, _ in uses[name]}
+        if mixed <= eager:
+            return {name: next(iter(axes)) for name, axes in found.items()}, frozenset(eager)
+        eager |= mixed
+
+
+def weight_programs(
+    weights: Sequence[Weight], mesh: OpenMesh, cuts: Mapping[str, Cuts], sum_axes: Mapping[str, Axes]
+) -> tuple[WeightProgram, ...]:
+    """What this rank holds of every weight."""
+    return tuple(
+        WeightProgram(
+            name=weight.name,
+            shape=weight.shape,
+            local_shape=local_shape(weight.shape, mesh, cuts.get(weight.name, {})),
+            dtype=weight.dtype,
+            learns=weight.learns,
+            cuts=tuple(cuts.get(weight.name, {}).items()),
+            sum_axes=sum_axes.get(weight.name, ()),
+        )
+        for weight in weights
+    )

@@ -1,0 +1,1 @@
+"""Layers whose weights are cut by channel and filter, and dense layers."""

@@ -1,0 +1,211 @@
+"""Convolution, transposed convolution and dense layers whose weights are cut by channel and filter.
+
+The weight's placement says what happens: a DTensor cut by filters gathers its input, one cut by input channels
+sum-scatters its output, one cut by both does both (stationary-y, -x and -w; see `layout/channels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TypeGuard
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
+from convmesh.errors import UnsupportedError
+from convmesh.kernels.local_conv import best_format
+from convmesh.layout import Box, Layout, Region, plan_exchange
+from convmesh.layout.channels import ChannelSplit, channel_layouts
+from convmesh.layout.maps import Same, Transposed, Window, excess
+from convmesh.layout.terms import Term, split_terms
+from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
+from convmesh.ops.channels.local_layers import LocalConv, LocalDense, LocalTransposed
+from convmesh.ops.channels.sub_batches import StreamedFunction, StreamedLayer, sub_batches
+from convmesh.ops.channels.undecided_weight import PlannedWeight, Plans
+from convmesh.ops.core.autocast import autocast_inputs, without_autocast
+from convmesh.ops.core.exchange_plans import Maps
+from convmesh.ops.core.sharded import Sharded
+
+CutWeight = DTensor | PlannedWeight
+
+GATHERS_AGAIN = "gathers_again"
+"""The attribute of a weight whose layer gathers its input again in backward instead of keeping it."""
+
+
+def is_cut(weight: object) -> TypeGuard[CutWeight]:
+    return isinstance(weight, (DTensor, PlannedWeight))
+
+
+def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
+    """Which axes cut a weight's input channels and which its filters, outermost first."""
+    names = weight.device_mesh.mesh_dim_names or ()
+    by_dim: dict[int, list[str]] = {0: [], 1: []}
+    for name, placement in zip(names, weight.placements, strict=True):
+        if placement.is_replicate():
+            continue
+        if not isinstance(placement, Shard) or placement.dim not in by_dim:
+            raise UnsupportedError(f"`weight` is placed {placement} along {name!r}; cut it by filters or channels.")
+        by_dim[placement.dim].append(name)
+    return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]))
+
+
+@cache
+def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
+    found = channel_layouts(source, maps, filters, split, groups)
+    inputs = plan_exchange(source, found.input_needs, rank)
+    return found.output, inputs, plan_exchange(found.output, found.output_parts, rank)
+
+
+def cut_conv(
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
+) -> Sharded:
+    """Convolution with a cut weight."""
+    maps: Maps = (Same(), Same(), *windows)
+    plans_of = partial(_plans, x.layout, maps, weight.shape[0], groups, x.mesh.rank)
+    split = _split(x, weight, plans_of, groups)
+    output, _, outputs = plans_of(split)
+    stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
+    local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
+    term = _covering_term(x.layout, output, windows, x.mesh.rank)
+    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups)
+    return _run(x, weight, bias, split, plans_of(split), local)
+
+
+@cache
+def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], rank: int) -> Term | None:
+    out = Box(work.box(rank).spans[2:])
+    terms = split_terms(windows, Box(source.box(rank).spans[2:]), out, source.shape[2:], overlap=False)
+    return terms.late[0] if terms.late else None
+
+
+def cut_conv_transpose(
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, steps: tuple[Transposed, ...], groups: int
+) -> Sharded:
+    """Transposed convolution with a cut weight; groups are cut where their channels are, in the weight's first dim."""
+    filter_dim = transposed_filter_dim(groups)
+    plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1] * groups, groups, x.mesh.rank)
+    split = _split(x, weight, plans_of, groups, filter_dim)
+    output, inputs, outputs = plans_of(split)
+    stride, dilation = tuple(s.stride for s in steps), tuple(s.dilation for s in steps)
+    space = Box(output.box(x.mesh.rank).spans[2:])
+    pads = _crop(steps, space, x.shape[2:]) if _reaches(inputs.frame) else ()
+    local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
+    local = LocalTransposed(outputs.frame.shape, stride, dilation, local_groups, pads)
+    return _run(x, weight, bias, split, plans_of(split), local, filter_dim)
+
+
+def transposed_filter_dim(groups: int) -> int:
+    """The dim of a transposed convolution's weight, (C, F / groups, …), that is cut along with its filters."""
+    return 1 if groups == 1 else 0
+
+
+def _reaches(inputs: Region) -> bool:
+    return all(inputs.dims[2:])
+
+
+def _crop(steps: tuple[Transposed, ...], out: Box, extents: torch.Size) -> tuple[tuple[int, int], ...]:
+    return tuple((-low, -high) for low, high in excess(steps, out, extents))
+
+
+def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Sharded:
+    """Dense layer with a cut weight on a matrix of samples."""
+    if x.dim() != 2:
+        raise UnsupportedError(
+            f"`input` (shape {tuple(x.shape)}) must have 2 dims for a dense layer with a cut weight."
+        )
+    plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
+    split = _split(x, weight, plans_of, 1)
+    if x.mesh.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+        return _run_streamed(x, weight, bias, split, plans_of(split)[0])
+    return _run(x, weight, bias, split, plans_of(split), LocalDense())
+
+
+def _run_streamed(
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, split: ChannelSplit, output: Layout
+) -> Sharded:
+    """A dense layer whose input comes from all ranks, sub-batch by sub-batch."""
+    rank = x.mesh.rank
+    batches = sub_batches(x.layout, output, rank, x.mesh.sub_batches)
+    x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split))
+    plans = [_plans(b.layout, (Same(), Same()), weight.shape[0], 1, rank, split) for b in batches]
+    parts = tuple(_layer(x, weight, weight_here, split, found, LocalDense()) for found in plans)
+    layer = StreamedLayer(parts, batches, tuple(x.local.shape), output.box(rank).shape)
+    with without_autocast(x.device):
+        y = StreamedFunction.apply(x.local, weight_here, bias_here, layer)
+    return Sharded(y, output, x.mesh)
+
+
+def _split(
+    x: Sharded, weight: CutWeight, plans_of: Callable[[ChannelSplit], Plans], groups: int, filter_dim: int = 0
+) -> ChannelSplit:
+    """The weight's cut: given, or decided now."""
+    if isinstance(weight, PlannedWeight):
+        assert weight.decide is not None
+        weight.decided = weight.decide(x, plans_of, groups)
+        return weight.decided
+    shard_of(weight, x.mesh)
+    split = channel_split(weight, filter_dim)
+    check_groups(split, groups, x.mesh)
+    return split
+
+
+def check_groups(split: ChannelSplit, groups: int, mesh: OpenMesh) -> None:
+    """Groups are cut like channels: every rank must have whole ones."""
+    ranks = mesh.mesh.extent(split.axes)
+    if groups > 1 and (split.kept or groups % ranks):
+        most = max(n for n in range(1, ranks + 1) if groups % n == 0)
+        raise UnsupportedError(
+            f"`groups` (={groups}) must be a multiple of the {ranks} ranks that cut the channels, and the weight be "
+            f"cut by filters; the largest split that works is {most} ways."
+        )
+
+
+def _run(
+    x: Sharded,
+    weight: CutWeight,
+    bias: torch.Tensor | None,
+    split: ChannelSplit,
+    plans: Plans,
+    local: LocalLayer,
+    filter_dim: int = 0,
+) -> Sharded:
+    x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split, filter_dim))
+    layer = _layer(x, weight, weight_here, split, plans, local)
+    with without_autocast(x.device):
+        y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
+    return Sharded(y, plans[0], x.mesh)
+
+
+def _local_parts(
+    x: Sharded, weight: CutWeight, bias: torch.Tensor | None, split: ChannelSplit, filter_dim: int = 0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weight_here = _local_part(weight, x.mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
+    return weight_here, None if bias is None else _local_part(bias, x.mesh, {0: split.gathered})
+
+
+def _layer(
+    x: Sharded, weight: CutWeight, weight_here: torch.Tensor, split: ChannelSplit, plans: Plans, local: LocalLayer
+) -> CutLayer:
+    output, inputs, outputs = plans
+    return CutLayer(
+        mesh=x.mesh,
+        local=local,
+        inputs=inputs,
+        outputs=outputs,
+        reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
+        has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
+        keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
+        wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
+    )
+
+
+def _local_part(param: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> torch.Tensor:
+    if isinstance(param, DTensor):
+        return shard_of(param, mesh)
+    if mesh.is_dry:
+        shape = local_shape(param.shape, mesh, cuts)
+        return torch.empty(shape, dtype=param.dtype, device="meta", requires_grad=param.requires_grad)
+    raise UnsupportedError("`bias` must be cut like the filters of its cut `weight`; see `convmesh.cut_channels`.")

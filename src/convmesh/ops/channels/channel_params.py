@@ -1,0 +1,47 @@
+"""Parameters of one value a channel, for inputs whose channels may be cut."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from convmesh.dist import weights_over
+from convmesh.dist.cut_weights import shard_of
+from convmesh.errors import UnsupportedError
+from convmesh.ops.channels.undecided_weight import PlannedWeight
+from convmesh.ops.core.sharded import Sharded
+
+Param = torch.Tensor | None
+
+
+def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
+    """The values for this rank's channels, about to be used for its samples and space: gradients are summed there.
+
+    Shards (DTensors) are cut as the channels are; of whole ones the rank takes its part, and its gradient is shared.
+    """
+    channel_axes = x.layout.axes_of([1])
+    others = tuple(name for name in x.layout.axes if name not in channel_axes)
+    return weights_over(x.mesh, others, *(_part(x, param, channel_axes) for param in params))
+
+
+def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
+    """The values for this rank's channels, to be read or updated in place; whole buffers must not be cut up."""
+    for buffer in buffers:
+        if buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, DTensor) and not x.mesh.is_dry:
+            raise UnsupportedError(
+                "running statistics must be cut like the channels of the input; see `convmesh.cut_channels`."
+            )
+    return tuple(_part(x, buffer, ()) for buffer in buffers)
+
+
+def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:
+    if isinstance(param, DTensor):
+        return shard_of(param, x.mesh)
+    if param is None or not x.layout.is_cut(1):
+        return param
+    if isinstance(param, PlannedWeight):
+        here = x.box.spans[1].extent
+        return torch.empty(here, dtype=param.dtype, device="meta", requires_grad=param.requires_grad)
+    (whole,) = weights_over(x.mesh, channel_axes, param)
+    assert whole is not None
+    return whole[x.box.spans[1].slice()]

@@ -1,0 +1,77 @@
+"""Dense layers over the last dim: `F.linear`, and `torch.matmul` with a matrix of weights.
+
+The contracted dim must be whole: where it is cut, its axes are freed as for a reshape. Leading dims keep their cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.dist import weights_over
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Cut, Layout, Partition
+from convmesh.ops.channels.channel_layers import cut_linear, is_cut
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.shape.reshape import make_whole
+
+Weight = torch.Tensor | Sharded
+
+
+@implements(F.linear, takes_cut_weights=True)
+def linear(input: Any, weight: Weight, bias: Weight | None = None) -> Sharded:  # noqa: A002
+    """`x @ weight.T + bias` on the last dim."""
+    x = _input("linear", input, weight, contracted=-1)
+    if is_cut(weight):
+        return cut_linear(x, weight, bias)  # type: ignore[arg-type]
+    return _dense(F.linear, x, weight.shape[0], weight, bias)
+
+
+@implements(torch.matmul, torch.Tensor.matmul)
+def matmul(input: Any, other: Weight) -> Sharded:  # noqa: A002
+    """`x @ other` with a matrix `other`."""
+    x = _input("matmul", input, other, contracted=0)
+    return _dense(torch.matmul, x, other.shape[1], other)
+
+
+@implements(torch.Tensor.__rmatmul__)
+def right_matmul(weight: torch.Tensor, input: Any) -> Sharded:  # noqa: A002
+    """`x @ weight`, which Python hands to the plain tensor on the right."""
+    return matmul(input, weight)
+
+
+def _input(name: str, x: Any, weight: Weight, contracted: int) -> Sharded:
+    """The input, once all ranks know that the product exists."""
+    if not isinstance(x, Sharded) or weight.dim() != 2:
+        raise UnsupportedError(
+            f"`{name}` of {_shape(x)} and {_shape(weight)}: the left operand must be a Sharded tensor and the right "
+            "one a matrix of weights. For other products gather the operands first, with `x.gather()`."
+        )
+    if not x.dim() or x.shape[-1] != weight.shape[contracted]:
+        raise ValueError(
+            f"`{name}`: the last dim of the input, {_shape(x)}, must have the {weight.shape[contracted]} elements that "
+            f"the weight, {_shape(weight)}, contracts."
+        )
+    return x
+
+
+def _shape(x: Any) -> str:
+    return f"{type(x).__name__}{tuple(x.shape)}"
+
+
+@cache
+def _with_features(layout: Layout, features: int) -> Layout:
+    """With a last dim of so many elements, which is not cut."""
+    return layout.replacing({len(layout.cuts) - 1: Cut((), Partition.even(features, 1))})
+
+
+def _dense(product: Callable[..., torch.Tensor], x: Sharded, features: int, *weights: Weight | None) -> Sharded:
+    whole = make_whole(x, [x.dim() - 1])
+    work = _with_features(whole.layout, features)
+    gathered = (weight.gather() if isinstance(weight, Sharded) else weight for weight in weights)
+    return Sharded(product(whole.local, *weights_over(x.mesh, work.axes, *gathered)), work, x.mesh)

@@ -1,0 +1,112 @@
+"""The layers that can have their channels cut, on one rank: forward and both gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from convmesh.kernels.local_conv import ConvParams, convolution, convolution_backward
+from convmesh.layout.terms import Term, symmetric_padding
+from convmesh.ops.core.padding import pad_dims, unpad_dims
+
+Pads = list[tuple[int, int]]
+
+
+def constant(shape: tuple[int, ...], like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """An output that no input reaches: empty, or windows that lie in the padding alone."""
+    y = like.new_zeros(shape)
+    return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+
+
+def term_call(term: Term, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> tuple[ConvParams, Pads]:
+    """The local convolution for a term, and the explicit pads that its input needs first."""
+    found = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
+    params = ConvParams(stride, tuple(both for *_, both in found), dilation, groups)
+    return params, [(low, high) for low, high, _ in found]
+
+
+@dataclass(frozen=True)
+class LocalConv:
+    """Convolution of the gathered input: the one `term` that covers the rank's output, if anything reaches it."""
+
+    term: Term | None
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.term is None or not weight.numel():
+            return constant(self.shape, x, bias)
+        params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
+        return convolution(pad_dims(x, pads), weight, bias, params)
+
+    def input_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self.term is None or not weight.numel():
+            return torch.zeros_like(x)
+        params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
+        dx, _ = convolution_backward(dy, pad_dims(x, pads), weight, params, (True, False))
+        assert dx is not None
+        return unpad_dims(dx, pads)
+
+    def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self.term is None or not weight.numel():
+            return torch.zeros_like(weight)
+        params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
+        _, dw = convolution_backward(dy, pad_dims(x, pads), weight, params, (False, True))
+        assert dw is not None
+        return dw
+
+
+@dataclass(frozen=True)
+class LocalTransposed:
+    """Transposed convolution: all that the gathered inputs write, cut (or filled up) to the rank's output by `pads`."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    pads: tuple[tuple[int, int], ...]
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not x.numel() or not weight.numel():
+            return constant(self.shape, x, bias)
+        y: torch.Tensor = torch.ops.aten.convolution(x, weight, None, *self._args())
+        y = pad_dims(y, list(self.pads))
+        return y if bias is None else y + bias.view(-1, *[1] * len(self.stride))
+
+    def input_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._gradients(dy, x, weight, [True, False, False])[0]
+
+    def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._gradients(dy, x, weight, [False, True, False])[1]
+
+    def _gradients(
+        self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: list[bool]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not x.numel() or not weight.numel():
+            return torch.zeros_like(x), torch.zeros_like(weight)
+        written = unpad_dims(dy, list(self.pads))
+        dx, dw, _ = torch.ops.aten.convolution_backward(written, x, weight, None, *self._args(), wanted)
+        return dx, dw
+
+    def _args(self) -> tuple[object, ...]:
+        none = [0] * len(self.stride)
+        return list(self.stride), none, list(self.dilation), True, none, self.groups
+
+
+@dataclass(frozen=True)
+class LocalDense:
+    """A dense layer on the second dim of a matrix of samples."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, bias)
+
+    def input_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        del x
+        return dy @ weight
+
+    def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        del weight
+        return dy.T @ x

@@ -1,0 +1,141 @@
+"""A layer with cut channels on one sub-batch after another: while one travels, another is computed.
+
+This is how convolutions cut by samples meet dense layers cut by filters over the same ranks (Krizhevsky's "one weird
+trick"): every rank needs all samples, and can start with the first ones before the last have come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from convmesh.dist import Reduction
+from convmesh.dist.exchange import Fetching, PendingExchange, accumulate
+from convmesh.layout import Layout, Partition, Span
+from convmesh.layout.layout import Cut
+from convmesh.ops.channels.channel_function import CutLayer, post_partial
+
+
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """Which samples of this rank's input and output belong to one sub-batch, and the layout of its input."""
+
+    layout: Layout
+    rows_in: tuple[int, ...]
+    rows_out: tuple[int, ...]
+
+
+@cache
+def sub_batches(source: Layout, output: Layout, rank: int, count: int) -> tuple[SubBatch, ...]:
+    """Every rank's samples in `count` parts as even as can be; the parts of one number are a sub-batch."""
+    (axes, samples), shares = source.cuts[0], []
+    for part in range(samples.parts):
+        span = samples.span(part)
+        inner = Partition.even(span.extent, count)
+        shares.append([Span(span.start + s.start, span.start + s.stop) for s in map(inner.span, range(count))])
+    held, made = source.box(rank).spans[0], output.box(rank).spans[0]
+    found = []
+    for k in range(count):
+        spans = [share[k] for share in shares]
+        cut = Cut(axes, Partition.of_sizes([span.extent for span in spans]))
+        rows = [row for span in spans for row in range(span.start, span.stop)]
+        found.append(
+            SubBatch(
+                layout=source.replacing({0: cut}),
+                rows_in=tuple(row - held.start for row in rows if held.start <= row < held.stop),
+                rows_out=tuple(row - made.start for row in rows if made.start <= row < made.stop),
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class StreamedLayer:
+    """One rank's part of a streamed layer: the layer for every sub-batch, and whose rows each has."""
+
+    parts: tuple[CutLayer, ...]
+    batches: tuple[SubBatch, ...]
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+
+
+class StreamedFunction(torch.autograd.Function):
+    """All sub-batches are posted first; each is computed as it arrives, and what it gives leaves at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: StreamedLayer
+    ) -> torch.Tensor:
+        arriving = [_fetching(part, part.inputs, x[_rows(b.rows_in)]) for part, b in _pairs(layer)]
+        gathered, leaving = [], []
+        for part, fetching in zip(layer.parts, arriving, strict=True):
+            gathered.append(fetching.wait())
+            partial = part.local.forward(gathered[-1], weight, bias if part.has_bias_duty else None)
+            leaving.append((partial, post_partial(part, part.outputs, partial)))
+        ctx.layer = layer
+        ctx.save_for_backward(weight, *gathered)
+        return _collected(layer, [b.rows_out for b in layer.batches], layer.shape_out, leaving, outputs=True)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        layer: StreamedLayer = ctx.layer
+        weight, *gathered = ctx.saved_tensors
+        wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
+        arriving = [_fetching(part, part.outputs, dy[_rows(b.rows_out)]) for part, b in _pairs(layer)]
+        grads, leaving = [], []
+        for part, x, fetching in zip(layer.parts, gathered, arriving, strict=True):
+            grads.append(fetching.wait())
+            if wants_x:
+                partial = part.local.input_gradient(grads[-1], x, weight)
+                leaving.append((partial, post_partial(part, part.inputs, partial)))
+        found = [_weight_gradient(layer, grads, gathered, weight)] if wants_w else []
+        found += [torch.stack([g.sum([0, *range(2, g.dim())]) for g in grads]).sum(0)] if wants_b else []
+        sums = Reduction(found, layer.parts[0].mesh, layer.parts[0].reduce_axes) if found else None
+        rows = [b.rows_in for b in layer.batches]
+        dx = _collected(layer, rows, layer.shape_in, leaving, outputs=False) if wants_x else None
+        reduced = iter(sums.wait() if sums else ())
+        return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
+
+
+def _pairs(layer: StreamedLayer) -> Any:
+    return zip(layer.parts, layer.batches, strict=True)
+
+
+def _rows(rows: tuple[int, ...]) -> torch.Tensor | slice:
+    """Rows in a row are a view."""
+    if not rows or rows == tuple(range(rows[0], rows[-1] + 1)):
+        return slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)
+    return torch.tensor(rows)
+
+
+def _fetching(part: CutLayer, plan: Any, rows: torch.Tensor) -> Fetching:
+    return Fetching(part.mesh, plan, rows.contiguous(memory_format=part.wire), part.wire)
+
+
+def _weight_gradient(
+    layer: StreamedLayer, grads: list[torch.Tensor], gathered: list[torch.Tensor], weight: torch.Tensor
+) -> torch.Tensor:
+    """Found last: the inputs' gradients travel behind it."""
+    parts = [p.local.weight_gradient(g, x, weight) for p, g, x in zip(layer.parts, grads, gathered, strict=True)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.add_(part)
+    return total
+
+
+def _collected(
+    layer: StreamedLayer,
+    rows: list[tuple[int, ...]],
+    shape: tuple[int, ...],
+    leaving: list[tuple[torch.Tensor, PendingExchange]],
+    outputs: bool,
+) -> torch.Tensor:
+    """What the sub-batches gave, each in its rows."""
+    whole = leaving[0][0].new_empty(shape)
+    for part, chosen, (partial, transfer) in zip(layer.parts, rows, leaving, strict=True):
+        plan = part.outputs if outputs else part.inputs
+        whole[_rows(chosen)] = accumulate(plan, partial, transfer.wait())
+    return whole

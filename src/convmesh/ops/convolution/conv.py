@@ -1,0 +1,185 @@
+"""Split convolution, 1D to 3D."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.dist import weights_over
+from convmesh.errors import UnsupportedError
+from convmesh.kernels.local_conv import ConvParams, is_best_left_alone
+from convmesh.layout import Box, Layout
+from convmesh.layout.borders import check_padding
+from convmesh.layout.maps import DimMap, Same, Whole, Window
+from convmesh.layout.terms import Terms, split_terms
+from convmesh.ops.channels.channel_layers import cut_conv, is_cut
+from convmesh.ops.convolution.conv_function import SplitConv, SplitConvFunction, split_conv
+from convmesh.ops.core.autocast import autocast_inputs, without_autocast
+from convmesh.ops.core.empty_result import empty_result
+from convmesh.ops.core.exchange_plans import Maps, halo, output_layout
+from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.padding import extend
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded
+
+Ints = int | Sequence[int]
+
+
+@implements(F.conv1d, F.conv2d, F.conv3d, takes_cut_weights=True)
+def conv(
+    input: Sharded,  # noqa: A002 - the name that torch gives it
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+) -> Sharded:
+    """Convolution of a sharded input with a replicated weight. `padding_mode` as in `torch.nn.Conv3d`."""
+    check_operands(input, weight, bias, groups)
+    windows = _windows(input.shape[2:], weight.shape[2:], stride, padding, dilation, padding_mode)
+    if is_cut(weight):
+        return cut_conv(input, weight, bias, windows, groups)
+    x, weight, bias = autocast_inputs(input.with_whole([1]), weight, bias)
+    run = _overlapped if padding_mode == "zeros" else _folded
+    return run(x, weight, bias, windows, groups)
+
+
+def _overlapped(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
+) -> Sharded:
+    maps = (Same(), Whole(weight.shape[0]), *windows)
+    work = output_layout(x.layout, maps)
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.overlap)
+    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain):
+        return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
+    with without_autocast(x.device):
+        y = SplitConvFunction.apply(x.local, weight, bias, split, x.mesh, x.mesh.weight_axes(work.axes))
+    return Sharded(y, work, x.mesh)
+
+
+def _alone(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, work: Layout
+) -> torch.Tensor:
+    """Whole samples: torch's own convolution, with torch's own backward, and nothing of ours to pay for."""
+    weight_here, bias_here = weights_over(x.mesh, work.axes, weight, bias)
+    assert weight_here is not None
+    none = [0] * len(params.stride)
+    return torch.convolution(
+        x.local, weight_here, bias_here, params.stride, params.padding, params.dilation, False, none, params.groups
+    )
+
+
+@cache
+def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool) -> SplitConv:
+    held, out = source.box(rank), work.box(rank)
+    windows = tuple(m for m in maps if isinstance(m, Window))
+    terms = Terms(None, ())
+    if out.size:
+        terms = split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
+    stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
+    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups)
+
+
+def _folded(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
+) -> Sharded:
+    """Borders that repeat the input (circular, reflect, replicate): fetch, put the border on, convolve."""
+    maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[0]), *windows)
+    work = output_layout(x.layout, maps)
+    local = fetch(x, work, maps)
+    out = work.box(x.mesh.rank)
+    weight_here, bias_here = weights_over(x.mesh, work.axes, weight, bias)
+    assert weight_here is not None
+    if not out.size:
+        return Sharded(empty_result(local, out.shape, weight_here, bias_here), work, x.mesh)
+    for dim, window in enumerate(windows, start=2):
+        local = extend(local, dim, window.extended(out.spans[dim]), x.shape[dim], window.mode)
+    strides, dilations = [w.stride for w in windows], [w.dilation for w in windows]
+    none = [0] * len(windows)
+    y = torch.convolution(local, weight_here, bias_here, strides, none, dilations, False, none, groups)
+    return Sharded(y, work, x.mesh)
+
+
+def check_operands(
+    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, transposed: bool = False
+) -> None:
+    """What torch would refuse, refused here before anything is sent."""
+    if not isinstance(x, Sharded) or isinstance(weight, Sharded) or isinstance(bias, Sharded):
+        raise UnsupportedError("a split convolution takes a Sharded input and plain (replicated) `weight` and `bias`.")
+    if bias is not None and is_cut(bias) and not is_cut(weight):
+        raise UnsupportedError("`bias` is a DTensor but `weight` is not; cut both, or pass `bias.full_tensor()`.")
+    spatial = weight.dim() - 2
+    if x.dim() != weight.dim():
+        raise UnsupportedError(
+            f"`input` (shape {tuple(x.shape)}) must have a sample and a channel dim and {spatial} spatial ones for a "
+            f"`weight` of shape {tuple(weight.shape)}; add the sample dim before you shard a single sample."
+        )
+    filters = weight.shape[1] * groups if transposed else weight.shape[0]
+    if bias is not None and tuple(bias.shape) != (filters,):
+        raise UnsupportedError(f"`bias` (shape {tuple(bias.shape)}) must have one value for each of {filters} filters.")
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != channels:
+        raise UnsupportedError(
+            f"`input` has {x.shape[1]} channels, but `weight` of shape {tuple(weight.shape)} with groups={groups} "
+            f"takes {channels}."
+        )
+
+
+def _windows(
+    extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
+) -> tuple[Window, ...]:
+    """The windows of a layer's spatial dims; modules hand over the same tuples at every call."""
+    given = stride, padding, dilation
+    if any(isinstance(value, list) for value in given):
+        return _made_windows.__wrapped__(extents, kernel, *given, mode)
+    return _made_windows(extents, kernel, *given, mode)
+
+
+@cache
+def _made_windows(
+    extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
+) -> tuple[Window, ...]:
+    dims = len(extents)
+    strides, dilations = spread("stride", stride, dims), spread("dilation", dilation, dims)
+    pads = _pads(padding, kernel, strides, dilations)
+    windows = []
+    for n, k, s, d, (low, high) in zip(extents, kernel, strides, dilations, pads, strict=True):
+        window = Window(k, s, d, low, high, check_padding(mode, (low, high), n))
+        if window.reach > n + low + high:
+            raise UnsupportedError(
+                f"the kernel reaches over {window.reach} indices, but the padded input has {n + low + high}."
+            )
+        windows.append(window)
+    return tuple(windows)
+
+
+def _pads(
+    padding: Ints | str, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[tuple[int, int]]:
+    if padding == "valid":
+        return [(0, 0)] * len(kernel)
+    if padding == "same":
+        if any(s != 1 for s in strides):
+            raise UnsupportedError(
+                f"`padding` (='same') needs stride 1, not {tuple(strides)}; give the padding in numbers."
+            )
+        totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    if isinstance(padding, str):
+        raise UnsupportedError(f"`padding` (={padding!r}) must be whole numbers, 'same' or 'valid'.")
+    return [(p, p) for p in spread("padding", padding, len(kernel), smallest=0)]
+
+
+def spread(name: str, value: Ints, dims: int, smallest: int = 1) -> tuple[int, ...]:
+    """One number for all dims, or one a dim."""
+    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    values = values * dims if len(values) == 1 else values
+    if len(values) != dims or min(values) < smallest:
+        raise UnsupportedError(f"`{name}` (={value}) must be one or {dims} whole numbers of at least {smallest}.")
+    return values

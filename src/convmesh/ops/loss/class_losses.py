@@ -1,0 +1,107 @@
+"""Losses over classes: `cross_entropy` and `nll_loss`. The classes are dim 1; if it is cut, it is made whole first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.dist import copy_over
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.ops.loss.value_losses import check_reduction, reduced
+from convmesh.ops.shape.reshape import make_whole
+
+
+@implements(F.cross_entropy)
+def cross_entropy(
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Sharded:
+    """Cross entropy of logits with class indices `(N, …)` or with probabilities in the input's shape."""
+    check_reduction("cross_entropy", reduction, (size_average, reduce))
+    check_target(x, target, soft=True)
+    loss = partial(F.cross_entropy, label_smoothing=label_smoothing)
+    if x.shape != target.shape:
+        return _of_indices(loss, x, target, weight, ignore_index, reduction)
+    scores, likely = line_up_classes(x, target)
+    layout, mesh = scores.layout, scores.mesh
+    (weight,) = copy_over(mesh, layout.axes, _plain(weight))
+    losses = loss(scores.local, likely, weight=weight, reduction="none")
+    return reduced(losses, without_classes(layout), mesh, reduction)
+
+
+@implements(F.nll_loss)
+def nll_loss(
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Sharded:
+    """Minus the log-probability of each target class."""
+    check_reduction("nll_loss", reduction, (size_average, reduce))
+    check_target(x, target, soft=False)
+    return _of_indices(F.nll_loss, x, target, weight, ignore_index, reduction)
+
+
+def _of_indices(
+    loss: Callable[..., torch.Tensor], x: Any, target: Any, weight: Any, ignore_index: int, reduction: str
+) -> Sharded:
+    """A mean divides by the weights of all targets that are not ignored; nan if all are, as in torch."""
+    scores, labels = line_up_classes(x, target)
+    weight = _plain(weight)
+    losses = loss(scores.local, labels, weight=weight, ignore_index=ignore_index, reduction="none")
+    divisor = _weights(labels, weight, ignore_index) if reduction == "mean" else None
+    return reduced(losses, without_classes(scores.layout), scores.mesh, reduction, divisor)
+
+
+def _weights(labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
+    counted = labels != ignore_index
+    return counted if weight is None else weight[labels.masked_fill(~counted, 0)] * counted
+
+
+def _plain(weight: Any) -> Any:
+    """A weight a class, whole on every rank."""
+    return weight.gather() if isinstance(weight, Sharded) else weight
+
+
+def line_up_classes(x: Any, target: Any) -> tuple[Sharded, torch.Tensor]:
+    """The scores with dim 1 whole, and this rank's part of a target that `check_target` accepts."""
+    mesh = next(t.mesh for t in (x, target) if isinstance(t, Sharded))
+    scores = make_whole(on_mesh(x, mesh), [1])
+    layout = scores.layout if target.dim() == scores.dim() else without_classes(scores.layout)
+    return scores, on_mesh(target, mesh).redistribute(layout).local
+
+
+def without_classes(layout: Layout) -> Layout:
+    """The layout of one value for all classes: dim 1 is missing."""
+    return Layout(layout.mesh, (layout.cuts[0], *layout.cuts[2:]))
+
+
+def check_target(x: Any, target: Any, soft: bool) -> None:
+    """Refuse a target of another shape or type than class indices `(N, …)` or, if `soft`, a value for each class."""
+    scores, found = tuple(x.shape), tuple(target.shape)
+    if len(scores) < 2:
+        raise UnsupportedError(f"`input` has shape {scores}, but a split loss over classes needs samples: (N, C, …).")
+    if soft and found == scores:
+        return
+    indices = (scores[0], *scores[2:])
+    if found != indices or target.dtype != torch.int64:
+        raise ValueError(
+            f"`target` ({target.dtype}, {found}) must hold class indices: torch.int64 of shape {indices}"
+            + (f", or a value for each class: the input's shape, {scores}." if soft else ".")
+        )

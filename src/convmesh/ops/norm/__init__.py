@@ -1,0 +1,1 @@
+"""Normalisation with statistics of the whole global tensor."""

@@ -1,0 +1,96 @@
+"""Batch normalisation over the global batch: `F.batch_norm` and the nn.BatchNorm modules."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
+from convmesh.ops.channels.channel_params import channel_buffers, channel_params
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.norm.moments import Population
+from convmesh.ops.norm.normalise import Normaliser, apply_moments, normalise, per_row
+from convmesh.ops.norm.rows import rows_of_channels, statistics
+
+Buffer = torch.Tensor | None
+
+
+@implements(F.batch_norm, takes_cut_weights=True)
+def batch_norm(
+    x: Sharded,
+    running_mean: Buffer,
+    running_var: Buffer,
+    weight: Buffer = None,
+    bias: Buffer = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Statistics of all samples and all of space, on whatever ranks; running statistics are updated on each rank."""
+    if not training:
+        return normalise_given(x, running_mean, running_var, weight, bias, eps)
+    dims = (0, *range(2, x.dim()))
+    population = _population(x, dims)
+    require_several(population.count, x)
+    rows = rows_of_channels(x.local)
+    weight, bias = channel_params(x, weight, bias)
+    running_mean, running_var = channel_buffers(x, running_mean, running_var)
+    in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
+    if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels do as well, in fewer calls
+        return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))
+    moments = statistics(rows, population)
+    update_running(running_mean, running_var, moments, population.count, momentum)
+    params = (per_row(weight, rows.shape), per_row(bias, rows.shape))
+    return x.like(rows.restored(normalise(rows, moments, params, Normaliser(population, eps)), x.local.shape))
+
+
+def _population(x: Sharded, dims: tuple[int, ...]) -> Population:
+    """All values of a channel: in the global batch, or in this rank's data-parallel replica."""
+    axes = x.layout.axes_of(dims)
+    if not x.mesh.replica_statistics or "data" not in x.layout.cuts[0].axes:
+        return Population(x.mesh, axes, math.prod(x.shape[dim] for dim in dims))
+    within = tuple(name for name in axes if name != "data")
+    return Population(x.mesh, within, _replica_samples(x.layout, x.mesh.rank) * math.prod(x.shape[2:]))
+
+
+@cache
+def _replica_samples(layout: Layout, rank: int) -> int:
+    (names, partition), mesh = layout.cuts[0], layout.mesh
+    here = mesh.coordinates(rank)["data"]
+    parts = (p for p in range(partition.parts) if mesh.places(names, p)["data"] == here)
+    return sum(partition.span(p).extent for p in parts)
+
+
+def normalise_given(x: Sharded, mean: Buffer, variance: Buffer, weight: Buffer, bias: Buffer, eps: float) -> Sharded:
+    """Normalisation with statistics that every rank has: nothing travels but the parameters' gradients."""
+    if mean is None or variance is None:
+        raise UnsupportedError(
+            "`running_mean` and `running_var` must both be given to normalise without the input's own statistics."
+        )
+    mean, variance = channel_buffers(x, mean, variance)
+    assert mean is not None
+    assert variance is not None
+    rows = rows_of_channels(x.local)
+    moments = rows.spread(torch.stack([mean, variance]).view(2, 1, -1, 1))
+    weight, bias = (per_row(p, rows.shape) for p in channel_params(x, weight, bias))
+    return x.like(rows.restored(apply_moments(rows, moments[0], moments[1], (weight, bias), eps), x.local.shape))
+
+
+def require_several(values: int, x: Sharded) -> None:
+    """Refuse what torch refuses: the variance of a single value."""
+    if values == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+
+
+@torch.no_grad()
+def update_running(mean: Buffer, variance: Buffer, moments: torch.Tensor, count: int, momentum: float) -> None:
+    """Move running statistics towards those of a batch, with the unbiased variance, as torch does."""
+    if mean is not None:
+        mean.mul_(1 - momentum).add_(moments[0].flatten(), alpha=momentum)
+    if variance is not None:
+        variance.mul_(1 - momentum).add_(moments[1].flatten(), alpha=momentum * count / max(1, count - 1))

@@ -1,0 +1,114 @@
+"""The windows of pooling operators, and what lies under those of one rank.
+
+Dims that are not cut keep torch's own padding; in cut dims the ranks at the borders put the padding on themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from convmesh.layout import Box, Layout
+from convmesh.layout.maps import DimMap, Same, Whole, Window
+from convmesh.ops.convolution.conv import Ints, spread
+from convmesh.ops.core.exchange_plans import output_layout
+from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.padding import extend
+from convmesh.ops.core.probe import probe_of
+from convmesh.ops.core.sharded import Sharded
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """A pooling operator's options, one number a spatial dim."""
+
+    kernel: Numbers
+    stride: Numbers
+    padding: Numbers
+    dilation: Numbers
+    ceil: bool
+
+    @classmethod
+    def of(
+        cls, dims: int, kernel: Ints, stride: Ints | None, padding: Ints, dilation: Ints = 1, ceil: bool = False
+    ) -> Pooling:
+        """Options as torch takes them; without a stride, windows lie side by side."""
+        kernels = spread("kernel_size", kernel, dims)
+        no_stride = stride is None or (isinstance(stride, Sequence) and not stride)
+        strides = kernels if no_stride or stride is None else spread("stride", stride, dims)
+        return cls(kernels, strides, spread("padding", padding, dims, 0), spread("dilation", dilation, dims), ceil)
+
+    @property
+    def dims(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        each = zip(self.kernel, self.stride, self.dilation, self.padding, strict=True)
+        return tuple(Window(k, s, d, p, p, ceil=self.ceil) for k, s, d, p in each)
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """All that lies under this rank's windows, and where."""
+
+    local: torch.Tensor
+    starts: Numbers
+    padding: Numbers
+    """What torch still has to pad: the dims that are not cut."""
+    is_padded: bool
+    work: Layout
+    out: Box
+    """This rank's box of the output."""
+
+    @property
+    def extents(self) -> Numbers:
+        return tuple(self.local.shape[-len(self.starts) :])
+
+
+@lru_cache(maxsize=4096)
+def one_device_shape(function: Callable[..., torch.Tensor], shape: torch.Size, *options: Any) -> torch.Size:
+    """The shape of the output on one device; options that torch refuses raise its own error, on every rank alike."""
+    return function(probe_of(shape), *options).shape
+
+
+def cover(x: Sharded, pooling: Pooling, fill: float) -> Covered:
+    """Fetch what lies under the windows of this rank's output; beyond the borders of cut dims lies `fill`."""
+    lead = x.dim() - pooling.dims
+    cut = [x.layout.is_cut(dim) for dim in range(lead, x.dim())]
+    work, local = _fetch(x, pooling, cut)
+    out = work.box(x.mesh.rank)
+    starts = [0] * pooling.dims
+    fetched = local
+    for i, window in enumerate(pooling.windows if out.size else ()):
+        if cut[i]:
+            extended = window.extended(out.spans[lead + i])
+            local = extend(local, lead + i, extended, x.shape[lead + i], value=fill)
+            starts[i] = extended.start
+    padding = tuple(0 if is_cut else p for is_cut, p in zip(cut, pooling.padding, strict=True))
+    return Covered(local, tuple(starts), padding, local is not fetched, work, out)
+
+
+def _fetch(x: Sharded, pooling: Pooling, cut: Sequence[bool]) -> tuple[Layout, torch.Tensor]:
+    spatial = x.shape[x.dim() - pooling.dims :]
+    # As wide as it reaches and without gaps: what lies between the taps of a dilated window is fetched too.
+    windows: list[DimMap] = [
+        replace(window, kernel=window.reach, dilation=1) if is_cut else Whole(window.out_extent(n))
+        for window, is_cut, n in zip(pooling.windows, cut, spatial, strict=True)
+    ]
+    maps = (*[Same()] * (x.dim() - pooling.dims), *windows)
+    work = output_layout(x.layout, maps)
+    return work, fetch(x, work, maps)
+
+
+@lru_cache(maxsize=1024)
+def vector(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A constant, made once: copying it to a device again and again would hold the device up."""
+    with torch.inference_mode(False):  # an inference tensor could not serve training later
+        return torch.tensor(values, dtype=dtype, device=device)

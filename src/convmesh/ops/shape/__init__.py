@@ -1,0 +1,1 @@
+"""Operators that move values without changing them: pads, slices, joins, reshapes, resizes."""

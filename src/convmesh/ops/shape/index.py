@@ -1,0 +1,163 @@
+"""Split slices, `narrow`, `select`, `flip` and `roll`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from convmesh.errors import ConvMeshError, UnsupportedError
+from convmesh.layout import Cut, Layout, Partition
+from convmesh.layout.maps import DimMap, Padded, Same, Strided
+from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.shape.pad import fold_borders
+
+_T = torch.Tensor
+
+WHOLE_ONE = Cut((), Partition.even(1, 1))
+"""A dim of extent 1 that every rank holds."""
+
+
+class OutOfRangeError(ConvMeshError, IndexError):
+    """An index beyond the extent; an IndexError, so that iteration over a tensor ends."""
+
+
+@implements(operator.getitem, _T.__getitem__)
+def getitem(x: Sharded, index: Any) -> Sharded:
+    """Slices with positive steps, whole numbers, `None` and `...`. A dim that a number removes frees its axes."""
+    picks = _expand(index, x.dim())
+    maps = _maps([pick for pick in picks if pick is not None], x.shape)
+    if all(isinstance(m, Same) for m in maps) and len(picks) == x.dim():
+        return x
+    work = _work(x.layout, maps, [isinstance(pick, Integral) for pick in picks if pick is not None])
+    local = fetch(x, work, maps)
+    within = [_within(pick) for pick in picks]
+    return Sharded(local[tuple(within)], _arranged(work, picks), x.mesh)
+
+
+@implements(torch.narrow, _T.narrow)
+def narrow(input: Sharded, dim: int, start: int, length: int) -> Sharded:  # noqa: A002 - the name that torch gives it
+    """`length` indices from `start` on."""
+    dim, start = _dim(input, dim), operator.index(start)
+    extent = input.shape[dim]
+    first = start + extent if start < 0 else start
+    if not 0 <= first <= first + length <= extent:
+        raise OutOfRangeError(f"`start` (={start}) and `length` (={length}) must lie in dim {dim} of extent {extent}.")
+    return getitem(input, (*[slice(None)] * dim, slice(first, first + length)))
+
+
+@implements(torch.select, _T.select)
+def select(input: Sharded, dim: int, index: int) -> Sharded:  # noqa: A002
+    """One index of a dim, which disappears."""
+    return getitem(input, (*[slice(None)] * _dim(input, dim), index))
+
+
+@implements(torch.flip, _T.flip)
+def flip(input: Sharded, *listed: Any, dims: Sequence[int] = ()) -> Sharded:  # noqa: A002
+    """Dims read backwards; a cut dim keeps its parts, which trade places."""
+    chosen = {_dim(input, dim) for dim in _listed(listed or (dims,))}
+    maps: tuple[DimMap, ...] = tuple(
+        Strided(extent - 1, -1, extent) if dim in chosen else Same() for dim, extent in enumerate(input.shape)
+    )
+    return input.like(fetch(input, input.layout, maps).flip(tuple(chosen)))
+
+
+@implements(torch.roll, _T.roll)
+def roll(input: Sharded, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Sharded:  # noqa: A002
+    """Dims shifted around; circular padding of one end and as much cropping of the other."""
+    by = _listed([shifts])
+    along = _listed([dims]) if dims is not None else [0] * (input.dim() == 1)
+    if len(by) != len(along):
+        raise UnsupportedError(
+            f"`dims` (={dims}) must name a dim for each of `shifts` (={shifts}); no roll of all dims as one is split."
+        )
+    total = dict.fromkeys(range(input.dim()), 0)
+    for shift, dim in zip(by, along, strict=True):
+        total[_dim(input, dim)] += shift
+    maps = tuple(_rolled(total[dim], extent) for dim, extent in enumerate(input.shape))
+    local = fetch(input, input.layout, maps)
+    return input.like(fold_borders(local, maps, input.box, input.shape))
+
+
+def _rolled(shift: int, extent: int) -> DimMap:
+    by = shift % extent if extent else 0
+    return Padded(by, -by, "circular") if by else Same()
+
+
+def _dim(x: Sharded, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise OutOfRangeError(f"`dim` (={dim}) must be from {-x.dim()} to {x.dim() - 1} for {x.dim()} dims.")
+    return dim % x.dim()
+
+
+def _listed(values: Sequence[Any]) -> list[int]:
+    """`f(0, 1)` and `f((0, 1))` mean the same."""
+    (first, *rest) = values
+    return [first, *rest] if isinstance(first, int) else list(first)
+
+
+def _expand(index: Any, dims: int) -> list[Any]:
+    """One pick for each dim, and `None` for each new one."""
+    picks = list(index) if isinstance(index, tuple) else [index]
+    for pick in picks:
+        if not (pick is None or pick is Ellipsis or _is_whole(pick) or isinstance(pick, slice)):
+            raise UnsupportedError(
+                f"`index` holds a {type(pick).__name__}; split indexing takes whole numbers, slices, None and `...`. "
+                "Use torch.where or a product instead of a mask, or index `x.gather()`."
+            )
+    named = sum(pick is not None and pick is not Ellipsis for pick in picks)
+    dots = [place for place, pick in enumerate(picks) if pick is Ellipsis] or [len(picks)]
+    if named > dims or len(dots) > 1:
+        raise OutOfRangeError(f"`index` (={index}) must name at most {dims} dims, with one `...` at most.")
+    return [*picks[: dots[0]], *[slice(None)] * (dims - named), *picks[dots[0] + 1 :]]
+
+
+def _is_whole(pick: Any) -> bool:
+    return isinstance(pick, Integral) and not isinstance(pick, bool)
+
+
+def _maps(picks: Sequence[Any], shape: Sequence[int]) -> tuple[DimMap, ...]:
+    return tuple(_map(dim, pick, extent) for dim, (pick, extent) in enumerate(zip(picks, shape, strict=True)))
+
+
+def _map(dim: int, pick: Any, extent: int) -> DimMap:
+    if isinstance(pick, slice):
+        if pick.step is not None and pick.step < 1:
+            raise UnsupportedError(
+                f"`index` has step {pick.step} in dim {dim}; steps must be positive, use torch.flip."
+            )
+        start, stop, step = pick.indices(extent)
+        count = len(range(start, stop, step))
+        return Same() if count == extent else Strided(start, step, count)
+    if not -extent <= pick < extent:
+        raise OutOfRangeError(f"`index` (={pick}) is out of range for dim {dim} of extent {extent}.")
+    return Strided(int(pick) % extent, 1, 1)
+
+
+def _work(layout: Layout, maps: Sequence[DimMap], drops: Sequence[bool]) -> Layout:
+    """The result's layout with the dims that numbers remove still there, whole."""
+    cuts = []
+    for cut, dim_map, drop in zip(layout.cuts, maps, drops, strict=True):
+        extent = dim_map.out_extent(cut.partition.extent)
+        cuts.append(WHOLE_ONE if drop else Cut(cut.axes, cut.partition.rescale(extent)))
+    return Layout(layout.mesh, cuts)
+
+
+def _within(pick: Any) -> Any:
+    """The pick among the fetched indices, which begin at its first and end at its last."""
+    if isinstance(pick, slice):
+        return slice(None, None, pick.step)
+    return None if pick is None else 0
+
+
+def _arranged(work: Layout, picks: Sequence[Any]) -> Layout:
+    """The layout without the dims that numbers remove and with the new ones."""
+    old = iter(work.cuts)
+    cuts = [WHOLE_ONE if pick is None else next(old) for pick in picks]
+    kept = (cut for cut, pick in zip(cuts, picks, strict=True) if not _is_whole(pick))
+    return Layout(work.mesh, list(kept))

@@ -1,0 +1,202 @@
+"""Split interpolation: nearest, linear and cubic in any number of dims that torch has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Box, Span
+from convmesh.layout.maps import DimMap, Same
+from convmesh.layout.resize import Alone, Arithmetic, Method, Resized, step_of
+from convmesh.ops.core.empty_result import empty_result
+from convmesh.ops.core.exchange_plans import output_layout
+from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.probe import probe
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded
+
+METHODS: dict[str, tuple[Method, tuple[int, ...]]] = {
+    "nearest": ("nearest", (1, 2, 3)),
+    "nearest-exact": ("nearest-exact", (1, 2, 3)),
+    "linear": ("linear", (1,)),
+    "bilinear": ("linear", (2,)),
+    "trilinear": ("linear", (3,)),
+    "bicubic": ("cubic", (2,)),
+}
+"""torch's modes: what they do in each dim, and for how many spatial dims they exist."""
+
+MOST_VECTORISED = 128
+"""Up to this height + width of the output, torch's CPU kernel for 2D nearest rounds in float32 whatever the type."""
+
+
+@implements(F.interpolate)
+def interpolate(
+    input: Sharded,  # noqa: A002 - the name that torch gives it
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Sharded:
+    """`F.interpolate` of a sharded input; local where no spatial dim is cut."""
+    x = input
+    if not x.layout.axes_of(range(2, x.dim())):
+        return _uncut(x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    _check(x, mode, antialias)
+    # Nearest stands for all modes: their sizes are the same.
+    refuses_align = align_corners if mode in ("nearest", "nearest-exact", "area") else None
+    outs = F.interpolate(probe(x), size, scale_factor, "nearest", refuses_align, recompute_scale_factor).shape[2:]
+    if mode == "area":
+        pool: Any = getattr(F, f"adaptive_avg_pool{len(outs)}d")
+        return pool(x, tuple(outs))  # type: ignore[no-any-return]
+    given = scale_factor is not None and not recompute_scale_factor
+    scales = _per_dim(scale_factor, len(outs)) if given else (None,) * len(outs)
+    return _resize(x, _resizes(x, mode, tuple(outs), scales, bool(align_corners)), mode, align_corners)
+
+
+def _uncut(x: Sharded, *args: Any) -> Sharded:
+    """All of space is here: torch's own operator."""
+    whole = F.interpolate(probe(x), *args).shape
+    work = x.layout.with_shape(whole)
+    if not x.local.numel():  # torch's meta kernels stumble over empty tensors
+        return Sharded(empty_result(x.local, work.box(x.mesh.rank).shape), work, x.mesh)
+    return Sharded(F.interpolate(x.local, *args), work, x.mesh)
+
+
+def _check(x: Sharded, mode: str, antialias: bool) -> None:
+    dims = x.dim() - 2
+    if antialias:
+        raise UnsupportedError(
+            "`antialias` (=True) has no split version where spatial dims are cut; use antialias=False, or cut the "
+            "samples only."
+        )
+    if mode != "area" and (mode not in METHODS or dims not in METHODS[mode][1]):
+        modes = ", ".join(name for name, (_, has) in METHODS.items() if dims in has)
+        raise UnsupportedError(f"`mode` (={mode!r}) must be one of {modes}, area for {dims} spatial dims.")
+    if mode != "area" and METHODS[mode][0] in ("linear", "cubic") and not x.is_floating_point():
+        raise UnsupportedError(f"`mode` (={mode!r}) of {x.dtype} has no split version; use `x.float()`, or nearest.")
+
+
+def _per_dim(scale_factor: Any, dims: int) -> tuple[float, ...]:
+    return tuple(scale_factor) if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * dims
+
+
+def _resizes(
+    x: Sharded, mode: str, outs: tuple[int, ...], scales: Sequence[float | None], align_corners: bool
+) -> tuple[DimMap, ...]:
+    """A map for each dim, with the step that torch's kernel for this type, device and size would take."""
+    method = METHODS[mode][0]
+    arithmetic = _arithmetic(x, method, outs)
+    maps: list[DimMap] = [Same(), Same()]
+    for extent, out, scale in zip(x.shape[2:], outs, scales, strict=True):
+        used = None if _drops_scale(x, method, arithmetic, outs, extent, out) else scale
+        step = step_of(extent, out, used, align_corners, arithmetic)
+        maps.append(Same() if step == 1 and out == extent else Resized(method, out, step, align_corners, arithmetic))
+    return tuple(maps)
+
+
+def _arithmetic(x: Sharded, method: Method, outs: tuple[int, ...]) -> Arithmetic:
+    """How the kernel for this type, device and size rounds positions.
+
+    On CPUs it is the kernel for contiguous tensors: ranks whose shards are empty cannot tell the memory format, and
+    all must agree. Channels-last kernels break ties otherwise in float64, and for scales that round to 1 or 2.
+    """
+    if method in ("nearest", "nearest-exact") and (x.is_cuda or (len(outs) == 2 and sum(outs) <= MOST_VECTORISED)):
+        return "single"
+    return "double" if x.dtype == torch.float64 else "fused"
+
+
+def _drops_scale(
+    x: Sharded, method: Method, arithmetic: Arithmetic, outs: tuple[int, ...], extent: int, out: int
+) -> bool:
+    """Whether torch's kernel takes a short cut that forgets the scale factor and goes by the extents alone."""
+    if x.is_cuda:
+        return tuple(x.shape[2:]) == outs and (method in ("linear", "cubic") or len(outs) == 2)
+    if method == "nearest":
+        return arithmetic == "single" and out in (extent, 2 * extent)
+    return method == "linear" and out == extent
+
+
+def _resize(x: Sharded, maps: tuple[DimMap, ...], mode: str, align_corners: bool | None) -> Sharded:
+    work = output_layout(x.layout, maps)
+    local = fetch(x, work, maps)
+    dims = _dims(maps, work.box(x.mesh.rank), tuple(x.shape))
+    plain = [dim.alone for dim in dims]
+    if local.numel() and all(plain):
+        return Sharded(_interpolate(local, plain, mode, align_corners), work, x.mesh)  # type: ignore[arg-type]
+    return Sharded(_gather(local, dims), work, x.mesh)
+
+
+class _DimWork(NamedTuple):
+    """One spatial dim of the local work; `held` are the fetched indices of the input."""
+
+    dim: int
+    resized: Resized | None
+    out: Span
+    held: Span
+    extent: int
+    alone: Alone | None
+
+
+@lru_cache(maxsize=1024)
+def _dims(maps: tuple[DimMap, ...], out: Box, shape: tuple[int, ...]) -> tuple[_DimWork, ...]:
+    return tuple(_dim(d, maps[d], out.spans[d], shape[d]) for d in range(2, len(maps)))
+
+
+def _dim(dim: int, dim_map: DimMap, out: Span, extent: int) -> _DimWork:
+    if not out.extent:
+        return _DimWork(dim, None, out, out, extent, None)
+    (held,) = dim_map.needs(out, extent)
+    if isinstance(dim_map, Resized):
+        return _DimWork(dim, dim_map, out, held, extent, dim_map.alone(out, held, extent))
+    return _DimWork(dim, None, out, held, extent, Alone(held.extent, Span(0, held.extent)))
+
+
+def _interpolate(local: torch.Tensor, dims: list[Alone], mode: str, align_corners: bool | None) -> torch.Tensor:
+    """torch's own kernel on what was fetched; it makes a little more than the box where halos came along."""
+    y = F.interpolate(local, size=[dim.extent for dim in dims], mode=mode, align_corners=align_corners)
+    for index, (_, kept) in enumerate(dims, start=2):
+        y = y.narrow(index, kept.start, kept.extent)
+    return y
+
+
+def _gather(local: torch.Tensor, dims: Sequence[_DimWork]) -> torch.Tensor:
+    """Dim by dim, those that shrink first; sums of 16-bit numbers are kept in 32 bits, as torch does."""
+    resized = [dim for dim in dims if dim.resized is not None]
+    weighted = any(dim.resized is not None and dim.resized.method in ("linear", "cubic") for dim in resized)
+    y = local.float() if weighted and local.dtype in (torch.float16, torch.bfloat16) else local
+    for dim in sorted(resized, key=lambda d: d.out.extent / d.held.extent):
+        y = _blend(y, dim)
+    return y.to(local.dtype)
+
+
+def _blend(y: torch.Tensor, work: _DimWork) -> torch.Tensor:
+    total = None
+    for indices, weights in _taps(work, y.dim(), y.dtype, y.device):
+        tap = y.index_select(work.dim, indices)
+        tap = tap if weights is None else tap * weights
+        total = tap if total is None else total + tap
+    assert total is not None
+    return total
+
+
+@lru_cache(maxsize=1024)
+def _taps(
+    work: _DimWork, dims: int, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[torch.Tensor, torch.Tensor | None], ...]:
+    """Local indices and broadcastable weights of every tap, kept on the device."""
+    assert work.resized is not None
+    indices, weights = work.resized.taps(work.out, work.extent)
+    with torch.inference_mode(False):  # a later training step takes them from the cache
+        local = torch.from_numpy(indices - work.held.start).to(device)
+        if weights is None:
+            return ((local[0], None),)
+        shape = [-1 if d == work.dim else 1 for d in range(dims)]
+        factors = torch.from_numpy(weights).to(device, dtype)
+        return tuple((row, factor.view(shape)) for row, factor in zip(local, factors, strict=True))

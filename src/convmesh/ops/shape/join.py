@@ -1,0 +1,86 @@
+"""Split `cat` and `stack`, and their inverses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from convmesh.layout import Layout
+from convmesh.layout.maps import DimMap, Placed, Same
+from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.probe import probe, probe_of
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.ops.shape.dims import unsqueeze
+from convmesh.ops.shape.index import narrow
+
+_T = torch.Tensor
+
+SPLITTING: tuple[Callable[..., Any], ...] = (
+    torch.split, _T.split, torch.split_with_sizes, _T.split_with_sizes, torch.chunk, _T.chunk, torch.tensor_split,
+    _T.tensor_split, torch.hsplit, _T.hsplit, torch.vsplit, _T.vsplit, torch.dsplit, _T.dsplit,
+)  # fmt: skip
+
+
+@implements(torch.cat, torch.concat, torch.concatenate)
+def cat(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
+    """Operands one after another along `dim`, in the layout of the first that is cut; plain tensors are replicated."""
+    shape, dtype = _joined(tuple((t.shape, t.dtype) for t in tensors), dim)
+    mesh = next(t.mesh for t in tensors if isinstance(t, Sharded))
+    # torch passes over operands of shape (0,), whatever the others' dims.
+    parts = [on_mesh(t, mesh) for t in tensors if tuple(t.shape) != (0,) or len(shape) == 1]
+    lead = next((part for part in parts if part.layout.axes), parts[0])
+    work = lead.layout.with_shape(shape)
+    dim %= len(shape)
+    offsets = itertools.accumulate((part.shape[dim] for part in parts), initial=0)
+    fetched = [_placed(part, work, dim, offset) for part, offset in zip(parts, offsets, strict=False)]
+    return Sharded(torch.cat([part.to(dtype) for part in fetched], dim), work, mesh)
+
+
+@lru_cache(maxsize=4096)
+def _joined(operands: tuple[tuple[torch.Size, torch.dtype], ...], dim: int) -> tuple[torch.Size, torch.dtype]:
+    """What torch makes of such operands, or its error; kept, since without data it takes torch half a millisecond."""
+    whole = torch.cat([probe_of(shape, dtype) for shape, dtype in operands], dim)
+    return whole.shape, whole.dtype
+
+
+def _placed(x: Sharded, work: Layout, dim: int, offset: int) -> torch.Tensor:
+    """What of `x` lies in this rank's box of the result."""
+    maps: list[DimMap] = [Same()] * x.dim()
+    maps[dim] = Placed(offset, work.shape[dim])
+    return fetch(x, work, tuple(maps))
+
+
+@implements(torch.stack)
+def stack(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
+    """Operands along a new dim, which is not cut."""
+    mesh = next(t.mesh for t in tensors if isinstance(t, Sharded))
+    return cat([unsqueeze(on_mesh(t, mesh), dim) for t in tensors], dim)
+
+
+def _register(function: Callable[..., Any]) -> None:
+    @implements(function)
+    def split(x: Sharded, *args: Any, **kwargs: Any) -> tuple[Sharded, ...]:
+        whole = probe(x)
+        pieces = function(whole, *args, **kwargs)
+        dim = next((d for d in range(x.dim()) if any(p.shape[d] != x.shape[d] for p in pieces)), 0)
+        # Views know where they begin.
+        starts = (piece.storage_offset() // whole.stride(dim) for piece in pieces)
+        return tuple(narrow(x, dim, start, p.shape[dim]) for start, p in zip(starts, pieces, strict=True))
+
+
+for _function in SPLITTING:
+    _register(_function)
+
+
+@implements(torch.unbind, _T.unbind)
+def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:  # noqa: A002 - the name that torch gives it
+    """The indices of a dim as tensors of their own; one exchange makes the dim whole first."""
+    dim %= input.dim()
+    whole = input.redistribute(input.layout.with_whole([dim])) if input.layout.is_cut(dim) else input
+    layout = Layout(input.mesh.mesh, [cut for d, cut in enumerate(whole.layout.cuts) if d != dim])
+    return tuple(Sharded(piece, layout, input.mesh) for piece in whole.local.unbind(dim))

@@ -1,0 +1,122 @@
+"""A strategy in the terms of its formulas: how many ranks share a layer's samples, space and channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from convmesh.errors import PlanError
+from convmesh.layout.mesh import Mesh
+from convmesh.oracle.explain.typed_layer import LayerSpec
+from convmesh.plans.split import SPATIAL
+
+LEAST_ROWS = 2
+"""Rows that a rank has at least where space is cut, as `cm.plan` has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShares:
+    """Axes by what they do to one layer."""
+
+    mesh: Mesh
+    sample: tuple[str, ...] = ()
+    space: dict[int, str] = field(default_factory=dict)
+    """The axis by spatial dim, counted from 0."""
+    kept: tuple[str, ...] = ()
+    """Axes that cut the weight's channels: x stays, sums of y travel."""
+    gathered: tuple[str, ...] = ()
+    """Axes that cut the weight's filters: x is gathered, y stays."""
+    by_samples: bool = False
+    """Whether what is gathered are samples, not channels: the hybrid strategy's dense layers."""
+    stages: int = 1
+
+    def ranks(self, axes: tuple[str, ...]) -> int:
+        return self.mesh.extent(axes)
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Axes along which ranks find parts of the same weight gradient."""
+        return (*self.sample, *(self.space[dim] for dim in sorted(self.space)))
+
+    @property
+    def algorithm(self) -> str:
+        """x, y or w, by what stays where it is; nothing where channels are whole."""
+        if self.kept and self.gathered:
+            return "w"
+        return "x" if self.kept else "y" * bool(self.gathered)
+
+
+def sharing(strategy: str, layer: LayerSpec, mesh: Mesh, algorithm: str = "auto") -> LayerShares:
+    """What a strategy means for one layer; a layer that has too little of what is cut is refused with the limit."""
+    parts = strategy.split("+")
+    dense = "hybrid" in parts and layer.kind == "linear" and "data" in mesh.axes
+    kept, gathered = _channels(parts, mesh, algorithm)
+    made = LayerShares(
+        mesh=mesh,
+        sample=_present(("data",), mesh) if {"data", "hybrid"} & {*parts} and not dense else (),
+        space=_space(layer, mesh) if "spatial" in parts else {},
+        kept=kept,
+        gathered=_present(("data",), mesh) if dense else gathered,
+        by_samples=dense,
+        stages=mesh.axes.get("pipe", 1),
+    )
+    _check(made, layer, strategy)
+    return made
+
+
+def limit(strategy: str, layer: LayerSpec, algorithm: str = "auto") -> tuple[int | None, str]:
+    """The most ranks that a strategy has work for in this layer, and why; None where the network's depth decides."""
+    found: list[tuple[int, str]] = []
+    for part in strategy.split("+"):
+        found += _limits(part, layer, algorithm)
+    words = [what for _, what in found]
+    if "pipeline" in strategy.split("+"):
+        return None, " × ".join([*words, "a stage for each layer"])
+    return math.prod(number for number, _ in found), " × ".join(words)
+
+
+def _limits(part: str, layer: LayerSpec, algorithm: str) -> list[tuple[int, str]]:
+    rows = [max(1, min(pair) // LEAST_ROWS) for pair in zip(layer.space, layer.made[2:], strict=True)]
+    dense = part == "hybrid" and layer.kind == "linear"
+    if part in ("filter", "channel") or dense:
+        least = layer.filters if algorithm == "y" or dense else min(layer.filters, layer.channels)
+        return [(least, f"{least} {'filters' if least == layer.filters else 'channels'}")]
+    return {
+        "data": [(layer.samples, f"{layer.samples} samples")],
+        "hybrid": [(layer.samples, f"{layer.samples} samples")],
+        "spatial": [(parts, f"{parts} parts") for parts in rows],
+    }.get(part, [])
+
+
+def _present(axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+    return tuple(name for name in axes if name in mesh.axes)
+
+
+def _space(layer: LayerSpec, mesh: Mesh) -> dict[int, str]:
+    names = SPATIAL[len(SPATIAL) - len(layer.space) :]
+    return {dim: name for dim, name in enumerate(names) if name in mesh.axes}
+
+
+def _channels(parts: list[str], mesh: Mesh, algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    axes = _present(("channel", "filter"), mesh)
+    if not axes:
+        return (), ()
+    chosen = ("x" if "channel" in parts else "y") if algorithm == "auto" else algorithm
+    if chosen == "w":
+        return axes[:1], axes[1:]
+    return (axes, ()) if chosen == "x" else ((), axes)
+
+
+def _check(made: LayerShares, layer: LayerSpec, strategy: str) -> None:
+    """Every rank must have something of each dim that is cut."""
+    needs = [(made.sample, layer.samples, "samples"), (made.kept, layer.channels, "channels")]
+    needs += [(made.gathered + made.kept, layer.filters, "filters")]
+    for dim, axis in made.space.items():
+        least = min(layer.space[dim], layer.made[2 + dim])
+        needs.append(((axis,), least // LEAST_ROWS, f"parts of {LEAST_ROWS} rows along {axis}"))
+    for axes, extent, what in needs:
+        if made.ranks(axes) > extent:
+            raise PlanError(
+                f"`ranks` (={made.mesh.size}): {strategy} puts {made.ranks(axes)} along {' and '.join(axes)}, but "
+                f"{layer} has {extent} {what} to share; use fewer ranks or a larger layer."
+            )

@@ -1,0 +1,122 @@
+"""How long a device takes for the computations of a program, and how long its host for asking."""
+
+from __future__ import annotations
+
+import statistics
+
+from convmesh.oracle.pricing.assumptions import STATES, Assumptions
+from convmesh.oracle.pricing.estimate import Estimate
+from convmesh.oracle.pricing.interpolation import Interpolation, Near
+from convmesh.oracle.pricing.roofline import Roofline
+from convmesh.plans.program import Work
+from convmesh.system import System
+from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
+
+SPREAD_MODEL = 0.5
+"""What a price from a device's figures alone may be off by."""
+
+
+class ComputeModel:
+    """Prices local work on a system's device: as timed, from the nearest timed shapes, or from the device's figures.
+
+    `active` ranks of a host compute at once. On devices of their own that does not matter; on a processor's cores they
+    share memory, and from more ranks than cores on they take turns.
+    """
+
+    def __init__(self, system: System, assumptions: Assumptions | None = None, *, active: int = 1) -> None:
+        self._assumed = assumptions or Assumptions()
+        self._roofline = Roofline(system.device, self._assumed)
+        self._table: OperatorTable | None = system.operators
+        self._interpolation = None if self._table is None else Interpolation(self._table, self._roofline)
+        self._level, self._turns = _level(self._table, active, _cores(system))
+        self._active = active
+        self._known: dict[Work, tuple[Estimate, float]] = {}
+        self._contention: dict[str, float] = {}
+
+    def work(self, work: Work) -> Estimate:
+        """Seconds of one operator at its local shapes."""
+        return self._priced(work)[0]
+
+    def host(self, work: Work) -> float:
+        """Seconds until the host can ask for the next operator; 0 where the host itself computes."""
+        return self._priced(work)[1]
+
+    @property
+    def overheads(self) -> Overheads:
+        """The host's seconds for each node and step, beside operators."""
+        return Overheads() if self._table is None else self._table.overheads
+
+    @property
+    def turns(self) -> float:
+        """How many times as long ranks take because more of them compute than there are cores."""
+        return self._turns
+
+    @property
+    def works_beside_host(self) -> bool:
+        """Whether operators are asked for by a host that goes on meanwhile."""
+        return self._table is not None and any(timing.seconds_host for timing in self._table.timings[:50])
+
+    def update(self, elements: int, dtype: str) -> Estimate:
+        """Seconds of the optimiser for one tensor of so many parameters."""
+        timing = self._update(dtype)
+        if timing is None:
+            seconds = self._roofline.update(elements, dtype, STATES[self._assumed.optimizer])
+            return Estimate.of(seconds * self._turns, "model", SPREAD_MODEL)
+        seconds = timing.seconds_tensor + elements * timing.seconds_element
+        return Estimate.of(seconds * self._turns, "measured", 0.1)
+
+    def host_update(self, dtype: str) -> float:
+        """Seconds of the host for one tensor of the optimiser's step."""
+        timing = self._update(dtype)
+        return 0.0 if timing is None else timing.seconds_host_tensor
+
+    def _update(self, dtype: str) -> UpdateTiming | None:
+        return None if self._table is None else self._table.update(self._assumed.optimizer, dtype, self._level)
+
+    def _priced(self, work: Work) -> tuple[Estimate, float]:
+        if work not in self._known:
+            self._known[work] = self._price(work)
+        return self._known[work]
+
+    def _price(self, work: Work) -> tuple[Estimate, float]:
+        if self._table is None or self._interpolation is None:
+            return Estimate.of(self._roofline.seconds(work) * self._turns, "model", SPREAD_MODEL), 0.0
+        if timing := self._table.find(work.call, self._level) or self._table.find(work.call, self._active):
+            return self._measured(timing, 1.0)
+        if timing := self._table.find(work.call, 1):
+            return self._measured(timing, self._slowdown(work.op))
+        near = self._interpolation.near(work, self._level) or self._interpolation.near(work, self._active)
+        if near is None:
+            return Estimate.of(self._roofline.seconds(work) * self._turns, "model", SPREAD_MODEL), 0.0
+        return self._interpolated(near)
+
+    def _measured(self, timing: Timing, slowdown: float) -> tuple[Estimate, float]:
+        spread = min(0.9, max(0.02, timing.spread))
+        return Estimate.of(timing.seconds * slowdown * self._turns, "measured", spread), timing.seconds_host
+
+    def _interpolated(self, near: Near) -> tuple[Estimate, float]:
+        return Estimate.of(near.seconds * self._turns, "interpolated", near.spread), near.seconds_host
+
+    def _slowdown(self, op: str) -> float:
+        """How many times as long an operator takes at this level of activity as alone, from calls timed at both."""
+        if op not in self._contention:
+            assert self._table is not None
+            pairs = ((t, self._table.find(t.call, 1)) for t in self._table.timings if t.active == self._level)
+            ratios = [t.seconds / alone.seconds for t, alone in pairs if alone is not None and op in ("", t.op)]
+            found = statistics.median(ratios) if ratios else None
+            self._contention[op] = found if found is not None else (self._slowdown("") if op else 1.0)
+        return self._contention[op]
+
+
+def _cores(system: System) -> int | None:
+    """Cores that the ranks of a host share; None where each rank has a device of its own."""
+    cores = getattr(system.node, "cores", None)
+    return None if cores is None else int(cores)
+
+
+def _level(table: OperatorTable | None, active: int, cores: int | None) -> tuple[int, float]:
+    """The number of active ranks to look up, and how many times as long they take because they take turns."""
+    turns = 1.0 if cores is None else max(1.0, active / cores)
+    at_once = 1 if cores is None else min(active, cores)
+    levels = (1,) if table is None or not table.levels else table.levels
+    return min(levels, key=lambda level: (abs(level - at_once), level)), turns

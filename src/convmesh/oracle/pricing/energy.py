@@ -1,0 +1,178 @@
+"""Energy, carbon dioxide and price of a step: what devices, links, hosts, switches and the building draw."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from convmesh.oracle.pricing.assumptions import Assumptions
+from convmesh.oracle.pricing.estimate import Basis, Estimate
+from convmesh.oracle.simulate.step import Scheduled
+from convmesh.plans.program import Program, Transfer, Work
+from convmesh.system import Device, Figure, System
+
+LEVEL_ARITHMETIC = 0.9
+LEVEL_MEMORY = 0.7
+"""Of the range from idle to busy, what a device draws while arithmetic or its memory bounds it. Chosen by eye from one
+H200: of eight networks, the five that kept it busy drew 0.68 to 0.93 of it by NVML; the other three waited for the host
+and are left out. Not tested on other devices."""
+LEVEL_WAITING = 0.2
+"""While it waits for transfers, which kernels of its own move; a guess."""
+SPREAD_LEVEL = 0.15
+
+JOULES_PER_KWH = 3.6e6
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Joules of one step over all ranks, by who draws them; in `seconds`, so that it can be told in watts."""
+
+    devices: Estimate
+    links: Estimate
+    hosts: Estimate
+    network: Estimate
+    facility: Estimate
+    """Cooling and losses of the building."""
+    seconds: float
+    grams_co2_per_kwh: float
+    dollars_per_hour: float | None = None
+    """Of all nodes together, where a price is public."""
+
+    @property
+    def parts(self) -> dict[str, Estimate]:
+        return {f.name: found for f in fields(self) if isinstance(found := getattr(self, f.name), Estimate)}
+
+    @property
+    def joules(self) -> Estimate:
+        return Estimate.total(self.parts.values())
+
+    @property
+    def watts(self) -> float:
+        """On average over the step."""
+        return self.joules.value / self.seconds if self.seconds else 0.0
+
+    @property
+    def grams_co2(self) -> Estimate:
+        return self.joules.scaled(self.grams_co2_per_kwh / JOULES_PER_KWH)
+
+    @property
+    def dollars(self) -> float | None:
+        """The price of the nodes for that long."""
+        return None if self.dollars_per_hour is None else self.dollars_per_hour * self.seconds / SECONDS_PER_HOUR
+
+
+def energy_of(
+    scheduled: Scheduled, system: System, programs: Mapping[int, Program], assumptions: Assumptions | None = None
+) -> Energy:
+    """Of one step, whose ranks all take as long as the slowest; `programs` stand for those of the others."""
+    mesh, power = next(iter(programs.values())).mesh, system.power
+    per_node = (assumptions or Assumptions()).ranks_per_node or int(system.node.devices)
+    nodes, step = mesh.size / per_node, scheduled.step
+    devices = _device(scheduled, system, arithmetic_share(programs, system.device)).scaled(mesh.size)
+    links = _links(programs, system, per_node).scaled(mesh.size)
+    hosts, network = (_drawn(watts, step).scaled(nodes) for watts in (power.watts_host, power.watts_network))
+    machine = Estimate.total((devices, links, hosts, network))
+    hourly = system.node.dollars_per_hour
+    return Energy(
+        devices=devices,
+        links=links,
+        hosts=hosts,
+        network=network,
+        facility=machine.scaled(float(power.facility_overhead) - 1),
+        seconds=step.value,
+        grams_co2_per_kwh=float(power.grams_co2_per_kwh),
+        dollars_per_hour=None if hourly is None else float(hourly) * math.ceil(nodes),
+    )
+
+
+def arithmetic_share(programs: Mapping[int, Program], device: Device) -> float:
+    """Of the time that devices compute, the part in which arithmetic bounds them, by the roofline."""
+    memory_rate = float(device.bytes_per_second_memory) * float(device.fraction_memory)
+    spent: Counter[bool] = Counter()
+    for program in programs.values():
+        for _, _, work in program.steps():
+            if isinstance(work, Work):
+                arithmetic, memory = work.flops / _rate(device, work.dtype), work.bytes_moved / memory_rate
+                spent[arithmetic > memory] += max(arithmetic, memory)  # type: ignore[assignment]
+    return spent[True] / spent.total() if spent.total() else 0.0
+
+
+def _rate(device: Device, dtype: str) -> float:
+    tensor = dtype in device.tensor_flops_per_second
+    known = tensor or dtype in device.flops_per_second
+    fraction = device.fraction_tensor if tensor and device.fraction_tensor is not None else device.fraction_vector
+    return float(device.peak(dtype if known else "float32")) * float(fraction)
+
+
+def _device(scheduled: Scheduled, system: System, arithmetic: float) -> Estimate:
+    """What one device draws in a step: idle all the time, and more by what it does."""
+    power = system.power
+    more = float(power.watts_device_busy) - float(power.watts_device_idle)
+    computing = more * (arithmetic * LEVEL_ARITHMETIC + (1 - arithmetic) * LEVEL_MEMORY)
+    parts = (
+        _drawn(power.watts_device_idle, scheduled.step),
+        _uncertain(scheduled.compute.scaled(computing)),
+        _uncertain(scheduled.update.scaled(more * LEVEL_MEMORY)),
+        _uncertain(scheduled.exposed.scaled(more * LEVEL_WAITING)),
+    )
+    return Estimate.total(parts)
+
+
+def _uncertain(estimate: Estimate) -> Estimate:
+    """With what is not known about how much of its power a device takes."""
+    low, high = estimate.low * (1 - SPREAD_LEVEL), estimate.high * (1 + SPREAD_LEVEL)
+    return Estimate(estimate.value, low, high, "model" if estimate.basis == "measured" else estimate.basis)
+
+
+def _drawn(watts: Figure, seconds: Estimate) -> Estimate:
+    """A steady power for so long, with the spread that its figure has."""
+    low, high = watts.spread or (watts.value, watts.value)
+    basis: Basis = "guess" if watts.origin == "guess" else "model"
+    return Estimate(watts.value * seconds.value, low * seconds.low, high * seconds.high, basis)
+
+
+def _links(programs: Mapping[int, Program], system: System, per_node: int) -> Estimate:
+    """What moving one rank's bytes takes on average over the ranks that were worked out: by medium, for each bit."""
+    bits: Counter[str] = Counter()
+    for rank, program in programs.items():
+        for transfer, times in _sent(program):
+            for medium, share in _media(transfer, rank, program, system, per_node):
+                bits[medium] += 8 * times * transfer.bytes_sent * share  # type: ignore[assignment]
+    known = system.power.joules_per_bit
+    return Estimate.total(
+        _drawn(known[medium], Estimate.exactly(count / len(programs)))
+        for medium, count in bits.items()
+        if medium in known
+    )
+
+
+def _sent(program: Program) -> Iterator[tuple[Transfer, int]]:
+    yield from program.transfers()
+    shown = (step for part in program.shown for step in (*part.start, *part.finish))
+    yield from ((step, 1) for step in shown if isinstance(step, Transfer))
+
+
+def _media(
+    transfer: Transfer, rank: int, program: Program, system: System, per_node: int
+) -> Iterator[tuple[str, float]]:
+    """The media that a message crosses, with the part of it that does.
+
+    The ranks of a collective pass bytes on to their neighbours in a ring, of whose steps one a block leaves the block.
+    """
+    if transfer.peer is not None:
+        level = system.level_between(rank, transfer.peer, per_node)
+        yield from () if level is None else ((level.medium, 1.0),)
+        return
+    spans = system.spans(program.mesh, transfer.axes, per_node)
+    ranks, inside = program.mesh.extent(transfer.axes), 1
+    for level in system.links:
+        blocks = spans[level.name].blocks
+        # Of a group's ring: the steps between the blocks that this level joins, but for those that leave it.
+        joined = ranks // inside if blocks > 1 else 0
+        left = ranks // (inside * blocks) if inside * blocks < ranks else 0
+        inside *= blocks
+        if joined > left:
+            yield level.medium, (joined - left) / ranks

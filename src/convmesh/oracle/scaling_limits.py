@@ -1,0 +1,135 @@
+"""Where strategies stop scaling, and why: by predictions for more and more ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from convmesh.oracle.search.candidates import UNTRIED
+from convmesh.oracle.search.results import Ranked
+from convmesh.system import Figure, System
+
+Term = Literal["batch", "filters", "extent", "stages", "memory", "latency", "bandwidth", "idle", "computation"]
+
+TERMS: Mapping[str, Term] = {
+    "data": "batch", "depth": "extent", "height": "extent", "width": "extent", "filter": "filters",
+    "channel": "filters", "hybrid": "filters", "pipe": "stages", "memory": "memory",
+}  # fmt: skip
+"""By the first word of the reason for which a strategy is refused."""
+
+LEAST_GAIN = 0.1
+"""What twice the ranks must at least add to the samples a second, for a strategy to be said to scale."""
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """A strategy on so many ranks with a batch: the best plan, or why there is none."""
+
+    ranks: int
+    batch: int
+    ranked: Ranked | None
+    reason: str = ""
+    is_gap: bool = False
+    """Whether so many ranks make no mesh for the strategy, as 2 for data+spatial, where more may."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return 0.0 if self.ranked is None else self.batch / self.ranked.prediction.seconds_step
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The last number of ranks up to which a strategy scales, what binds there, and a sentence for readers."""
+
+    ranks: int
+    term: Term
+    reason: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A strategy on more and more ranks."""
+
+    strategy: str
+    points: tuple[ScalingPoint, ...]
+    limit: Limit | None
+    """None if it scales as far as was looked."""
+
+
+def limit_of(points: Sequence[ScalingPoint], binding: Callable[[Ranked], Term]) -> Limit | None:
+    """Where a strategy stops: at the last ranks with a plan, or before twice the ranks gain next to nothing.
+
+    What was not worked out is no limit.
+    """
+    points = [point for point in points if not point.is_gap]
+    reached = [point for point in points if point.ranked is not None]
+    if not reached:
+        scarce = (point for point in reversed(points) if point.reason.startswith("memory"))
+        return _ends(0, next(scarce, points[-1])) if points else None
+    for before, after in itertools.pairwise(reached):
+        gain = after.samples_per_second / before.samples_per_second - 1
+        if after.ranked is not None and gain < LEAST_GAIN * math.log2(after.ranks / before.ranks):
+            term = binding(after.ranked)
+            return Limit(before.ranks, term, f"{term}: {after.ranks} ranks do {gain:+.0%} samples a second")
+    beyond = [point for point in points if point.ranks > reached[-1].ranks]
+    return _ends(reached[-1].ranks, beyond[0]) if beyond else None
+
+
+def _ends(ranks: int, refused: ScalingPoint) -> Limit | None:
+    return None if refused.reason.startswith(UNTRIED) else Limit(ranks, term_of(refused.reason), refused.reason)
+
+
+def term_of(reason: str) -> Term:
+    """What binds where a plan is refused."""
+    return TERMS.get(reason.partition(":")[0], "extent")
+
+
+def binding_term(ranked: Ranked, price: Callable[[System], float]) -> Term:
+    """Which of latency and bandwidth a plan would gain most without; if neither matters, idle time or computation.
+
+    `price` is the plan's time on a changed system.
+    """
+    system, now = ranked.prediction.system, ranked.prediction.seconds_step
+    gains: dict[Term, float] = {
+        "latency": now - price(without_latency(system)),
+        "bandwidth": now - price(with_bandwidth(system)),
+    }
+    best = max(gains, key=lambda term: gains[term])
+    if gains[best] > LEAST_GAIN / 2 * now:
+        return best
+    return "idle" if ranked.prediction.parts.idle.value > LEAST_GAIN * now else "computation"
+
+
+def without_latency(system: System) -> System:
+    """The system if no message took time to start."""
+    links = tuple(replace(level, seconds_latency=_times(level.seconds_latency, 1e-6)) for level in system.links)
+    methods = tuple(
+        replace(
+            method,
+            seconds_start=_times(method.seconds_start, 1e-6),
+            seconds_step={medium: _times(figure, 1e-6) for medium, figure in method.seconds_step.items()},
+        )
+        for method in system.collectives.methods
+    )
+    collectives = replace(system.collectives, methods=methods)
+    return replace(system, links=links, collectives=collectives, transfers=None)
+
+
+def with_bandwidth(system: System) -> System:
+    """The system if links were a million times as wide."""
+    links = tuple(
+        replace(
+            level,
+            bytes_per_second=_times(level.bytes_per_second, 1e6),
+            bytes_per_second_pair=level.bytes_per_second_pair and _times(level.bytes_per_second_pair, 1e6),
+        )
+        for level in system.links
+    )
+    return replace(system, links=links, transfers=None)
+
+
+def _times(figure: Figure, factor: float) -> Figure:
+    return replace(figure, value=figure.value * factor, spread=None)

@@ -1,0 +1,88 @@
+"""Why the best plan of a search is the best, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convmesh.oracle.search.results import Found, Ranked
+from convmesh.oracle.simulate.timeline import Interval
+from convmesh.plans.presets import AXES_OF
+
+MUCH = 0.1
+"""Of a step, what waiting must at least take for its cause to be told."""
+
+SIMPLE = ("data", "spatial", "filter", "channel", "pipeline")
+"""Strategies of which others are made."""
+
+
+def why(found: Found) -> list[str]:
+    """Where the winner's time goes, what the next strategy loses against it, and what simpler ones lack."""
+    best = found.best
+    return [_spent(best), *_waited(best), *_against(found, best), *_simpler(found, best)]
+
+
+def _spent(best: Ranked) -> str:
+    parts = best.prediction.parts
+    whole = parts.step.value or 1.0
+    shares = {
+        "computes": parts.compute.value + parts.update.value,
+        "waits for transfers": parts.exposed.value,
+        "is idle": parts.idle.value,
+    }
+    told = ", ".join(f"{what} {value / whole:.0%}" for what, value in shares.items() if value >= 0.005 * whole)
+    hidden = f"; {parts.hidden.value * 1e3:.3g} ms of transfers run behind that" if parts.hidden.value > 0 else ""
+    return f"{best.strategy} {told} of a step's {whole * 1e3:.4g} ms{hidden}"
+
+
+def _waited(best: Ranked) -> list[str]:
+    """For which transfers the winner waits most, if it waits for long."""
+    parts, timeline = best.prediction.parts, best.prediction.timeline
+    if not timeline.intervals or parts.exposed.value < MUCH * parts.step.value:
+        return []
+    rank = timeline.ranks[0]
+    work = [*timeline.of(rank, "compute")]
+    waits: dict[tuple[str, tuple[str, ...], bool], list[tuple[float, Interval]]] = {}
+    for sent in timeline.of(rank, "communication"):
+        key = sent.kind, sent.axes, sent.phase == "reduction"
+        waits.setdefault(key, []).append((_bare(sent, work), sent))
+    (kind, axes, sums), most = max(waits.items(), key=lambda item: sum(seconds for seconds, _ in item[1]))
+    seconds, bytes_each = sum(s for s, _ in most), sum(i.bytes_sent for _, i in most) / len(most)
+    where = "for sums of gradients" if sums else f"in forward and backward, such as at {most[0][1].layer}"
+    return [
+        f"most of its waiting, {seconds * 1e3:.3g} ms, is for {len(most)} × {kind} along {'*'.join(axes)} {where}, "
+        f"of {bytes_each / 1e6:.2g} MB each"
+    ]
+
+
+def _bare(sent: Interval, work: Sequence[Interval]) -> float:
+    """The part of a transfer behind which nothing runs."""
+    return sent.seconds - sum(max(0.0, min(sent.end, one.end) - max(sent.begin, one.begin)) for one in work)
+
+
+def _against(found: Found, best: Ranked) -> list[str]:
+    other = next((r for r in found.plans if r.strategy != best.strategy), None)
+    if other is None:
+        return []
+    mine, theirs = best.prediction.parts, other.prediction.parts
+    names = ("compute", "exposed", "idle", "update")
+    losses = {name: getattr(theirs, name).value - getattr(mine, name).value for name in names}
+    most = max(losses, key=lambda name: losses[name])
+    words = {"compute": "computation", "exposed": "exposed communication", "idle": "idle time", "update": "the update"}
+    ratio = found.objective.of(other.prediction) / found.objective.of(best.prediction) - 1
+    loss = f", most of all {losses[most] * 1e3:.3g} ms of {words[most]}" if losses[most] > 0 else ""
+    return [f"the next strategy, {other.strategy} on {other.mesh}, needs {ratio:.1%} more {found.objective.name}{loss}"]
+
+
+def _simpler(found: Found, best: Ranked) -> list[str]:
+    """Of every strategy for some of the winner's axes alone, what it costs more or why it cannot be."""
+    simple = [name for name in SIMPLE if {*AXES_OF[name]} & {*best.mesh.axes} and name != best.strategy]
+    told = {name: _alone(found, best, name) for name in simple}
+    return [f"{strategy} alone {why}" for strategy, why in told.items() if why]
+
+
+def _alone(found: Found, best: Ranked, strategy: str) -> str | None:
+    cost = found.objective.of
+    if made := next((r for r in found.plans if r.strategy == strategy), None):
+        return f"needs {cost(made.prediction) / cost(best.prediction) - 1:.1%} more {found.objective.name}"
+    reason = next((one.reason for one in found.rejected if one.strategy == strategy), None)
+    return reason and f"cannot be: {reason.removeprefix(f'{strategy}: ')}"

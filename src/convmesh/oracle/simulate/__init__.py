@@ -1,0 +1,1 @@
+"""The clocks of all ranks through one step."""

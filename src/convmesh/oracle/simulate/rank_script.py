@@ -1,0 +1,164 @@
+"""What a rank runs in a step, in order: nodes, buckets as their gradients come, the optimiser, and what it sends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from convmesh.oracle.pricing.estimate import Estimate
+from convmesh.oracle.simulate.priced_steps import Busy, Pricing, Script
+from convmesh.oracle.simulate.rank_clocks import Join, ScriptPart
+from convmesh.oracle.simulate.transfer_cuts import cut_of
+from convmesh.plans.program import BucketProgram, NodeProgram, Program, Steps
+
+Lines = Iterator[ScriptPart | Join]
+EMPTY = Script((), Estimate.exactly(0.0), Estimate.exactly(0.0))
+
+
+class RankLines:
+    """The lines of one rank's program."""
+
+    def __init__(self, program: Program, pricing: Pricing) -> None:
+        self.program, self._pricing = program, pricing
+        self._overheads = pricing.compute.overheads
+        self._beside_host = pricing.compute.works_beside_host
+
+    def whole(self) -> Lines:
+        """A step without a pipeline."""
+        yield self.begin()
+        yield from self.sent_weights()
+        yield from self.forward(self.program.nodes)
+        yield self.loss()
+        ready = self._ready()
+        for index, parts in self._backward(self.program.nodes):
+            yield from parts
+            for number in ready.get(index, ()):
+                yield self._leg(number, 0)
+        yield from self.sums(started=[number for at in ready.values() for number in at])
+        yield from self.update()
+
+    def begin(self) -> ScriptPart:
+        """Placing inputs, checking the loss, clearing gradients."""
+        return self._overhead("step", self._overheads.seconds_step)
+
+    def loss(self) -> ScriptPart:
+        """Between forward and backward."""
+        return ScriptPart("loss", "", "forward", EMPTY, waits=self._overheads.waits_for_loss)
+
+    def sent_weights(self) -> Lines:
+        """Weights that are under way from the step before, as the first layers run."""
+        for number, shown in enumerate(self.program.shown):
+            if shown.at_use:
+                yield self._part(("show", number), "", "update", shown.start)
+
+    def forward(self, nodes: Sequence[NodeProgram], *, arriving: bool = True) -> Lines:
+        """Layers in order, each after the weights that it uses have arrived, if any are under way."""
+        arrived = set() if arriving else set(range(len(self.program.shown)))
+        for node in nodes:
+            for number in sorted({self._chunk_of[w] for w in node.weights if w in self._chunk_of} - arrived):
+                arrived.add(number)
+                yield Join(("show", number))
+                yield self._part(("shown", number), node.layer, "update", self.program.shown[number].finish)
+            yield from self._node("forward", ("forward", node.node), node, node.forward)
+
+    def backward(self, nodes: Sequence[NodeProgram], *, inputs: bool = True, weights: bool = True) -> Lines:
+        """Gradients of inputs, of weights where they are found apart, or both."""
+        for _, parts in self._backward(nodes, inputs, weights):
+            yield from parts
+
+    def _backward(
+        self, nodes: Sequence[NodeProgram], inputs: bool = True, weights: bool = True
+    ) -> Iterator[tuple[int, list[ScriptPart]]]:
+        again: set[str] = set()
+        for index in reversed(range(len(nodes))):
+            node = nodes[index]
+            parts: list[ScriptPart] = []
+            if inputs and node.block and node.block not in again:
+                again.add(node.block)
+                for other in nodes:
+                    if other.block == node.block:
+                        parts += self._node("backward", ("again", other.node), other, other.forward)
+            if node.weight_steps and not (inputs and weights):
+                steps = node.backward_apart[0 if inputs else 1]
+                parts += self._node("backward", ("backward", inputs, node.node), node, steps)
+            elif inputs:
+                parts += self._node("backward", ("backward", node.node), node, node.backward)
+            yield index, parts
+
+    def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[ScriptPart]:
+        """A node's steps, and what the runtime's Python takes for it where the host itself computes."""
+        takes = self._overheads.forward if phase == "forward" else self._overheads.backward
+        seconds = takes(node.kind, cut_of(steps))
+        part = self._part(key, node.layer, phase, steps)
+        if self._beside_host:
+            yield replace(part, seconds_host=seconds)
+            return
+        if seconds and steps:
+            yield replace(self._overhead(("runtime", *key), seconds), layer=node.layer, phase=phase)
+        yield part
+
+    def _overhead(self, key: Hashable, seconds: float) -> ScriptPart:
+        if self._beside_host or not seconds:
+            return ScriptPart(key, "", "forward", EMPTY, seconds_host=seconds)
+        priced = Estimate.of(seconds * self._pricing.compute.turns, "measured", 0.2)
+        return ScriptPart(key, "", "forward", Script((Busy(priced.value),), priced, Estimate.exactly(0.0)))
+
+    def sums(self, started: Sequence[int] = ()) -> Lines:
+        """What remains of the buckets when backward is over."""
+        buckets = self.program.buckets
+        yield from (self._leg(number, 0) for number in range(len(buckets)) if number not in set(started))
+        for leg in range(1, max((len(bucket.legs) for bucket in buckets), default=0)):
+            for number in range(len(buckets)):
+                yield Join(("bucket", number, leg - 1))
+                yield self._leg(number, leg)
+        for number, bucket in enumerate(buckets):
+            yield Join(("bucket", number, len(bucket.legs) - 1))
+
+    def update(self, *, at_once: bool = False) -> Lines:
+        """The optimiser, and what ranks then send each other; with `at_once` also what layers would wait for later."""
+        yield ScriptPart("update", "", "update", self._optimiser)
+        now = [number for number, shown in enumerate(self.program.shown) if at_once or not shown.at_use]
+        for number in now:
+            yield self._part(("show", number), "", "update", self.program.shown[number].start)
+        for number in now:
+            yield Join(("show", number))
+            yield self._part(("shown", number), "", "update", self.program.shown[number].finish)
+
+    @cached_property
+    def _optimiser(self) -> Script:
+        return self._pricing.update((w.elements, w.dtype) for w in self.program.weights if w.elements)
+
+    @property
+    def optimiser(self) -> Estimate:
+        return self._optimiser.compute
+
+    @cached_property
+    def _chunk_of(self) -> dict[str, int]:
+        return {name: n for n, shown in enumerate(self.program.shown) if shown.at_use for name in shown.weights}
+
+    def _ready(self) -> dict[int, list[int]]:
+        """By node: the buckets that are full after its backward. They leave in their one order."""
+        first: dict[str, int] = {}
+        for index, node in enumerate(self.program.nodes):
+            for name in node.weights:
+                first.setdefault(name, index)
+        ready, found = len(self.program.nodes) - 1, defaultdict(list)
+        for number, bucket in enumerate(self.program.buckets):
+            if not all(name in first for name in bucket.weights):  # one that nothing uses fills the rest at the end
+                break
+            ready = min(ready, _last_of(bucket, first))
+            found[ready].append(number)
+        return found
+
+    def _leg(self, number: int, leg: int) -> ScriptPart:
+        return self._part(("bucket", number, leg), "", "reduction", self.program.buckets[number].legs[leg])
+
+    def _part(self, key: tuple[object, ...], layer: str, phase: str, steps: Steps) -> ScriptPart:
+        return ScriptPart(key, layer, phase, self._pricing.script(steps, self.program.rank))
+
+
+def _last_of(bucket: BucketProgram, first: dict[str, int]) -> int:
+    """Backward ends at the first layers: the node after which all gradients of a bucket are there."""
+    return min((first[name] for name in bucket.weights), default=0)

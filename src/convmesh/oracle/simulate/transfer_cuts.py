@@ -1,0 +1,18 @@
+"""What a node's transfers cut, which decides what the runtime's Python takes for them."""
+
+from __future__ import annotations
+
+from convmesh.layout.mesh import CHANNEL_AXES
+from convmesh.oracle.simulate.stand_ins import SPACE
+from convmesh.plans.program import Steps, Transfer
+
+
+def cut_of(steps: Steps) -> str | None:
+    """`channels`, else `space`, else `samples`, by the axes of the transfers; None where nothing is sent."""
+    sent = [step for step in steps if isinstance(step, Transfer)]
+    axes = {axis for transfer in sent for axis in transfer.axes}
+    if axes & {*CHANNEL_AXES}:
+        return "channels"
+    if axes & {*SPACE}:
+        return "space"
+    return "samples" if sent else None

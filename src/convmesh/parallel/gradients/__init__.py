@@ -1,1 +1,0 @@
-"""Weight gradients: summed over ranks, clipped, scaled, and handed to optimisers."""

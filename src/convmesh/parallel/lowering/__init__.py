@@ -1,1 +1,0 @@
-"""Working a plan out for a network: dry runs, layouts, programs."""

@@ -1,1 +1,0 @@
-"""The lowered network as a module that runs."""

@@ -1,0 +1,271 @@
+"""Mixing strategies: for every layer of a network the split that, with those of its neighbours, costs least.
+
+Every node is priced for the layouts that its inputs may have, by lowering it alone; the choice among all layouts is the
+oracle's elimination. What it cannot see (what runs behind what) is left to the full schedule of the plans it finds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convmesh.dist import dry_mesh
+from convmesh.dist.cut_weights import local_shape
+from convmesh.gradients.reduction import BYTES_BUCKET
+from convmesh.graph import Captured, Node
+from convmesh.layout import Mesh
+from convmesh.lowering.gradient_sums import with_sums
+from convmesh.lowering.node_options import Single, SingleLowering, Value
+from convmesh.oracle import Assumptions
+from convmesh.oracle.memory.peak import bytes_of_libraries
+from convmesh.oracle.pricing.assumptions import STATES
+from convmesh.oracle.pricing.compute_model import ComputeModel
+from convmesh.oracle.pricing.transfer_model import TransferModel
+from convmesh.oracle.search.bounded import PricedFactor, minimise_within
+from convmesh.oracle.search.elimination import Choices, Factor
+from convmesh.oracle.search.layer_splits import splits_of
+from convmesh.planner.predicting import representatives
+from convmesh.plans import Plan, Program, Split, Step, Transfer, WeightProgram, Work, split_nodes
+from convmesh.plans.program import BYTES_OF, Steps
+from convmesh.system import System
+
+SHARES_EXPOSED = (1.0, 0.2)
+"""Of the time of gradient sums, what may not hide behind backward: the best mix for each is looked at."""
+
+MOST_JOINED = 2
+"""Inputs of a node whose layouts are looked at in all combinations; more are taken to come as the first does."""
+
+
+def mixes_on(
+    captured: Captured, mesh: Mesh, system: System, assumptions: Assumptions, empty: Plan
+) -> Iterator[dict[str, Split]]:
+    """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan that cuts nothing."""
+    if all(len(splits_of(node, captured.graph, mesh)) == 1 for node in split_nodes(captured.graph)):
+        return  # nothing to choose
+    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0]), mesh)
+    network.explore()
+    prices = _Prices(system, mesh, assumptions, network.lowering)
+    beside = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
+    bound = max(0.0, float(system.device.bytes_memory) - beside)
+    for share in SHARES_EXPOSED:
+        priced = [*network.priced(prices, share)]
+        found = minimise_within(priced, bound, network.start())
+        if found is not None:
+            yield network.chosen(found.choices)
+
+
+@dataclass(frozen=True)
+class _State:
+    """One way in which a node may run: its split, if it takes one, and what it then gives."""
+
+    split: Split | None
+    value: Value
+
+
+@dataclass
+class _Network:
+    """The nodes that give tensors, the states of each, and what each costs for states of its inputs."""
+
+    captured: Captured
+    lowering: SingleLowering
+    mesh: Mesh
+    states: dict[str, list[_State]] = field(default_factory=dict)
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    singles: dict[str, dict[tuple[int, ...], Single]] = field(default_factory=dict)
+    """By node: for indices of its inputs' states, then of its own."""
+
+    def explore(self) -> None:
+        """Walk the graph with all states that inputs may have."""
+        self._splits = {n.layer: splits_of(n, self.captured.graph, self.mesh) for n in self._split_nodes.values()}
+        for node in self.captured.graph.nodes:
+            if node.kind == "input":
+                self._input(node)
+            elif node.kind != "output" and self.lowering.has_tensors(node.name):
+                self._call(node)
+
+    @property
+    def _split_nodes(self) -> dict[str, Node]:
+        return {node.name: node for node in split_nodes(self.captured.graph)}
+
+    def _input(self, node: Node) -> None:
+        user = self._first_user(node.name) or next(iter(self._split_nodes.values()), None)
+        splits = self._splits[user.layer] if user else [Split()]
+        values = dict.fromkeys(self.lowering.input(node.name, split) for split in splits)
+        self.states[node.name] = [_State(None, value) for value in values]
+        self.sources[node.name], self.singles[node.name] = (), {}
+
+    def _first_user(self, name: str) -> Node | None:
+        return next((n for n in self.captured.graph.consumers(name) if n.name in self._split_nodes), None)
+
+    def _call(self, node: Node) -> None:
+        sources = tuple(dict.fromkeys(name for name in node.inputs if name in self.states))
+        self.sources[node.name] = sources[:MOST_JOINED]
+        options: list[Split | None] = [None]
+        if node.name in self._split_nodes:
+            options = [*self._splits[node.layer]]
+        states: dict[_State, int] = {}
+        singles: dict[tuple[int, ...], Single] = {}
+        for at in itertools.product(*(range(len(self.states[name])) for name in self.sources[node.name])):
+            given = self._given(sources, at)
+            for split in options:
+                single = self.lowering.single(node.name, given, split)
+                if single is not None:
+                    state = states.setdefault(_State(split, single.value), len(states))
+                    singles[*at, state] = single
+        self.states[node.name], self.singles[node.name] = list(states), singles
+
+    def _given(self, sources: tuple[str, ...], at: tuple[int, ...]) -> dict[str, Value]:
+        given = {name: self.states[name][index].value for name, index in zip(sources, at, strict=False)}
+        for name in sources[MOST_JOINED:]:
+            given[name] = self._like(name, given[sources[0]])
+        return given
+
+    def _like(self, name: str, lead: Value) -> Value:
+        """The state of another input that is cut by the axes that cut the first."""
+        wanted = getattr(getattr(lead, "layout", None), "axes", ())
+        found = (s.value for s in self.states[name] if getattr(getattr(s.value, "layout", None), "axes", ()) == wanted)
+        return next(found, self.states[name][0].value)
+
+    def start(self) -> Choices:
+        """The first split of every layer, which is allowed."""
+        choices: Choices = {}
+        for name in self.states:
+            before = tuple(choices[source] for source in self.sources[name])
+            firsts = [at[-1] for at in self.singles[name] if at[:-1] == before]
+            choices[name] = min(firsts, default=0)
+        return choices
+
+    def chosen(self, choices: Mapping[Any, int]) -> dict[str, Split]:
+        """The splits that choices mean."""
+        taken = ((self.captured.graph.node(n).layer, states[choices[n]].split) for n, states in self.states.items())
+        return {layer: split for layer, split in taken if split is not None}
+
+    def priced(self, prices: _Prices, share: float) -> Iterator[PricedFactor]:
+        """Tables of seconds and bytes for all nodes, and what ties states together."""
+        for name, states in self.states.items():
+            if self.sources[name] or self.singles[name]:
+                yield self._of_node(name, prices, share)
+            else:
+                yield _tied((name,), np.zeros(len(states)))
+        for node in self.captured.graph.inputs:
+            if user := self._first_user(node.name):
+                yield self._as_first_user_wants(node.name, user)
+        yield from self._same_layers()
+
+    def _of_node(self, name: str, prices: _Prices, share: float) -> PricedFactor:
+        names = (*self.sources[name], name)
+        shape = [len(self.states[source]) for source in names]
+        seconds, use = np.full(shape, np.inf), np.zeros(shape)
+        for at, single in self.singles[name].items():
+            seconds[at] = prices.seconds(single, share)
+            use[at] = prices.bytes(single)
+        return PricedFactor(Factor(names, seconds), Factor(names, use))
+
+    def _as_first_user_wants(self, name: str, user: Node) -> PricedFactor:
+        table = np.full((len(self.states[name]), len(self.states[user.name])), np.inf)
+        for at, state in enumerate(self.states[user.name]):
+            wanted = self.lowering.input(name, state.split or Split())
+            table[[s.value == wanted for s in self.states[name]], at] = 0
+        return _tied((name, user.name), table)
+
+    def _same_layers(self) -> Iterator[PricedFactor]:
+        """A layer that runs several times has one split."""
+        first: dict[str, str] = {}
+        for name, node in self._split_nodes.items():
+            if (earlier := first.setdefault(node.layer, name)) != name:
+                rows, columns = self.states[earlier], self.states[name]
+                same = [[0.0 if a.split == b.split else np.inf for b in columns] for a in rows]
+                yield _tied((earlier, name), np.array(same))
+
+
+def _tied(names: tuple[str, ...], table: Any) -> PricedFactor:
+    return PricedFactor(Factor(names, table), Factor(names, np.zeros(table.shape)))
+
+
+class _Prices:
+    """Seconds and bytes of single nodes on a system."""
+
+    def __init__(self, system: System, mesh: Mesh, assumptions: Assumptions, lowering: SingleLowering) -> None:
+        self._compute = ComputeModel(system, assumptions)
+        self._transfer = TransferModel(system, mesh, assumptions)
+        self._assumptions = assumptions
+        self._open = dry_mesh(mesh, representatives(mesh)[0])
+        self._weights = {weight.name: weight for weight in lowering.weights}
+        self._known: dict[Any, float] = {}
+        self._kept: list[Steps] = []
+
+    def seconds(self, single: Single, share: float) -> float:
+        """Of a node's steps, of its share of gradient sums that does not hide, and of its update."""
+        own = math.fsum(self._of_steps(steps) for steps in single.steps)
+        return own + share * self._sums(single) + self._updates(single)
+
+    def bytes(self, single: Single) -> float:
+        """What is kept for backward, and weights with gradients and the optimiser's states."""
+        held = sum(self._elements(name, single) * self._size(name) for name in single.sums)
+        return single.bytes_kept + held * (2 + STATES[self._assumptions.optimizer])
+
+    def _of_steps(self, steps: Steps) -> float:
+        """Remembered by identity: like calls share their steps."""
+        if id(steps) not in self._known:
+            self._known[id(steps)] = self._priced(steps)
+            self._kept.append(steps)  # or another tuple could get its identity
+        return self._known[id(steps)]
+
+    def _priced(self, steps: Iterable[Step]) -> float:
+        """Work, collectives, and messages: those that are posted in a row travel together."""
+        total = 0.0
+        for messages, row in itertools.groupby(
+            steps, lambda step: isinstance(step, Transfer) and step.peer is not None
+        ):
+            listed = list(row)
+            if messages:
+                sent = [step for step in listed if isinstance(step, Transfer)]
+                total += self._transfer.exchange(sent, self._open.rank).value
+            else:
+                total += math.fsum(self._of_step(step) for step in listed)
+        return total
+
+    def _of_step(self, step: Step) -> float:
+        if isinstance(step, Work):
+            return self._compute.work(step).value
+        return self._transfer.transfer(step, self._open.rank).value if isinstance(step, Transfer) else 0.0
+
+    def _sums(self, single: Single) -> float:
+        """As parts of full buckets, which is how they travel."""
+        sent = ((axes, self._elements(n, single) * self._size(n), n) for n, axes in single.sums.items() if axes)
+        return math.fsum(bytes_ / BYTES_BUCKET * self._bucket(axes, self._dtype(name)) for axes, bytes_, name in sent)
+
+    def _bucket(self, axes: tuple[str, ...], dtype: str) -> float:
+        key = ("bucket", axes, dtype)
+        if key not in self._known:
+            shape = (BYTES_BUCKET // BYTES_OF.get(dtype, 4),)
+            weight = WeightProgram("bucket", shape, shape, dtype, True, sum_axes=axes)
+            program = Program(self._open.mesh, self._open.rank, (), (weight,))
+            summed = with_sums(program, {"bucket": axes}, self._open, "bucketed")
+            steps = (step for bucket in summed.buckets for leg in bucket.legs for step in leg)
+            self._known[key] = self._priced(steps)
+        return self._known[key]
+
+    def _updates(self, single: Single) -> float:
+        counts = [(self._elements(name, single), self._dtype(name)) for name in single.sums]
+        return math.fsum(self._update(*count) for count in counts)
+
+    def _update(self, elements: int, dtype: str) -> float:
+        key = ("update", elements, dtype)
+        if key not in self._known:
+            self._known[key] = self._compute.update(elements, dtype).value
+        return self._known[key]
+
+    def _elements(self, name: str, single: Single) -> int:
+        return math.prod(local_shape(self._weights[name].shape, self._open, single.cuts.get(name, {})))
+
+    def _dtype(self, name: str) -> str:
+        return self._weights[name].dtype
+
+    def _size(self, name: str) -> int:
+        return BYTES_OF.get(self._dtype(name), 4)

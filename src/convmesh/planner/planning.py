@@ -1,0 +1,96 @@
+"""Making plans: from a model, a sample, a mesh and a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from convmesh.errors import PlanError
+from convmesh.graph import Captured, capture
+from convmesh.layout import Mesh
+from convmesh.lowering.lower import lower
+from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, samples_of
+from convmesh.planner.searching import best_on, search_captured
+from convmesh.planner.staging import StageOptions
+from convmesh.plans import Plan, PresetOptions
+from convmesh.plans.plan import BatchNorm, Reduction, Schedule
+from convmesh.system import System
+
+Strategy = str | Plan | Splits
+
+
+def plan(
+    model: nn.Module | Captured,
+    sample: Sample,
+    mesh: Mesh | None = None,
+    strategy: Strategy = "auto",
+    *,
+    gpus: int | None = None,
+    system: System | str | None = None,
+    batchnorm: BatchNorm = "global",
+    checkpoint: Sequence[str] = (),
+    reduction: Reduction = "bucketed",
+    sub_batches: int | None = None,
+    least_rows: int = 2,
+    spatial_until: str | None = None,
+    microbatches: int | None = None,
+    schedule: Schedule = "1f1b",
+    bytes_stage: int | None = None,
+) -> Plan:
+    """A plan for training `model` on global batches like `sample` (a tensor or a shape; several in a list).
+
+    Needs no process group. `strategy` is a preset's name, "auto", a mapping of layer names or patterns to splits, or a
+    plan that was read from a file, which is checked. "auto" takes the splits that are predicted to be fastest on
+    `system`; with `gpus` in place of a mesh, the best mesh too. `sub_batches` parts of a batch travel one by one to
+    dense layers that are cut over the axis that cuts samples. `checkpoint` names modules whose activations are computed
+    again in backward. A spatial strategy stops where a rank would have fewer than `least_rows` rows, or at the layer
+    `spatial_until`. On a mesh with a pipe axis, layers go into stages of about equal predicted time, within
+    `bytes_stage` of weights and activations if that is given, and the batch goes through them in `microbatches`
+    (default: up to four a stage) by `schedule`.
+    """
+    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    options = DraftOptions(
+        batchnorm=batchnorm,
+        checkpoint=tuple(checkpoint),
+        reduction=reduction,
+        sub_batches=sub_batches,
+        preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),
+        stages=StageOptions(microbatches, schedule, bytes_stage),
+    )
+    if mesh is None or gpus is not None:
+        return _searched(captured, mesh, strategy, gpus, system, options)
+    if isinstance(strategy, Plan):
+        return _bound(strategy, captured, mesh)
+    if strategy == "auto":
+        return best_on(captured, mesh, system, options)
+    return lower(captured, draft(captured, mesh, strategy, options)).plan
+
+
+def _searched(
+    captured: Captured,
+    mesh: Mesh | None,
+    strategy: Strategy,
+    gpus: int | None,
+    system: System | str | None,
+    options: DraftOptions,
+) -> Plan:
+    """The best plan on any mesh of so many ranks."""
+    if gpus is None or mesh is not None:
+        raise PlanError("give `mesh`, such as cm.Mesh(data=2, height=2), or `gpus`, their number, and not both.")
+    if not isinstance(strategy, str):
+        raise PlanError(
+            "`gpus` searches for the mesh, but a plan or a split for each layer needs its own: give `mesh`."
+        )
+    strategies = None if strategy == "auto" else (strategy,)
+    return search_captured(captured, system, gpus, strategies=strategies, options=options).best.plan
+
+
+def _bound(read: Plan, captured: Captured, mesh: Mesh) -> Plan:
+    """A plan from a file, for a model."""
+    if read.mesh != mesh:
+        raise PlanError(f"the plan is for {read.mesh}, but `mesh` is {mesh}; give it `plan.mesh`.")
+    read.check(captured.graph)
+    shapes = tuple(node.outputs[0].shape for node in captured.graph.inputs)
+    return lower(captured, replace(read, source=captured, shapes=shapes)).plan

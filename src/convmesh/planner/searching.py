@@ -1,0 +1,234 @@
+"""Searching for plans: the pure search of the oracle, with lowering to make programs for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import nn
+
+from convmesh.errors import ConvMeshError, PlanError
+from convmesh.graph import Captured, capture
+from convmesh.layout import Mesh
+from convmesh.lowering.lower import lower
+from convmesh.oracle import Assumptions, predict_programs
+from convmesh.oracle.search import Candidate, Candidates, Found, Ranked, Search, SearchLimits
+from convmesh.oracle.search.objectives import objective as objective_called
+from convmesh.planner.drafting import DraftOptions, Sample, draft, samples_of
+from convmesh.planner.mixing import mixes_on
+from convmesh.planner.predicting import predict, programs_of, representatives
+from convmesh.plans import STRATEGIES, Plan, Program, strategy_for
+from convmesh.plans.presets import AXES_OF
+from convmesh.system import System
+
+DEFAULT_SYSTEM = "dgx-a100"
+MOST_DEPTH = 5
+"""Of modules in modules, looked at for blocks to compute again."""
+
+MOST_RANKS = 1 << 20
+"""Working out a mesh takes time and memory for each of its ranks."""
+
+MIX = "mix"
+"""The strategy of plans whose layers are split one by one."""
+
+RESCORED = 8
+"""The first plans, whose predictions are made anew with ranks at the borders of space too."""
+
+
+def search(
+    model: nn.Module | Captured,
+    sample: Sample,
+    system: System | str | None = None,
+    *,
+    gpus: int,
+    objective: str = "time",
+    samples: int | None = None,
+    strategies: Sequence[str] | None = None,
+    assumptions: Assumptions | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Found:
+    """Plans for `gpus` ranks of a system, best first, and why others are not among them.
+
+    `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
+    `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
+    """
+    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    return search_captured(
+        captured, system, gpus, objective, samples, strategies, assumptions=assumptions, progress=progress
+    )
+
+
+def search_captured(
+    captured: Captured,
+    system: System | str | None,
+    gpus: int,
+    aim: str = "time",
+    samples: int | None = None,
+    strategies: Sequence[str] | None = None,
+    *,
+    options: DraftOptions | None = None,
+    assumptions: Assumptions | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Found:
+    """As `search`, for a network that was captured."""
+    bench = Bench(captured, loaded(system, gpus), assumptions or Assumptions(), options or DraftOptions())
+    _check(gpus, bench.system, strategies)
+    candidates = Candidates(captured.graph, bench.alone)
+    wanted = objective_called(aim, candidates.batch, samples)
+    run = Search(
+        candidates=candidates,
+        objective=wanted,
+        limits=SearchLimits(bytes_memory=float(bench.system.device.bytes_memory)),
+        evaluate=bench.evaluate,
+        mix=None if strategies else bench.mixes,
+        progress=progress or (lambda _: None),
+    )
+    run.run(gpus, strategies or STRATEGIES)
+    return bench.rescored(run.found(bench.seconds_alone))
+
+
+def loaded(system: System | str | None, ranks: int = 1) -> System:
+    """A system by value, name or path; without one this machine if it was calibrated and has so many devices."""
+    if system is not None:
+        return system if isinstance(system, System) else System.load(system)
+    if "local" in System.names():
+        local = System.load("local")
+        if local.most_devices is None or local.most_devices >= ranks:
+            return local
+    return System.load(DEFAULT_SYSTEM)
+
+
+def _check(gpus: int, system: System, strategies: Sequence[str] | None) -> None:
+    if gpus < 1:
+        raise PlanError(f"`gpus` (={gpus}) must be a positive number of ranks.")
+    check_ranks("gpus", gpus, system)
+    if unknown := [name for name in strategies or () if name not in STRATEGIES]:
+        raise PlanError(f"`strategies` has {unknown[0]!r}, which is none; there are {', '.join(STRATEGIES)}.")
+
+
+def check_ranks(argument: str, ranks: int, system: System) -> None:
+    """Refuse more ranks than a system has devices, or than anyone has."""
+    if ranks > MOST_RANKS:
+        raise PlanError(f"`{argument}` (={ranks}) must be at most {MOST_RANKS}.")
+    built = None if system.node.count is None else int(system.node.count) * int(system.node.devices)
+    most = min((known for known in (built, system.most_devices) if known is not None), default=None)
+    if most is not None and ranks > most:
+        raise PlanError(f"`{argument}` (={ranks}) is more than the {most} devices that system {system.name!r} has.")
+
+
+def best_on(captured: Captured, mesh: Mesh, system: System | str | None, options: DraftOptions) -> Plan:
+    """The plan for a mesh that is predicted to be fastest: a preset, or splits layer by layer.
+
+    Where none fits the memory of the system's devices, the one that holds least is taken: they may have more.
+    """
+    fitting = [s for s in STRATEGIES if {*mesh.axes} <= {n for part in s.split("+") for n in AXES_OF[part]}]
+    if mesh.size == 1 or "pipe" in mesh.axes:
+        return lower(captured, draft(captured, mesh, strategy_for(mesh), options)).plan
+    bench = Bench(captured, loaded(system, mesh.size), Assumptions(), options)
+    made, why = [], None
+    for strategy in fitting:
+        try:
+            made.append(bench.ranked(draft(captured, mesh, strategy, options)))
+        except ConvMeshError as error:
+            why = error
+    made += bench.mixes(mesh)
+    if not made:
+        raise why or PlanError(f"no split of any layer uses the axes of {mesh}; give a split for each layer.")
+    capacity = float(bench.system.device.bytes_memory)
+    held = [(max(0.0, r.prediction.bytes_needed / capacity - 1), r.prediction.seconds_step) for r in made]
+    best = made[held.index(min(held))]
+    return lower(captured, replace(best.plan, source=captured)).plan
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Makes plans of one network and prices them on one system."""
+
+    captured: Captured
+    system: System
+    assumptions: Assumptions
+    options: DraftOptions
+
+    @cached_property
+    def alone(self) -> Program:
+        """The program of one device that does it all."""
+        return lower(self.captured, draft(self.captured, Mesh(), "data", replace(self.options, checkpoint=()))).program
+
+    @cached_property
+    def seconds_alone(self) -> float:
+        return predict_programs({0: self.alone}, self.system, self.assumptions).seconds_step
+
+    def evaluate(self, candidate: Candidate) -> list[Ranked]:
+        """A candidate as it is; if that does not fit, also with sharded optimiser states, and computed again."""
+        capacity, made = float(self.system.device.bytes_memory), []
+        for options in self._variants(candidate):
+            made.append(self.ranked(draft(self.captured, candidate.mesh, candidate.strategy, options)))
+            if made[-1].prediction.bytes_needed <= capacity:
+                break
+        return made
+
+    def _variants(self, candidate: Candidate) -> list[DraftOptions]:
+        found = [self.options]
+        if self.options.reduction == "bucketed" and "data" in candidate.mesh.axes:
+            found.append(replace(self.options, reduction="sharded"))
+        if not self.options.checkpoint and self._blocks:
+            found.append(replace(found[-1], checkpoint=self._blocks))
+        return found
+
+    @cached_property
+    def _blocks(self) -> tuple[str, ...]:
+        """Modules to compute again: of the depth at which there are about as many as layers in each."""
+        paths = [layer.split(".") for layer in self.captured.graph.layers]
+        by_depth = [Counter(".".join(p[:depth]) for p in paths if len(p) > depth) for depth in range(1, MOST_DEPTH)]
+        blocks = [tuple(name for name, layers in found.items() if layers > 1) for found in by_depth]
+        wanted = math.sqrt(len(paths))
+        return min((names for names in blocks if names), key=lambda names: abs(len(names) - wanted), default=())
+
+    def ranked(self, plan: Plan) -> Ranked:
+        """A draft with all that was open decided, worked out for ranks that stand for all, and priced."""
+        decided, programs = self.lowered(plan)
+        return Ranked(decided, predict_programs(programs, self.system, self.assumptions))
+
+    def lowered(self, plan: Plan) -> tuple[Plan, dict[int, Program]]:
+        """A draft with all that was open decided, and the programs of ranks that stand for all."""
+        ranks = representatives(plan.mesh)
+        if plan.pipeline is not None:
+            return plan, programs_of(plan, ranks)
+        found = lower(self.captured, plan, ranks[0])
+        return found.plan, {ranks[0]: found.program}
+
+    def mixes(self, mesh: Mesh) -> list[Ranked]:
+        """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""
+        found: dict[object, Ranked] = {}
+        with contextlib.suppress(ConvMeshError):  # a network that cannot be mixed has presets all the same
+            empty = draft(self.captured, mesh, {"*": {}}, self.options)
+            for splits in mixes_on(self.captured, mesh, self.system, self.assumptions, empty):
+                ranked = self.ranked(replace(draft(self.captured, mesh, splits, self.options), strategy=MIX))
+                found.setdefault(ranked.plan.splits, ranked)
+        return list(found.values())
+
+    def rescored(self, found: Found) -> Found:
+        """The same with the first plans priced at the borders of space too, and in that order.
+
+        Looking at more ranks finds waiting, never less of it: what comes after them cannot belong before them.
+        """
+        plans = list(found.plans)
+        while waiting := [at for at, one in enumerate(plans[:RESCORED]) if not self._has_borders(one)]:
+            plans[waiting[0]] = self.with_borders(plans[waiting[0]])
+            plans.sort(key=lambda ranked: found.objective.of(ranked.prediction))
+        presets = [ranked for ranked in plans if ranked.strategy != MIX]
+        kept = (one for one in plans if one.strategy != MIX or not any(one.is_like(other) for other in presets))
+        return replace(found, plans=tuple(kept))
+
+    def with_borders(self, ranked: Ranked) -> Ranked:
+        """A plan with a prediction that looks at the borders of space too."""
+        if self._has_borders(ranked):
+            return ranked
+        return Ranked(ranked.plan, predict(ranked.plan, self.system, self.assumptions))
+
+    def _has_borders(self, ranked: Ranked) -> bool:
+        return {*representatives(ranked.mesh, borders=True)} <= {*ranked.prediction.memory}

@@ -1,0 +1,44 @@
+"""Plans: a mesh and a split for every layer, and what they mean for each rank."""
+
+from convmesh.plans.plan import Pipeline, Plan, split_nodes
+from convmesh.plans.plan_file import load_plan
+from convmesh.plans.presets import STRATEGIES, PresetOptions, preset, strategy_for
+from convmesh.plans.program import (
+    BucketProgram,
+    Held,
+    NodeProgram,
+    Program,
+    Saved,
+    ShowingProgram,
+    Step,
+    Transfer,
+    Wait,
+    WeightProgram,
+    Work,
+)
+from convmesh.plans.split import SPATIAL, Split, split_of
+
+__all__ = [
+    "SPATIAL",
+    "STRATEGIES",
+    "BucketProgram",
+    "Held",
+    "NodeProgram",
+    "Pipeline",
+    "Plan",
+    "PresetOptions",
+    "Program",
+    "Saved",
+    "ShowingProgram",
+    "Split",
+    "Step",
+    "Transfer",
+    "Wait",
+    "WeightProgram",
+    "Work",
+    "load_plan",
+    "preset",
+    "split_nodes",
+    "split_of",
+    "strategy_for",
+]

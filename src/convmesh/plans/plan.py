@@ -1,0 +1,158 @@
+"""A plan: a mesh and a split for every layer."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from convmesh.errors import PlanError
+from convmesh.graph import Graph, Node
+from convmesh.layout.mesh import Mesh
+from convmesh.plans.pipeline_rules import check_pipeline
+from convmesh.plans.split import Split
+
+BatchNorm = Literal["global", "replica"]
+Reduction = Literal["bucketed", "sharded", "broadcast"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+TAKES_SPLIT = ("conv", "conv_transpose", "linear", "pool", "resize", "batch_norm")
+"""Kinds of nodes whose input is N×C×space by definition; the others follow their inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How layers go into stages: the first layer of every stage but the first, and how micro-batches run through."""
+
+    starts: tuple[str, ...] = ()
+    microbatches: int = 1
+    schedule: Schedule = "1f1b"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise PlanError(f"`schedule` (={self.schedule!r}) must be one of {', '.join(get_args(Schedule))}.")
+        if self.microbatches < 1:
+            raise PlanError(f"`microbatches` (={self.microbatches}) must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Splits by layer name or pattern; an exact name counts before patterns, a later pattern before an earlier one."""
+
+    mesh: Mesh
+    splits: tuple[tuple[str, Split], ...]
+    strategy: str = "custom"
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The global shapes of the network's inputs."""
+    batchnorm: BatchNorm = "global"
+    pipeline: Pipeline | None = None
+    checkpoint: tuple[str, ...] = ()
+    """Patterns of modules whose activations are computed again in backward."""
+    reduction: Reduction = "bucketed"
+    """How gradients are summed: on every rank, to parts of an optimiser sharded over `data`, or on one root."""
+    sub_batches: int = 1
+    """Into how many parts a batch is cut that travels to dense layers cut over its own axis."""
+    signature: str = ""
+    """Of the network that the plan was made for; empty fits any that has its layers."""
+    notes: tuple[str, ...] = ()
+    """What was decided, for the reader."""
+    source: Any = field(default=None, compare=False, repr=False)
+    """The captured network, where the plan was made from one."""
+
+    def __post_init__(self) -> None:
+        if self.batchnorm not in get_args(BatchNorm):
+            raise PlanError(f"`batchnorm` (={self.batchnorm!r}) must be one of {', '.join(get_args(BatchNorm))}.")
+        if self.reduction not in get_args(Reduction):
+            raise PlanError(f"`reduction` (={self.reduction!r}) must be one of {', '.join(get_args(Reduction))}.")
+        for pattern, split in self.splits:
+            for name in split.axes:
+                if name not in self.mesh.axes:
+                    raise PlanError(
+                        f"layer {pattern!r} is cut by axis {name!r}, but the plan's mesh is {self.mesh}; "
+                        f"add {name}= to the mesh or take the axis out of the layer."
+                    )
+
+    def split(self, layer: str) -> Split:
+        """The split of a layer."""
+        found = self._exact.get(layer)
+        if found is not None:
+            return found
+        return next((s for p, s in reversed(self._patterns) if fnmatch.fnmatchcase(layer, p)), Split())
+
+    @cached_property
+    def _exact(self) -> dict[str, Split]:
+        return {name: split for name, split in self.splits if not _is_pattern(name)}
+
+    @cached_property
+    def _patterns(self) -> list[tuple[str, Split]]:
+        return [(name, split) for name, split in self.splits if _is_pattern(name)]
+
+    def with_splits(self, splits: dict[str, Split]) -> Plan:
+        """The plan with some layers split otherwise."""
+        changed = {**dict(self.splits), **splits}
+        return replace(self, splits=tuple(changed.items()))
+
+    def recomputes(self, module: str) -> bool:
+        return any(fnmatch.fnmatchcase(module, pattern) for pattern in self.checkpoint)
+
+    def recomputed(self, layer: str) -> str | None:
+        """The outermost module around a layer that is computed again."""
+        if not self.checkpoint:
+            return None
+        names = layer.split(".")
+        prefixes = (".".join(names[:count]) for count in range(1, len(names) + 1))
+        return next((prefix for prefix in prefixes if self.recomputes(prefix)), None)
+
+    def __str__(self) -> str:
+        """The plan as it is saved: TOML, with what was decided as comments."""
+        from convmesh.plans.plan_file import dumps  # plans are values first; text is one use of them
+
+        return dumps(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as TOML that a person can edit."""
+        Path(path).write_text(str(self), encoding="utf-8")
+
+    def check(self, graph: Graph) -> None:
+        """Refuse a plan that is not one for this network: every name must fit a layer, every layer a name."""
+        layers = list(dict.fromkeys(node.layer for node in split_nodes(graph)))
+        for pattern, _ in self.splits:
+            if pattern != "*" and not any(fnmatch.fnmatchcase(layer, pattern) for layer in layers):
+                raise PlanError(f"the plan has layer {pattern!r}, but the network has none{_nearest(pattern, layers)}.")
+        for layer in layers:
+            if not any(layer == p or fnmatch.fnmatchcase(layer, p) for p, _ in self.splits):
+                near = _nearest(layer, [pattern for pattern, _ in self.splits])
+                raise PlanError(
+                    f"the plan has no split for layer {layer!r} of the network{near}; "
+                    'name it, or give all others one with "*".'
+                )
+        if self.signature and self.signature != graph.signature:
+            raise PlanError(
+                f"the plan was made for another network (signature {self.signature}; this one has {graph.signature}); "
+                "make one with `cm.plan(model, sample, mesh)`, or take `signature` out of the file to use it anyway."
+            )
+        if self.pipeline is not None:
+            check_pipeline(self, graph)
+
+
+def split_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes that a plan splits; all others follow."""
+    shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.outputs}
+    for node in graph.nodes:
+        if node.kind in TAKES_SPLIT and node.inputs:
+            dims = len(shapes.get(node.inputs[0], ()))
+            if dims == 2 or (dims > 2 and node.kind != "linear"):
+                yield node
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; the nearest is {near[0]!r}" if near else ""

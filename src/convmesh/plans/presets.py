@@ -1,0 +1,190 @@
+"""Strategies with names: what each does with every layer of a network on a mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from convmesh.errors import PlanError
+from convmesh.graph import Graph, Node
+from convmesh.layout.mesh import CHANNEL_AXES, Mesh
+from convmesh.plans.plan import split_nodes
+from convmesh.plans.split import SPATIAL, Axes, Split
+
+AXES_OF: dict[str, Axes] = {
+    "data": ("data",),
+    "spatial": SPATIAL,
+    "filter": ("filter",),
+    "channel": ("channel",),
+    "pipeline": ("pipe",),
+    "hybrid": ("data",),
+}
+"""The mesh axes of each simple strategy."""
+
+STRATEGIES = (
+    "data", "spatial", "filter", "channel", "pipeline", "hybrid",
+    "data+spatial", "data+filter", "data+channel", "data+pipeline",
+)  # fmt: skip
+
+CUTS_CHANNELS = ("conv", "conv_transpose", "linear")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetOptions:
+    """Where a spatial strategy stops: at extents with fewer rows a rank than `least_rows`, or at a named layer."""
+
+    least_rows: int = 2
+    spatial_until: str | None = None
+
+
+@dataclass
+class Preset:
+    """Splits by layer, and what was decided on the way."""
+
+    splits: dict[str, Split] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a preset looks at: one layer, its input's and its output's shape."""
+
+    node: Node
+    given: tuple[int, ...]
+    made: tuple[int, ...]
+
+    def extents(self) -> dict[str, int]:
+        """The smaller of input and output extent of every spatial dim."""
+        names = SPATIAL[len(SPATIAL) - max(0, len(self.given) - 2) :]
+        pairs = zip(self.given[2:], self.made[2:], strict=False)
+        return dict(zip(names, (min(pair) for pair in pairs), strict=False))
+
+
+def preset(strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions | None = None) -> Preset:
+    """The splits that a strategy means for a network on a mesh."""
+    check_axes(strategy, mesh)
+    chooser = _Chooser(strategy, mesh, options or PresetOptions())
+    made = Preset()
+    for layer in _layers(graph):
+        made.splits.setdefault(layer.node.layer, chooser.split(layer))
+    made.notes += chooser.notes
+    return made
+
+
+def check_axes(strategy: str, mesh: Mesh) -> None:
+    """A strategy must use every axis of the mesh, and have one to use."""
+    if strategy not in STRATEGIES:
+        raise PlanError(f"`strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}, auto, or layer → split.")
+    used = [name for part in strategy.split("+") for name in AXES_OF[part]]
+    if idle := [name for name in mesh.axes if name not in used]:
+        fitting = [s for s in STRATEGIES if {*mesh.axes} <= {n for part in s.split("+") for n in AXES_OF[part]}]
+        advice = f"use {' or '.join(fitting)}" if fitting else "give a split for each layer instead"
+        raise PlanError(f"`strategy` (={strategy!r}) leaves axis {idle[0]!r} of {mesh} without work; {advice}.")
+
+
+def strategy_for(mesh: Mesh) -> str:
+    """The simplest strategy that uses every axis of a mesh."""
+    for strategy in STRATEGIES:
+        if {*mesh.axes} <= {name for part in strategy.split("+") for name in AXES_OF[part]}:
+            return strategy
+    raise PlanError(f"no named strategy uses the axes of {mesh}; give a split for each layer.")
+
+
+def _layers(graph: Graph) -> list[_Layer]:
+    shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.outputs}
+    return [_Layer(node, shapes[node.inputs[0]], node.outputs[0].shape) for node in split_nodes(graph)]
+
+
+class _Chooser:
+    """Decides layer by layer; remembers what it decided to tell the reader."""
+
+    def __init__(self, strategy: str, mesh: Mesh, options: PresetOptions) -> None:
+        self.mesh = mesh
+        self.options = options
+        self.notes: list[str] = []
+        self._parts = strategy.split("+")
+        self._stopped = False
+        self._told: set[str] = set()
+
+    def split(self, layer: _Layer) -> Split:
+        """What the strategy's parts choose together for one layer."""
+        chosen: dict[str, Axes] = {}
+        if {"data", "hybrid"} & {*self._parts}:
+            chosen["sample"] = self._present(("data",))
+        for part, choose in self._choosers().items():
+            if part in self._parts:
+                choose(layer, chosen)
+        return Split(**chosen)  # type: ignore[arg-type]
+
+    def _choosers(self) -> dict[str, Callable[[_Layer, dict[str, Axes]], None]]:
+        return {
+            "spatial": self._spatial,
+            "filter": lambda layer, chosen: self._channel(layer, chosen, ("filter",)),
+            "channel": lambda layer, chosen: self._channel(layer, chosen, ("channel",)),
+            "hybrid": self._dense_by_filters,
+        }
+
+    def _present(self, axes: Axes) -> Axes:
+        return tuple(name for name in axes if name in self.mesh.axes)
+
+    def _spatial(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
+        """Cut space while every rank has rows enough; what is left over cuts samples, else channels, else nothing."""
+        self._stopped |= layer.node.layer == self.options.spatial_until
+        extents, free = layer.extents(), []
+        for axis in self._present(SPATIAL):
+            rows = extents.get(axis, 0) // self.mesh.axes[axis]
+            if rows >= self.options.least_rows and not self._stopped:
+                chosen[axis] = (axis,)
+            else:
+                free.append(axis)
+                self._tell(layer, axis, extents.get(axis))
+        if free:
+            self._employ(layer, chosen, tuple(free))
+
+    def _employ(self, layer: _Layer, chosen: dict[str, Axes], free: Axes) -> None:
+        """Work for axes that no longer cut space."""
+        samples = chosen.get("sample", ()) + free
+        if layer.given[0] >= self.mesh.extent(samples):
+            chosen["sample"] = samples
+        elif self._fits_channels(layer, free):
+            chosen["channel"] = free
+
+    def _channel(self, layer: _Layer, chosen: dict[str, Axes], axes: Axes) -> None:
+        present = self._present(axes)
+        if present and self._fits_channels(layer, present):
+            chosen["channel"] = present
+
+    def _dense_by_filters(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
+        axes = self._present(("data",))
+        if layer.node.kind == "linear" and axes and self._fits_channels(layer, axes):
+            chosen.update(sample=(), channel=axes)
+
+    def _fits_channels(self, layer: _Layer, axes: Axes) -> bool:
+        """Whether the layer has a weight with filters, and groups, for that many ranks."""
+        if layer.node.kind not in CUTS_CHANNELS:
+            return False
+        ranks, groups = self.mesh.extent(axes), int(str(layer.node.options.get("groups", 1)))
+        if layer.made[1] >= ranks and (groups == 1 or groups % ranks == 0):
+            return True
+        limit = layer.made[1] if groups == 1 else math.gcd(groups, ranks)
+        what = "filters" if groups == 1 else "groups"
+        self._say(f"{layer.node.layer}: not cut by channels: {ranks} ranks, {limit} {what} to share")
+        return False
+
+    def _tell(self, layer: _Layer, axis: str, extent: int | None) -> None:
+        if axis in self._told:
+            return
+        self._told.add(axis)
+        why = f"extent {extent} gives {self.mesh.axes[axis]} ranks fewer than {self.options.least_rows} rows each"
+        if self._stopped:
+            why = "as asked"
+        elif extent is None:
+            why = f"no {axis} left"
+        self._say(f"space is cut by {axis} before {layer.node.layer}, not at it: {why}")
+
+    def _say(self, note: str) -> None:
+        self.notes.append(note)
+
+
+__all__ = ["AXES_OF", "CHANNEL_AXES", "STRATEGIES", "Preset", "PresetOptions", "check_axes", "preset", "strategy_for"]

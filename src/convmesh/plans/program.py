@@ -1,0 +1,279 @@
+"""A lowered plan: for one rank the exact list of computations and transfers of a training step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from convmesh.layout import Layout, Mesh
+
+Shape = tuple[int, ...]
+Phase = Literal["forward", "backward", "reduction", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One local computation: the operator, its local shapes, and what it costs at least."""
+
+    op: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    dtype: str
+    flops: int
+    bytes_moved: int
+    options: tuple[object, ...] = ()
+    """The operator's other arguments: stride, padding, which gradients."""
+    call: str = ""
+    """The whole call, as it can be made again: `relu.default(float32(8, 64, 32, 32, last=1))`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message to `peer`, or one collective over the ranks along `axes`, as this rank posts it."""
+
+    carrier: str
+    axes: tuple[str, ...]
+    bytes_sent: int
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """From here on the results of transfers are needed that were posted earlier in the same list of steps."""
+
+    transfers: tuple[int, ...]
+    """By their number among the list's transfers, from 0."""
+    arriving: tuple[tuple[int, int], ...] = ()
+    """Messages that come in: from which rank, how many bytes."""
+
+
+Step = Work | Transfer | Wait
+Steps = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A tensor kept for backward: an input or output of the node (by index), a weight, or one of its own."""
+
+    what: Literal["input", "output", "weight", "own"]
+    index: int
+    bytes_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a node holds while it runs, and whose memory its results are.
+
+    A result is in the memory of an input or an output (by index; its own index: memory of its own), or of a weight.
+    """
+
+    bytes_forward: int = 0
+    """The most that forward holds beside its inputs."""
+    bytes_backward: int = 0
+    """The most that backward holds beside what was kept and the gradients of its outputs."""
+    bytes_weights: int = 0
+    """The same, while weights' gradients are found apart."""
+    outputs: tuple[Saved, ...] = ()
+    gradients: tuple[Saved | None, ...] = ()
+    """Of its inputs: in the memory of the gradient of an output, or of that of an input."""
+
+
+@dataclass(frozen=True)
+class NodeProgram:
+    """What one rank does for one node of the network."""
+
+    node: str
+    layer: str
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    dtypes: tuple[str, ...]
+    forward: tuple[Step, ...] = ()
+    backward: tuple[Step, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    sources: tuple[str, ...] = ()
+    """The nodes whose tensors it is given, in the order in which `saved` counts them."""
+    held: Held = Held()
+    block: str = ""
+    """The module that is computed again in backward, of which this node is a part."""
+    weights: tuple[str, ...] = ()
+    """The weights that it uses and that learn."""
+    stage: int = 0
+    """In a pipeline."""
+    kind: str = ""
+    """What it calls, without its number of dims: `conv`, `relu`, `cat`."""
+    weight_steps: int = 0
+    """How many of the last steps of `backward` find gradients of weights apart, where a schedule runs them apart."""
+
+    @property
+    def backward_apart(self) -> tuple[Steps, Steps]:
+        """Steps that find gradients of inputs, and those that find gradients of weights, as lists of their own."""
+        border = len(self.backward) - self.weight_steps
+        inputs, weights = self.backward[:border], self.backward[border:]
+        posted = sum(isinstance(step, Transfer) for step in inputs)
+        return inputs, tuple(_renumbered(step, posted) if isinstance(step, Wait) else step for step in weights)
+
+    def bytes_outputs(self, rank: int) -> list[int]:
+        """Of a rank's shards of what it gives."""
+        pairs = zip(self.outputs, self.dtypes, strict=True)
+        return [_bytes(layout.box(rank).shape, dtype) for layout, dtype in pairs]
+
+    @property
+    def transfers(self) -> Iterator[Transfer]:
+        return (step for step in (*self.forward, *self.backward) if isinstance(step, Transfer))
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(transfer.bytes_sent for transfer in self.transfers)
+
+
+@dataclass(frozen=True)
+class WeightProgram:
+    """What one rank holds of one weight, and over which axes its gradient is summed."""
+
+    name: str
+    shape: Shape
+    local_shape: Shape
+    dtype: str
+    learns: bool
+    cuts: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    sum_axes: tuple[str, ...] = ()
+    elements_updated: int | None = None
+    """How many of its elements this rank's optimiser updates; None for all that it holds."""
+
+    @property
+    def elements(self) -> int:
+        """That this rank's optimiser updates."""
+        if not self.learns:
+            return 0
+        return math.prod(self.local_shape) if self.elements_updated is None else self.elements_updated
+
+    @property
+    def bytes_held(self) -> int:
+        return _bytes(self.local_shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class BucketProgram:
+    """Gradients that are summed together, from when the last of them is there.
+
+    Each leg waits for what the leg before it has posted: the sum itself, its second leg if it has one, and the end.
+    """
+
+    weights: tuple[str, ...]
+    legs: tuple[Steps, ...]
+
+
+@dataclass(frozen=True)
+class ShowingProgram:
+    """Weights that ranks which updated them send to the others after the optimiser's step."""
+
+    weights: tuple[str, ...]
+    start: Steps
+    finish: Steps
+    at_use: bool
+    """Whether the next forward waits for them where they are used, or the optimiser's step does so at once."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's training step: nodes in order, backward in the reverse order, then what reduces gradients.
+
+    In a pipeline the nodes are those of the rank's stages, for one of `repeats` micro-batches: they run that often.
+    """
+
+    mesh: Mesh
+    rank: int
+    nodes: tuple[NodeProgram, ...]
+    weights: tuple[WeightProgram, ...]
+    buckets: tuple[BucketProgram, ...] = ()
+    """In the order in which they are posted."""
+    stage: int = field(default=0)
+    """The rank's first stage in a pipeline."""
+    repeats: int = 1
+    """How often the nodes run in a step, before gradients are reduced once."""
+    stages: int = 1
+    """Of the whole pipeline."""
+    schedule: str = ""
+    """The order in which a pipeline runs micro-batches."""
+    shown: tuple[ShowingProgram, ...] = ()
+    """What is sent after the optimiser's step; not among `transfers`, which end with backward."""
+    bytes_buckets: int = 0
+    """What the buckets and the gradients in them take, from step to step."""
+    bytes_inputs: int = 0
+    """This rank's part of the network's inputs, whichever stage takes them; of one of `repeats` micro-batches."""
+    bytes_targets: int = 0
+    """Its part of targets, if they are a class for each sample or voxel of the outputs; of one micro-batch too."""
+
+    def __str__(self) -> str:
+        """The whole step as a table."""
+        from convmesh.plans.program_table import render  # which is made of programs
+
+        return render(self)
+
+    def steps(self) -> Iterator[tuple[Phase, str, Step]]:
+        """Everything in the order it runs: phase, layer, step; update: what follows the optimiser."""
+        yield from (("forward", node.layer, step) for node in self.nodes for step in node.forward)
+        yield from (("backward", node.layer, step) for node in reversed(self.nodes) for step in node.backward)
+        yield from (("reduction", "", step) for steps in self._legs() for step in steps)
+        yield from (("update", "", step) for part in self.shown for step in (*part.start, *part.finish))
+
+    @property
+    def reduction(self) -> tuple[Transfer, ...]:
+        """What sums gradients, in the order in which it is posted."""
+        return tuple(step for steps in self._legs() for step in steps if isinstance(step, Transfer))
+
+    def _legs(self) -> Iterator[Steps]:
+        """The first leg of all buckets, then the second of all, and so on."""
+        for leg in itertools.zip_longest(*(bucket.legs for bucket in self.buckets), fillvalue=()):
+            yield from leg
+
+    @property
+    def bytes_sent(self) -> Counter[str]:
+        """Bytes that this rank sends in a step, by carrier."""
+        sent: Counter[str] = Counter()
+        for transfer, times in self.transfers():
+            sent[transfer.carrier] += transfer.bytes_sent * times
+        return sent
+
+    @property
+    def messages(self) -> Counter[str]:
+        """Messages and collectives that this rank posts in a step, by carrier."""
+        posted: Counter[str] = Counter()
+        for transfer, times in self.transfers():
+            posted[transfer.carrier] += times
+        return posted
+
+    def transfers(self) -> Iterator[tuple[Transfer, int]]:
+        """With how often each runs in a step."""
+        yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
+        yield from ((transfer, 1) for transfer in self.reduction)
+
+    @property
+    def flops(self) -> int:
+        return self.repeats * sum(step.flops for _, _, step in self.steps() if isinstance(step, Work))
+
+    @property
+    def bytes_weights(self) -> int:
+        """Bytes of this rank's parameters."""
+        return sum(weight.bytes_held for weight in self.weights)
+
+
+def _renumbered(wait: Wait, posted: int) -> Wait:
+    return replace(wait, transfers=tuple(number - posted for number in wait.transfers))
+
+
+def _bytes(shape: Shape, dtype: str) -> int:
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    return elements * BYTES_OF.get(dtype, 4)
+
+
+BYTES_OF = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip

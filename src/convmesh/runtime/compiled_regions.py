@@ -1,0 +1,42 @@
+"""Local parts through torch.compile: runs of operators that work on each index by themselves, fused into one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_map
+
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans import NodeProgram, Transfer
+from convmesh.runtime.graph_regions import replace_regions
+
+
+def fusible(program: NodeProgram, kind: str) -> bool:
+    """Whether a node is a local function of shards that all lie alike: nothing travels, and no index matters."""
+    is_local = not any(isinstance(step, Transfer) for step in (*program.forward, *program.backward))
+    return kind == "pointwise" and is_local and {*program.inputs} == {*program.outputs}
+
+
+class CompiledPart(nn.Module):
+    """A run of such nodes on plain tensors."""
+
+    def __init__(self, module: fx.GraphModule, backend: str) -> None:
+        super().__init__()
+        self._module = torch.compile(module, backend=backend, dynamic=False)
+
+    def forward(self, *args: Any) -> Any:
+        first = next(x for x in args if isinstance(x, Sharded))
+        results = self._module(*(x.local if isinstance(x, Sharded) else x for x in args))
+        return tree_map(first.like, results)
+
+
+def compile_parts(graph: fx.Graph, parts: dict[str, Any], chosen: Collection[str], backend: str) -> None:
+    """Put compiled functions in place of runs of the `chosen` nodes that are worth it: at least two operators."""
+
+    def key(node: fx.Node) -> str | None:
+        return "local" if node.name in chosen else None
+
+    replace_regions(graph, parts, key, lambda module: CompiledPart(module, backend), least=2)

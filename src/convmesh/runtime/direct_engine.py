@@ -1,0 +1,112 @@
+"""One step of a network whose layers all run on every rank: shards in, shards or the global loss out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_map
+
+from convmesh.dist import OpenMesh, all_reduce
+from convmesh.errors import NonFiniteLossError, UnsupportedError
+from convmesh.layout import Layout
+from convmesh.ops.core.sharded import Sharded
+
+Loss = Callable[..., Any]
+
+
+class DirectEngine:
+    """Runs the network from its first layer to its last."""
+
+    def __init__(self, module: fx.GraphModule, mesh: OpenMesh, loss: Loss | None) -> None:
+        self.module, self.mesh, self.loss = module, mesh, loss
+
+    def outputs(self, inputs: list[Sharded]) -> Any:
+        """What the network makes of its inputs."""
+        return self.module(*inputs)
+
+    def step(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
+        """The global loss, and the outputs that it was found from."""
+        assert self.loss is not None
+        outputs = self.module(*inputs)
+        return whole_loss(self.loss(outputs, targets)), outputs
+
+    def rebind(self, owner: nn.Module) -> None:
+        """Parameters that the network reads itself, not through a layer, are looked up anew."""
+        rebind(self.module, owner)
+
+    def layout_of(self, planned: Layout) -> Layout:
+        """Layouts were worked out for whole batches."""
+        return planned
+
+
+def rebind(module: nn.Module, owner: nn.Module) -> None:
+    """Give the parameters and buffers of `module`'s own containers the tensors that `owner` has under their names."""
+    for path, container in module.named_modules():
+        for table in (container._parameters, container._buffers):
+            for name in table:
+                found = _tensor_at(owner, f"{path}.{name}" if path else name)
+                table[name] = found if found is not None else table[name]
+
+
+def _tensor_at(owner: nn.Module, name: str) -> Any:
+    path, _, last = name.rpartition(".")
+    try:
+        return getattr(owner.get_submodule(path), last, None)
+    except AttributeError:
+        return None
+
+
+def whole_loss(loss: Any) -> torch.Tensor:
+    """The loss as a plain tensor, which must be one number that all ranks share."""
+    if isinstance(loss, Sharded):
+        if loss.layout.axes or loss.numel() != 1:
+            raise UnsupportedError(
+                f"`loss` gave a tensor of shape {tuple(loss.shape)}; it must give one number: "
+                "use reduction='mean' or 'sum'."
+            )
+        return loss.local
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise UnsupportedError(f"`loss` gave {loss!r:.60}; it must give one number as a tensor.")
+    return loss
+
+
+class LossCheck:
+    """Finds a loss that is not a number. On a GPU the loss of a step is looked at in the next: nobody waits for it."""
+
+    def __init__(self, mesh: OpenMesh) -> None:
+        self._mesh = mesh
+        self._step = 0
+        self._last: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def see(self, loss: torch.Tensor, outputs: Any) -> None:
+        """Note the loss of one more step."""
+        if self._mesh.is_dry or loss.is_meta or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return  # a CUDA graph replays work, not questions
+        previous, self._last = self._last, (self._step, loss.detach(), _finite(outputs))
+        self._step += 1
+        seen = previous if loss.is_cuda else self._last
+        if seen is not None and bool(seen[1].isnan()):
+            self._report(*seen)
+
+    def _report(self, step: int, loss: torch.Tensor, finite: torch.Tensor) -> None:
+        """Every rank has the same loss, so all come here together and can ask whose outputs are to blame."""
+        del loss
+        bad = torch.zeros(self._mesh.mesh.size, dtype=torch.int64)
+        bad[self._mesh.rank] = int(not bool(finite))
+        everywhere = all_reduce(bad.to(self._mesh.device), self._mesh, tuple(self._mesh.mesh.axes))
+        ranks = [str(rank) for rank, flag in enumerate(everywhere.tolist()) if flag]
+        where = f"the outputs of rank {', '.join(ranks)} are not finite" if ranks else "all ranks' outputs are finite"
+        raise NonFiniteLossError(
+            f"the loss of step {step} is not a number; {where}. Lower the learning rate, scale the loss "
+            "(`convmesh.GradScaler`) or look at that rank's input; `check_loss=False` goes on regardless."
+        )
+
+
+def _finite(outputs: Any) -> torch.Tensor:
+    """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
+    found: list[torch.Tensor] = []
+    tree_map(lambda y: found.append(y.local.detach().isfinite().all()) if isinstance(y, Sharded) else None, outputs)
+    return torch.stack(found).all() if found else torch.tensor(True)

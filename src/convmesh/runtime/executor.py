@@ -1,0 +1,140 @@
+"""The lowered network as a module that runs on shards: the traced calls, with changes of layout where needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+from convmesh.dist import OpenMesh
+from convmesh.graph import Captured
+from convmesh.lowering.arrange import arrange
+from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.opaque import is_opaque, run_opaque
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans import Plan, Split
+from convmesh.runtime.compiled_regions import compile_parts, fusible
+from convmesh.runtime.graph_regions import parts_of, replace_regions
+from convmesh.runtime.recompute import Recomputed
+
+
+def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None = None) -> fx.GraphModule:
+    """The network on `Sharded` tensors of `mesh`; its local parts compiled if a `backend` of torch.compile is named."""
+    parts = parts_of(captured.module)
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(captured.module.graph, copies)
+    graph.output(result)
+    arranged: dict[str, fx.Node] = {}
+    for node, copy in copies.items():
+        _rearrange(graph, parts, copy, node.name, lowered, arranged)
+        _adapt(parts, copy, node, captured, lowered, mesh)
+    tune(graph, parts, captured, lowered, mesh, backend)
+    graph.lint()
+    return fx.GraphModule(parts, graph)
+
+
+def tune(
+    graph: fx.Graph, parts: dict[str, Any], captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
+) -> None:
+    """Put in the parts to compile, if a backend is named, and the blocks that the plan recomputes."""
+    if backend is not None:
+        compile_parts(graph, parts, _fusible(captured, lowered), backend)
+    if lowered.plan.checkpoint:
+        _recompute(graph, parts, captured, lowered.plan, mesh)
+
+
+def _rearrange(
+    graph: fx.Graph, parts: dict[str, Any], node: fx.Node, name: str, lowered: Lowered, arranged: dict[str, fx.Node]
+) -> None:
+    """Put the change of layout that a node asks for in front of it, or take over an earlier node's."""
+    if name in lowered.arranged:
+        module = parts[str(node.target)] if node.op == "call_module" else None
+        path = parts_name("arrange", name)
+        parts[path] = Arrange(lowered.arranged[name], isinstance(module, LAYERS))
+        with graph.inserting_before(node):
+            arranged[name] = graph.call_module(path, node.args[:1])
+    made = arranged.get(lowered.shared.get(name, name))
+    if made is not None:
+        node.args = (made, *node.args[1:])
+
+
+def _adapt(
+    parts: dict[str, Any], node: fx.Node, original: fx.Node, captured: Captured, lowered: Lowered, mesh: OpenMesh
+) -> None:
+    """Put in our own call where the node's would not do."""
+    spec = captured.graph.node(original.name)
+    module = parts[str(node.target)] if node.op == "call_module" else None
+    if module is not None and is_opaque(spec.kind, module):
+        node.target = parts_name("opaque", original.name)
+        parts[node.target] = Opaque(module, spec.layer)
+    if original.name in lowered.eager:
+        call: Any = parts[str(node.target)] if node.op == "call_module" else node.target
+        node.op, node.target = "call_module", parts_name("at_once", original.name)
+        parts[node.target] = SumsAtOnce(call, mesh)
+
+
+def _fusible(captured: Captured, lowered: Lowered) -> set[str]:
+    programs = {node.node: node for node in lowered.program.nodes}
+    return {n.name for n in captured.graph.nodes if n.name in programs and fusible(programs[n.name], n.kind)}
+
+
+def parts_name(what: str, node: str) -> str:
+    return f"convmesh_{what}_{node}"
+
+
+class Arrange(nn.Module):
+    """Brings a tensor into the layout that a layer's split asks for."""
+
+    def __init__(self, split: Split, cuts_channels: bool) -> None:
+        super().__init__()
+        self._split, self._cuts_channels = split, cuts_channels
+
+    def forward(self, x: Sharded) -> Sharded:
+        return arrange(x, self._split, self._cuts_channels)
+
+    def extra_repr(self) -> str:
+        return str(self._split)
+
+
+class Opaque(nn.Module):
+    """A module on each rank's whole samples."""
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.module, self._layer = module, layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return run_opaque(self.module, self._layer, *args, **kwargs)
+
+
+class SumsAtOnce(nn.Module):
+    """A call whose weights' gradients are summed in backward itself."""
+
+    def __init__(self, call: Callable[..., Any], mesh: OpenMesh) -> None:
+        super().__init__()
+        self.call, self._mesh = call, mesh
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        later, self._mesh.weight_sums = self._mesh.weight_sums, None
+        try:
+            return self.call(*args, **kwargs)
+        finally:
+            self._mesh.weight_sums = later
+
+
+def _recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
+    """Make blocks of the nodes whose modules the plan names, each module's calls in a row."""
+    layers = {node.name: node.layer for node in captured.graph.nodes}
+
+    def block(node: fx.Node) -> str | None:
+        path = layers.get(node.name) or layers.get(_arranged_for(node))
+        return plan.recomputed(path) if path else None
+
+    replace_regions(graph, parts, block, lambda module: Recomputed(module, mesh))
+
+
+def _arranged_for(node: fx.Node) -> str:
+    return str(node.target).removeprefix("convmesh_arrange_")

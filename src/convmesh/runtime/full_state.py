@@ -1,0 +1,139 @@
+"""A split network's weights and gradients as ordinary single-device dictionaries, and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.cut_weights import cut_weight, cuts_of, weight_layout
+from convmesh.errors import ShapeError, UnsupportedError
+from convmesh.gradients.local_gradients import as_gradient_of, local_of
+from convmesh.ops.core.sharded import Sharded
+
+State = dict[str, torch.Tensor]
+
+
+def whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
+    """A copy of the whole tensor, on every rank; a cut one travels in one exchange, however many axes cut it."""
+    local = local_of(tensor).detach()
+    if not isinstance(tensor, DTensor) or not (cuts := cuts_of(tensor)):
+        return local.clone()
+    return Sharded(local, weight_layout(tensor.shape, mesh.mesh, cuts), mesh).gather()
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and the buffers that checkpoints have, shared ones under each of their names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    kept = {*module.state_dict(keep_vars=True)}
+    yield from ((name, b) for name, b in module.named_buffers(remove_duplicate=False) if name in kept)
+
+
+def check_names(given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a dictionary that is not the network's, before anything is changed."""
+    if missing := [name for name in wanted if name not in given]:
+        raise ShapeError(f"the state has no {missing[0]!r} ({len(missing)} of {len(wanted)} names are missing).")
+    if extra := [name for name in given if name not in wanted]:
+        raise ShapeError(f"the state has {extra[0]!r}, which the network has not ({len(extra)} such names).")
+    for name, tensor in wanted.items():
+        if tuple(given[name].shape) != tuple(tensor.shape):
+            raise ShapeError(
+                f"the state's {name!r} has shape {tuple(given[name].shape)}, the network's {tuple(tensor.shape)}."
+            )
+
+
+@torch.no_grad()
+def load_whole(tensor: torch.Tensor, value: torch.Tensor, mesh: OpenMesh, cuts: Mapping[int, tuple[str, ...]]) -> None:
+    """Copy a whole value into what this rank holds of it."""
+    if isinstance(tensor, DTensor):
+        tensor.to_local().copy_(cut_weight(value.detach(), mesh, dict(cuts)).to_local())
+    else:
+        tensor.copy_(value)
+
+
+@torch.no_grad()
+def reset(
+    module: nn.Module, mesh: OpenMesh, cuts: Mapping[str, Mapping[int, tuple[str, ...]]], drawn_like: nn.Module
+) -> None:
+    """Draw initial weights, layer by layer: each is drawn whole, so that no mesh changes it, and cut at once.
+
+    `drawn_like` has all layers; those that this rank does not hold are drawn too, so that no stage changes the others.
+    """
+    for path, owner in drawn_like.named_modules():
+        held = {**owner._parameters, **owner._buffers}
+        if not any(tensor is not None for tensor in held.values()):
+            continue
+        if not hasattr(owner, "reset_parameters"):
+            raise UnsupportedError(
+                f"layer {path!r} ({type(owner).__name__}) has weights but no `reset_parameters`; give the network its "
+                "weights with `net.load_full_state_dict(state)`."
+            )
+        drawn = _whole_copy(owner)
+        drawn.reset_parameters()  # type: ignore[operator]
+        for name in held:
+            tensor = getattr(module.get_submodule(path), name)
+            if tensor is not None:
+                full_name = f"{path}.{name}" if path else name
+                load_whole(tensor, getattr(drawn, name), mesh, cuts.get(full_name, {}))
+
+
+def _whole_copy(owner: nn.Module) -> nn.Module:
+    """A layer of the same options with whole tensors of its own, not filled in."""
+    made = copy.copy(owner)
+    made._parameters = {
+        n: p if p is None else nn.Parameter(_empty(p), p.requires_grad) for n, p in owner._parameters.items()
+    }
+    made._buffers = {n: b if b is None else _empty(b) for n, b in owner._buffers.items()}
+    return made
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give memory to tensors that have none; those that two layers share stay shared."""
+    made: dict[int, torch.Tensor] = {}
+    for owner in module.modules():
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    table[name] = made.setdefault(id(tensor), _with_memory(tensor, device))  # type: ignore[assignment]
+
+
+def _with_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    made = as_gradient_of(tensor, torch.empty_like(local_of(tensor), device=device))
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def is_materialised(module: nn.Module) -> bool:
+    return not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+@torch.no_grad()
+def copy_buffers_along(module: nn.Module, mesh: OpenMesh, axis: str) -> None:
+    """Give all ranks along an axis the first one's buffers: running statistics that each kept of its own samples."""
+    if mesh.everyone is None or mesh.mesh.extent((axis,)) == 1:
+        return
+    first = mesh.world_rank(mesh.mesh.group((axis,), mesh.rank)[0])
+    for buffer in module.buffers():
+        local = local_of(buffer)
+        wire = local.cpu() if mesh.stages_through_host else local.contiguous()
+        dist.broadcast(wire, first, group=mesh.group((axis,)))
+        local.copy_(wire)
+
+
+@torch.no_grad()
+def copy_from_first(module: nn.Module, mesh: OpenMesh) -> None:
+    """Start every rank from the first one's weights, however each drew its own."""
+    if mesh.everyone is None or mesh.mesh.size == 1:
+        return
+    for tensor in (*module.parameters(), *module.buffers()):
+        wire = tensor.detach().to("cpu" if mesh.stages_through_host else mesh.device).contiguous()
+        dist.broadcast(wire, mesh.world_rank(0), group=mesh.everyone)
+        tensor.copy_(wire)

@@ -1,0 +1,89 @@
+"""Parts of a traced network as modules of their own: blocks to compute again, stages of a pipeline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+Parts = Mapping[str, Any]
+"""Modules, parameters and buffers by the path that a graph calls them by."""
+
+
+@dataclass(frozen=True)
+class GraphRegion:
+    """Nodes in a row as a module: it takes the values of `inputs` and gives a tuple with those of `outputs`."""
+
+    module: fx.GraphModule
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def parts_of(module: fx.GraphModule) -> dict[str, Any]:
+    """Everything that a traced module calls or reads, by path."""
+    return {
+        str(node.target): _at(module, node) for node in module.graph.nodes if node.op in ("call_module", "get_attr")
+    }
+
+
+def _at(module: nn.Module, node: fx.Node) -> Any:
+    owner, _, name = str(node.target).rpartition(".")
+    return getattr(module.get_submodule(owner), name)
+
+
+def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
+    """The nodes as a module. Attributes are read inside, wherever they were read before."""
+    inside = {*nodes}
+    inputs = dict.fromkeys(
+        source for node in nodes for source in node.all_input_nodes if source not in inside and source.op != "get_attr"
+    )
+    outputs = tuple(node for node in nodes if any(user not in inside for user in node.users) and node.op != "get_attr")
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {source: graph.placeholder(source.name) for source in inputs}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source not in copies:  # an attribute that was read outside
+                copies[source] = graph.node_copy(source, copies.__getitem__)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    return GraphRegion(fx.GraphModule(dict(parts), graph), tuple(inputs), outputs)
+
+
+def replace_regions(
+    graph: fx.Graph,
+    parts: dict[str, Any],
+    key: Callable[[fx.Node], str | None],
+    wrap: Callable[[fx.GraphModule], nn.Module],
+    least: int = 1,
+) -> None:
+    """Put one call in place of each run of at least so many nodes that `key` gives the same name; None leaves a node
+    where it is."""
+    for index, (name, nodes) in enumerate(_runs(graph, key)):
+        found = region(parts, nodes)
+        if not found.outputs or len(nodes) < least:
+            continue
+        path = f"convmesh_region_{index}_{name.replace('.', '_')}"
+        parts[path] = wrap(found.module)
+        # Right after the last: every input is computed by then, and no user comes before it.
+        with graph.inserting_after(nodes[-1]):
+            call = graph.call_module(path, found.inputs)
+        with graph.inserting_after(call):
+            for place, node in reversed(list(enumerate(found.outputs))):
+                node.replace_all_uses_with(graph.call_function(_item, (call, place)))
+        for node in reversed(nodes):
+            graph.erase_node(node)
+
+
+def _item(values: Sequence[Any], index: int) -> Any:
+    return values[index]
+
+
+def _runs(graph: fx.Graph, key: Callable[[fx.Node], str | None]) -> Iterator[tuple[str, list[fx.Node]]]:
+    work = [node for node in graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    for name, nodes in itertools.groupby(work, key):
+        listed = list(nodes)
+        if name is not None:
+            yield name, listed

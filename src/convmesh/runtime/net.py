@@ -1,0 +1,262 @@
+"""The split network: an ordinary module whose parameters have the model's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from convmesh.dist import OpenMesh
+from convmesh.errors import ShapeError, UnsupportedError
+from convmesh.gradients.reducers import reducer_for
+from convmesh.gradients.reduction import GradientReducer
+from convmesh.gradients.scattered import ShardedReducer
+from convmesh.gradients.sharded_optimizer import ShardedOptimizer
+from convmesh.layout import Layout
+from convmesh.lowering.loss_node import target_layout
+from convmesh.lowering.lowered import Lowered
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans import Plan, Program
+from convmesh.runtime.direct_engine import LossCheck
+from convmesh.runtime.full_state import (
+    State,
+    check_names,
+    copy_buffers_along,
+    is_materialised,
+    load_whole,
+    materialise,
+    named_tensors,
+    reset,
+    whole,
+)  # fmt: skip
+from convmesh.runtime.pipeline.stage_weights import StageWeights
+from convmesh.runtime.placing import cut, for_batch, marked, on_layout
+
+
+class Engine(Protocol):
+    """What runs a step."""
+
+    loss: Any
+
+    def outputs(self, inputs: list[Sharded]) -> Any: ...
+
+    def step(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]: ...
+
+    def rebind(self, owner: nn.Module) -> None:
+        """Use the tensors that `owner` has now."""
+
+    def layout_of(self, planned: Layout) -> Layout:
+        """The layout of a whole batch's tensor, from the one that was worked out."""
+
+
+@dataclass
+class Running:
+    """What a split network holds besides its weights; in one place, so that no name of the model's is taken."""
+
+    lowered: Lowered
+    mesh: OpenMesh
+    engine: Engine
+    reducer: GradientReducer | None
+    """None while the weights have no memory."""
+    inputs: list[Layout]
+    outputs: Any
+    check: LossCheck | None
+    stages: StageWeights | None
+    """In a pipeline: where the weights of other stages are."""
+    reads_weights: bool
+    """Whether the network reads weights itself, not through a layer that waits for its own to arrive."""
+    shapes_seen: bool = False
+    replicas_differ: bool = False
+    """Whether ranks along `data` have other running statistics since the last training step."""
+
+
+class ParallelNet(nn.Module):
+    """Maps this rank's input shards to its output shards, or with targets to the global loss. See `parallelize`."""
+
+    def __init__(self, model: nn.Module, running: Running) -> None:
+        super().__init__()
+        self._running = running
+        self.training = model.training
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, every algorithm named."""
+        return self._running.lowered.plan
+
+    @property
+    def program(self) -> Program:
+        """What this rank computes and sends in a step."""
+        return self._running.lowered.program
+
+    @property
+    def mesh(self) -> OpenMesh:
+        return self._running.mesh
+
+    def forward(self, *args: Any) -> Any:
+        """`net(x)`: this rank's output shard. `net(x, target)`: the global loss, the same on every rank."""
+        run = self._running
+        inputs, targets = self._placed(args)
+        self._settle_buffers()
+        if run.reads_weights:
+            self._reducer.wait()
+        if targets is None:
+            return tree_map(lambda y: marked(y) if isinstance(y, Sharded) else y, run.engine.outputs(inputs))
+        with self._reducer.aside():
+            loss, outputs = run.engine.step(inputs, targets)
+        if run.check is not None:
+            run.check.see(loss, outputs)
+        return loss
+
+    def _settle_buffers(self) -> None:
+        """Replicas that keep statistics of their own go on with the first one's when training pauses, as with DDP."""
+        run = self._running
+        if self.training:
+            run.replicas_differ = run.mesh.replica_statistics
+        elif run.replicas_differ:
+            copy_buffers_along(self, run.mesh, "data")
+            run.replicas_differ = False
+
+    def _placed(self, args: tuple[Any, ...]) -> tuple[list[Sharded], Any]:
+        """Inputs and targets with their layouts; at the first step all ranks check theirs together."""
+        problem: str | None = None
+        inputs: list[Sharded] = []
+        targets: Any = None
+        try:
+            inputs, targets = self._with_layouts(args)
+        except ShapeError as error:
+            if self._running.shapes_seen:
+                raise
+            problem = str(error)
+        if not self._running.shapes_seen:
+            self._running.mesh.agree("`net`", f"{len(args)} arguments", problem)
+            self._running.shapes_seen = True
+        return inputs, targets
+
+    def _with_layouts(self, args: tuple[Any, ...]) -> tuple[list[Sharded], Any]:
+        run = self._running
+        count = len(run.inputs)
+        wants_target = run.engine.loss is not None
+        if len(args) not in ((count, count + 1) if wants_target else (count,)):
+            expected = f"{count} input(s)" + (" and a target" if wants_target else "; it has no loss")
+            raise ShapeError(f"`net` was called with {len(args)} arguments; it takes {expected}.")
+        pairs = zip(args[:count], run.inputs, strict=True)
+        inputs = [on_layout(x, at, run.mesh, f"input {i}") for i, (x, at) in enumerate(pairs)]
+        return inputs, self._target(args[count], inputs) if len(args) > count else None
+
+    def _target(self, given: Any, inputs: list[Sharded]) -> Any:
+        if not isinstance(given, (torch.Tensor, Sharded)):
+            return tree_map(lambda t: self._target(t, inputs) if isinstance(t, torch.Tensor) else t, given)
+        output = self._output_layout(inputs[0].shape[0] if inputs and inputs[0].dim() else None)
+        return on_layout(given, _planned_target(output, given, self.mesh.rank), self.mesh, "the target")
+
+    def _output_layout(self, samples: int | None = None) -> Layout | None:
+        """Of the network's first output, for a batch of so many samples."""
+        found: list[Layout] = []
+        tree_map(lambda at: found.append(at) if isinstance(at, Layout) else None, self._running.outputs)
+        if not found or samples is None or not found[0].shape:
+            return found[0] if found else None
+        planned = self._running.inputs[0].shape[0]
+        grown = found[0].shape[0] == planned
+        return found[0].with_shape((samples, *found[0].shape[1:])) if grown else found[0]
+
+    def shard_input(self, *tensors: torch.Tensor) -> Any:
+        """This rank's shard of each global input tensor; other numbers of samples than the plan's are fine."""
+        run = self._running
+        if len(tensors) != len(run.inputs):
+            raise ShapeError(f"`shard_input` was given {len(tensors)} tensors; the network takes {len(run.inputs)}.")
+        pairs = zip(tensors, run.inputs, strict=True)
+        shards = [cut(x, for_batch(at, tuple(x.shape), "the input"), run.mesh) for x, at in pairs]
+        return shards[0] if len(shards) == 1 else tuple(shards)
+
+    def shard_target(self, target: Any) -> Any:
+        """This rank's shard of a global target, cut where the output is."""
+        if not isinstance(target, torch.Tensor):
+            return tree_map(lambda t: self.shard_target(t) if isinstance(t, torch.Tensor) else t, target)
+        output = self._output_layout(target.shape[0] if target.dim() else None)
+        assert output is not None
+        return cut(target, target_layout(output, tuple(target.shape)), self.mesh)
+
+    def gather_output(self, output: Any) -> Any:
+        """The global output, on every rank, from every rank's shard."""
+        if not isinstance(output, (torch.Tensor, Sharded)):
+            return tree_map(lambda y: self.gather_output(y) if isinstance(y, torch.Tensor) else y, output)
+        return on_layout(output, self._output_layout(), self.mesh, "the output").gather()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Accumulate gradients over several backward passes; the next one outside sums them over ranks once."""
+        return self._reducer.no_sync()
+
+    def full_state_dict(self) -> State:
+        """The single-device model's `state_dict`, on every rank."""
+        self._reducer.wait()
+        if self._running.replicas_differ:
+            copy_buffers_along(self, self.mesh, "data")
+        mine = {name: whole(tensor, self.mesh) for name, tensor in named_tensors(self)}
+        stages = self._running.stages
+        return mine if stages is None else stages.everywhere(mine, stages.wanted)
+
+    def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Load a single-device `state_dict`; names and shapes are checked before anything changes."""
+        stages = self._running.stages
+        check_names(state, dict(named_tensors(self)) if stages is None else stages.wanted)
+        self._give_memory()
+        self._reducer.wait()
+        for name, tensor in named_tensors(self):
+            load_whole(tensor, state[name], self.mesh, self._running.lowered.cuts.get(name, {}))
+
+    def reset_parameters(self, seed: int = 0) -> None:
+        """Draw initial weights as the layers' own `reset_parameters` do; the mesh and the plan do not change them."""
+        self._give_memory()
+        self._reducer.wait()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            stages = self._running.stages
+            reset(self, self.mesh, self._running.lowered.cuts, self if stages is None else stages.template)
+
+    def _give_memory(self) -> None:
+        """A network that was made on the meta device gets memory for this rank's shards alone."""
+        run = self._running
+        if not is_materialised(self):
+            materialise(self, run.mesh.device)
+            run.reducer = reducer_for(self, run.lowered.sum_axes, run.mesh, run.lowered.plan.reduction)
+            run.engine.rebind(self)
+
+    @property
+    def _reducer(self) -> GradientReducer:
+        if self._running.reducer is None:
+            raise UnsupportedError(
+                "the network was made on the meta device and has no weights yet; call "
+                "`net.load_full_state_dict(state)` or `net.reset_parameters(seed)` first."
+            )
+        return self._running.reducer
+
+    def optimizer(self, kind: type[Optimizer], **options: Any) -> Optimizer:
+        """An optimiser of this rank's weights, sharded if the plan says so: `net.optimizer(AdamW, lr=1e-3)`."""
+        if isinstance(self._reducer, ShardedReducer):
+            return ShardedOptimizer(self._reducer, kind, **options)
+        return kind(self.parameters(), **options)
+
+    def full_gradients(self) -> State:
+        """The single-device gradients of all parameters that have one, on every rank."""
+        mine = {name: whole(p.grad, self.mesh) for name, p in self.named_parameters() if p.grad is not None}
+        stages = self._running.stages
+        return mine if stages is None else stages.everywhere(mine, dict(stages.template.named_parameters()))
+
+
+def _planned_target(output: Layout | None, given: Any, rank: int) -> Layout | None:
+    """Where a plain target must lie, told by its shape: that of the output's shard, or with its channels left out."""
+    if output is None or isinstance(given, Sharded):
+        return None
+    shape, full = tuple(given.shape), output.shape
+    candidates = [target_layout(output, full), target_layout(output, full[:1] + full[2:])]
+    if full and len(shape) <= 1:
+        candidates.append(target_layout(output, full[:1]))
+    return next((at for at in candidates if at.box(rank).shape == shape), candidates[0])

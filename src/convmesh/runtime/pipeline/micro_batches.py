@@ -1,0 +1,160 @@
+"""One size of batch in a pipeline: how it falls into micro-batches, and the stages and schedules that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from convmesh.dist import OpenMesh
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
+from convmesh.layout.layout import Cut, even_cut
+from convmesh.layout.partition import Partition
+from convmesh.lowering.loss_node import target_layout
+from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.parcels import Parcel, parcel_of, rows
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans.pipeline_rules import stages_of
+from convmesh.runtime.pipeline.stage_modules import StageModule, StageRegion
+from convmesh.runtime.pipeline.stage_weights import from_stage, wire_of
+from convmesh.runtime.pipeline.torch_schedules import CountedStage, LossOf, make_schedule
+
+
+class MicroBatches:
+    """The layouts of batches and micro-batches of one size.
+
+    A rank's samples, in order, fall into equal micro-batches; a micro-batch is those of all ranks.
+    """
+
+    def __init__(self, lowered: Lowered, inputs: Sequence[str], outputs: Sequence[str], mesh: OpenMesh) -> None:
+        assert lowered.plan.pipeline is not None
+        self.lowered, self.mesh = lowered, mesh
+        self.pipeline = lowered.plan.pipeline
+        self.count = self.pipeline.microbatches
+        self.micro = lowered.layouts[inputs[0]][0]
+        self.outputs: Parcel = parcel_of(outputs, lowered)
+
+    def inputs(self, names: Sequence[str]) -> list[Layout]:
+        """The layouts of the whole batch's inputs."""
+        return [self.of_batch(self.lowered.layouts[name][0]) for name in names]
+
+    def of_batch(self, micro: Layout) -> Layout:
+        """The layout of a whole batch: samples cut as the inputs', other dims as in the micro-batch where they can."""
+        samples = self.micro.shape[0]
+        if not micro.shape or micro.shape[0] != samples:
+            return micro
+        axes = self.micro.cuts[0].axes
+        others = [_without(cut, axes) for cut in micro.cuts[1:]]
+        return Layout(micro.mesh, [even_cut(micro.mesh, samples * self.count, axes), *others])
+
+    def targets(self, targets: Any) -> list[Any]:
+        """Targets of each micro-batch, where its outputs are."""
+        leaves, spec = tree_flatten(targets)
+        parts = [self._parts(leaf) for leaf in leaves]
+        return [tree_unflatten([part[index] for part in parts], spec) for index in range(self.count)]
+
+    def _parts(self, target: Any) -> list[Any]:
+        samples = self.micro.shape[0]
+        if not isinstance(target, Sharded) or not target.dim() or target.shape[0] != samples * self.count:
+            return [target] * self.count
+        placed = target.redistribute(self.of_batch(target.layout.with_shape((samples, *target.shape[1:]))))
+        shape = (samples, *target.shape[1:])
+        here, there = placed.layout.with_shape(shape), target_layout(self.outputs.layouts[0], shape)
+        return [Sharded(part, here, self.mesh).redistribute(there) for part in rows(placed.local, self.count)]
+
+    def check_joins(self) -> None:
+        """Refuse outputs that are not by sample, before any is computed."""
+        for layout in self.outputs.layouts:
+            if self.count > 1 and layout.shape[:1] != self.micro.shape[:1]:
+                raise UnsupportedError(
+                    f"an output of shape {layout.shape} has no samples by which {self.count} micro-batches can be put "
+                    "together; use `microbatches=1`."
+                )
+
+    def joined(self, parts: Sequence[Sharded]) -> Sharded:
+        """A value of the whole batch from its micro-batches'."""
+        if parts[0].shape[:1] != self.micro.shape[:1]:
+            return parts[0]
+        target = self.of_batch(parts[0].layout)
+        at = target.with_shape((self.micro.shape[0], *target.shape[1:]))
+        return Sharded(torch.cat([part.redistribute(at).local for part in parts]), target, self.mesh)
+
+
+def _without(cut: Cut, axes: tuple[str, ...]) -> Cut:
+    """A dim whole again if it is cut by any of `axes`."""
+    return Cut((), Partition.even(cut.partition.extent, 1)) if {*cut.axes} & {*axes} else cut
+
+
+class Runner:
+    """The rank's stages and schedules for one size of batch."""
+
+    def __init__(self, batch: MicroBatches, regions: Sequence[StageRegion], loss: LossOf) -> None:
+        self.batch, self.mesh, self._regions, self._loss = batch, batch.mesh, regions, loss
+        self._stages = stages_of(batch.pipeline)
+
+    @property
+    def has_first(self) -> bool:
+        return any(region.index == 0 for region in self._regions)
+
+    @property
+    def has_last(self) -> bool:
+        return any(region.index == self._stages - 1 for region in self._regions)
+
+    @cached_property
+    def _training(self) -> tuple[list[StageModule], Any]:
+        return self._scheduled(self._loss)
+
+    @cached_property
+    def _forward_only(self) -> tuple[list[StageModule], Any]:
+        return self._scheduled(None)
+
+    def _scheduled(self, loss: LossOf | None) -> tuple[list[StageModule], Any]:
+        wire = wire_of(self.mesh)
+        modules = [StageModule(region, self.batch.lowered, self.mesh, wire) for region in self._regions]
+        pairs = zip(modules, self._regions, strict=True)
+        stages = [CountedStage(module, region.index, self._stages, self.mesh, wire) for module, region in pairs]
+        return modules, make_schedule(self.batch.pipeline.schedule, stages, self.batch.count, loss)
+
+    def train(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """Forward and backward of all micro-batches; on the last stage their parts of the loss and its outputs."""
+        modules, schedule = self._training
+        losses: list[torch.Tensor] = []
+        target = torch.arange(self.batch.count) if self.has_last else None
+        made = self._run(modules, schedule, inputs, target=target, losses=losses)
+        return [loss.detach() for loss in losses], made
+
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Forward of all micro-batches; on the last stage its outputs."""
+        return self._run(*self._forward_only, inputs)
+
+    def _run(self, modules: Sequence[StageModule], schedule: Any, inputs: Sequence[torch.Tensor], **more: Any) -> Any:
+        drawn = torch.randint(1 << 62, (self.batch.count,), generator=self.mesh.seeds, device="cpu")
+        for module in modules:
+            module.seeds = drawn.tolist()
+        return schedule.step(*(inputs if self.has_first else ()), **more)
+
+    def parts(self, made: Sequence[torch.Tensor]) -> list[list[Sharded]]:
+        """The last stage's outputs, by output and micro-batch."""
+        chunks = [flat.chunk(self.batch.count) for flat in made]
+        with torch.no_grad():
+            by_chunk = [self.batch.outputs.unpack(flats, self.mesh) for flats in zip(*chunks, strict=True)]
+        return [list(values) for values in zip(*by_chunk, strict=True)]
+
+    def everywhere(self, made: Any) -> list[Sharded]:
+        """The outputs of the whole batch on every rank along the pipe axis."""
+        home = (self._stages - 1) % self.mesh.mesh.axes["pipe"]
+        if self.has_last:
+            values = [self.batch.joined(parts) for parts in self.parts(made)]
+            return [value.like(from_stage(value.local, home, self.mesh)) for value in values]
+        planned = zip(self.batch.outputs.layouts, self.batch.outputs.dtypes, strict=True)
+        return [self._received(layout, dtype, home) for layout, dtype in planned]
+
+    def _received(self, micro: Layout, dtype: torch.dtype, home: int) -> Sharded:
+        layout = self.batch.of_batch(micro)
+        empty = torch.empty(layout.box(self.mesh.rank).shape, dtype=dtype, device=self.mesh.device)
+        return Sharded(from_stage(empty, home, self.mesh), layout, self.mesh)

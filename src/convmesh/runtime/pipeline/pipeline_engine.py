@@ -1,0 +1,258 @@
+"""A pipeline's step: micro-batches go forward and backward through the stages inside `net(x, target)`.
+
+The gradients that a schedule finds are kept aside; `loss.backward()` brings them to the parameters, scaled by the
+gradient that arrives at the loss, and from there on everything is as without a pipeline: accumulation, the reduction
+over other axes, clipping. With float16, gradients are found before a `GradScaler`'s scale is applied: prefer bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from convmesh.dist import OpenMesh, dry_mesh
+from convmesh.errors import ConvMeshError, ShapeError, UnsupportedError
+from convmesh.gradients.local_gradients import local_of
+from convmesh.graph import Captured
+from convmesh.layout import Layout
+from convmesh.lowering.lower import lower
+from convmesh.lowering.lowered import Lowered
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans.pipeline_rules import equal_share, microbatches_for, own_stages, stages_of
+from convmesh.runtime.direct_engine import Loss, rebind, whole_loss
+from convmesh.runtime.pipeline.micro_batch_loss import KINDS, REFUSED, Kind, compare, kind_of, shares
+from convmesh.runtime.pipeline.micro_batches import MicroBatches, Runner
+from convmesh.runtime.pipeline.stage_modules import output_names, output_tree, returned, stage_regions
+from convmesh.runtime.pipeline.stage_weights import StageWeights, from_stage
+from convmesh.runtime.pipeline.torch_schedules import check_order
+
+Gradients = list[torch.Tensor | None]
+
+
+class _Deposit(torch.autograd.Function):
+    """The loss, whose gradients with respect to the parameters are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: torch.Tensor, found: Gradients, anchor: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        del anchor, parameters
+        ctx.found = found
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        if ctx.found is None:
+            raise RuntimeError("the pipeline's gradients were used up by an earlier `backward()` of this loss.")
+        found, ctx.found = ctx.found, None
+        if grad.is_cpu and grad == 1:  # as `backward()` has it; a look at a GPU would wait for it
+            return None, None, None, *found
+        for gradient in found:
+            if gradient is not None:
+                local_of(gradient).mul_(grad)
+        return None, None, None, *found
+
+
+class PipelineEngine:
+    """Runs this rank's stages. Every rank is given its input and target shards; the stages that need them use them."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        lowered: Lowered,
+        mesh: OpenMesh,
+        loss: Loss | None,
+        weights: StageWeights,
+        backend: str | None = None,
+    ) -> None:
+        assert lowered.plan.pipeline is not None
+        check_order(mesh)
+        self.mesh, self.loss = mesh, loss
+        self._captured, self._lowered = weights.captured, lowered
+        self._names = [node.name for node in captured.graph.inputs]
+        self._tree = output_tree(captured)
+        own = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
+        self._regions = stage_regions(captured, lowered, mesh, own, backend)
+        self.batch = self._batch_of(lowered)
+        self._runners: dict[int, Runner] = {}
+        self._kind: Kind = "mean" if lowered.plan.pipeline.microbatches == 1 else "unknown"
+        self._targets: list[Any] = []
+        self._shares: list[float] = []
+        self._tried: set[int] = set()
+
+    def rebind(self, owner: nn.Module) -> None:
+        """Parameters that the network reads itself, not through a layer, are looked up anew."""
+        for region in self._regions:
+            rebind(region.module, owner)
+
+    def layout_of(self, planned: Layout) -> Layout:
+        """Layouts were worked out for micro-batches."""
+        return self.batch.of_batch(planned)
+
+    def outputs(self, inputs: list[Sharded]) -> Any:
+        """What the network makes of its inputs, on every rank; without gradients."""
+        runner = self._runner(inputs)
+        runner.batch.check_joins()
+        values = runner.everywhere(runner.forward(_locals(inputs)))
+        return self._returned(runner.batch, values)
+
+    def step(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
+        """The global loss, whose `backward()` deposits the gradients; and on the last stage the outputs."""
+        runner = self._runner(inputs)
+        self._prepare(runner, targets)
+        found: Gradients = []
+        if torch.is_grad_enabled():
+            parts, made, found = self._train(runner, inputs)
+        else:
+            made = runner.forward(_locals(inputs))
+            parts = self._losses(runner, made) if runner.has_last else []
+        loss = self._shared(runner, parts, made, found)
+        outputs = runner.parts(made) if runner.has_last else ()
+        if not torch.is_grad_enabled():
+            return loss, outputs
+        anchor = torch.zeros((), requires_grad=True)  # a stage without parameters has a backward too
+        deposited: torch.Tensor = _Deposit.apply(loss, found, anchor, *self._parameters())
+        return deposited, outputs
+
+    def _train(self, runner: Runner, inputs: list[Sharded]) -> tuple[list[torch.Tensor], Any, Gradients]:
+        """Run the schedule, and take the gradients that it finds away from the parameters."""
+        parameters = self._parameters()
+        kept = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            parts, made = runner.train(_locals(inputs))
+            return parts, made, [parameter.grad for parameter in parameters]
+        finally:
+            for parameter, grad in zip(parameters, kept, strict=True):
+                parameter.grad = grad
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Of this rank's stages."""
+        found = dict.fromkeys(p for region in self._regions for p in region.module.parameters())
+        return [parameter for parameter in found if parameter.requires_grad]
+
+    def _prepare(self, runner: Runner, targets: Any) -> None:
+        """Targets and weights of the micro-batches; what is wrong with a loss is found on every rank, without data."""
+        assert self.loss is not None
+        if self._kind == "unknown":
+            self._kind = kind_of(self.loss, targets)
+        if runner.batch.micro.shape[0] not in self._tried:
+            self._try_loss(runner.batch, targets)
+            self._tried.add(runner.batch.micro.shape[0])
+        if runner.has_last:
+            self._targets = runner.batch.targets(targets)
+            self._shares = shares(self.loss, self._kind, self._targets, self.mesh)
+
+    def _try_loss(self, batch: MicroBatches, targets: Any) -> None:
+        dry = dry_mesh(self.mesh.mesh, self.mesh.rank)
+        replica = MicroBatches(batch.lowered, self._names, batch.outputs.names, dry)
+        pairs = zip(batch.outputs.layouts, batch.outputs.dtypes, strict=True)
+        values = [Sharded(torch.empty(at.box(dry.rank).shape, dtype=t, device="meta"), at, dry) for at, t in pairs]
+        without_data = torch.utils._pytree.tree_map(lambda t: _on(t, dry), targets)
+        assert self.loss is not None
+        try:
+            whole_loss(self.loss(self._returned(batch, values), replica.targets(without_data)[0]))
+        except ConvMeshError:
+            raise
+        except Exception:  # a loss that looks at values cannot run without data: the step will tell
+            return
+
+    def _losses(self, runner: Runner, made: Any) -> list[torch.Tensor]:
+        """Parts of the loss from outputs that are there."""
+        flats = zip(*(flat.chunk(runner.batch.count) for flat in made), strict=True)
+        return [self._part(runner.batch, chunk, index) for index, chunk in enumerate(flats)]
+
+    def _part(self, batch: MicroBatches, packed: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+        """What one micro-batch adds to the loss."""
+        assert self.loss is not None
+        values = batch.outputs.unpack(packed, self.mesh)
+        if not self._shares[index]:  # all its targets are ignored: the mean over none is not a number
+            return torch.stack([value.local.sum() for value in values]).sum() * 0
+        return whole_loss(self.loss(self._returned(batch, values), self._targets[index])) * self._shares[index]
+
+    def _returned(self, batch: MicroBatches, values: Sequence[Sharded]) -> Any:
+        return returned(self._tree, dict(zip(batch.outputs.names, values, strict=True)), batch.lowered.numbers)
+
+    def _shared(self, runner: Runner, parts: Sequence[torch.Tensor], made: Any, found: Gradients) -> torch.Tensor:
+        """The loss on every rank, once it is known what its micro-batches' losses are of it."""
+        dtype = torch.float64 if torch.float64 in runner.batch.outputs.dtypes else torch.float32
+        told = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        if runner.has_last:
+            told[0] = sum(part.double() for part in parts)
+            if self._kind == "unknown":
+                told[1] = KINDS.index(self._compared(runner, parts, made))
+        home = (stages_of(runner.batch.pipeline) - 1) % self.mesh.mesh.axes["pipe"]
+        told = from_stage(told, home, self.mesh)
+        return (told[0] * (self._settle(int(told[1]), runner, found) if self._kind == "unknown" else 1)).to(dtype)
+
+    def _settle(self, kind: int, runner: Runner, found: Gradients) -> int:
+        """Keep what was found out about the loss in the first step; gives by what that step is to be multiplied."""
+        self._kind = KINDS[kind]
+        if self._kind == "other":
+            self._kind = "unknown"
+            raise UnsupportedError(REFUSED)
+        factor = runner.batch.count if self._kind == "sum" else 1
+        for gradient in found:
+            if gradient is not None and factor > 1:
+                local_of(gradient).mul_(factor)
+        return factor
+
+    @torch.no_grad()
+    def _compared(self, runner: Runner, parts: Sequence[torch.Tensor], made: Any) -> Kind:
+        """Against the loss of the whole batch, found from the outputs and targets of all micro-batches together."""
+        assert self.loss is not None
+        batch = runner.batch
+        if any(layout.shape[:1] != batch.micro.shape[:1] for layout in batch.outputs.layouts):
+            return "other"
+        values = [batch.joined(outputs) for outputs in runner.parts(made)]
+        leaves = [torch.utils._pytree.tree_flatten(target) for target in self._targets]
+        joined = [_joined(batch, list(column)) for column in zip(*(flat for flat, _ in leaves), strict=True)]
+        targets = torch.utils._pytree.tree_unflatten(joined, leaves[0][1])
+        whole = whole_loss(self.loss(self._returned(batch, values), targets))
+        return compare(whole, [part / share for part, share in zip(parts, self._shares, strict=True)])
+
+    def _runner(self, inputs: list[Sharded]) -> Runner:
+        """The stages for a batch of this size; worked out when it first comes."""
+        samples = inputs[0].shape[0]
+        if any(x.shape[0] != samples for x in inputs):
+            raise ShapeError(f"the inputs have {[x.shape[0] for x in inputs]} samples; a pipeline needs equal numbers.")
+        if samples not in self._runners:
+            batch = self._batch(samples)
+            loss = partial(self._part, batch)
+            self._runners[samples] = Runner(batch, self._regions, lambda made, index: loss(made, int(index)))
+        return self._runners[samples]
+
+    def _batch(self, samples: int) -> MicroBatches:
+        pipeline = self.batch.pipeline
+        if samples == self.batch.micro.shape[0] * self.batch.count:
+            return self.batch
+        cut = self.batch.micro.with_shape((samples, *self.batch.micro.shape[1:])).cuts[0].partition
+        count = microbatches_for(
+            equal_share(cut), pipeline.microbatches, pipeline.schedule, self.mesh.mesh.axes["pipe"]
+        )
+        plan = replace(self._lowered.plan, pipeline=replace(pipeline, microbatches=count))
+        return self._batch_of(lower(self._captured, plan, self.mesh.rank, samples // count))
+
+    def _batch_of(self, lowered: Lowered) -> MicroBatches:
+        return MicroBatches(lowered, self._names, output_names(self._captured), self.mesh)
+
+
+def _locals(inputs: Sequence[Sharded]) -> list[torch.Tensor]:
+    return [x.local.detach() for x in inputs]
+
+
+def _joined(batch: MicroBatches, parts: list[Any]) -> Any:
+    return batch.joined(parts) if isinstance(parts[0], Sharded) else parts[0]
+
+
+def _on(value: Any, mesh: OpenMesh) -> Any:
+    """The same shard on a mesh without processes."""
+    if not isinstance(value, Sharded):
+        return value
+    return Sharded(torch.empty_like(value.local, device="meta"), value.layout, mesh)

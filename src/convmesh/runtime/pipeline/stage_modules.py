@@ -1,0 +1,169 @@
+"""Stages as modules: runs of the network's calls that take and give plain tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from convmesh.dist import OpenMesh
+from convmesh.graph import Captured
+from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.parcels import Parcel, parcel_of
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans.stage_graph import StageGraph
+from convmesh.runtime.executor import executable, tune
+from convmesh.runtime.graph_regions import Parts, parts_of, region
+
+
+@dataclass(frozen=True)
+class StageRegion:
+    """The calls of one stage on shards: which values they take and give, and which the stage as a whole does."""
+
+    index: int
+    module: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    received: tuple[str, ...]
+    sent: tuple[str, ...]
+    masks_before: int
+    """How many random masks earlier stages draw for a micro-batch."""
+
+
+def stage_regions(
+    captured: Captured, lowered: Lowered, mesh: OpenMesh, stages: Sequence[int], backend: str | None
+) -> list[StageRegion]:
+    """The given stages of the lowered network, their local parts compiled if a `backend` is named."""
+    assert lowered.plan.pipeline is not None
+    whole = replace(lowered, plan=replace(lowered.plan, checkpoint=()))
+    module = executable(captured, whole, mesh)
+    parts, row = parts_of(module), StageGraph(captured.graph)
+    bounds = row.bounds(lowered.plan.pipeline.starts)
+    calls = _calls_by_stage(module.graph, row, bounds)
+    made = [_region(captured, stage, calls[stage], parts, row, bounds) for stage in stages]
+    return [replace(one, module=_tuned(one.module, captured, lowered, mesh, backend)) for one in made]
+
+
+def _tuned(
+    module: fx.GraphModule, captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
+) -> fx.GraphModule:
+    """A stage with its blocks to recompute, and its parts to compile, put in."""
+    if not lowered.plan.checkpoint and backend is None:
+        return module
+    parts, graph = parts_of(module), fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    tune(graph, parts, captured, lowered, mesh, backend)
+    return fx.GraphModule(parts, graph)
+
+
+def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> list[list[fx.Node]]:
+    """The calls of every stage; a change of layout goes with the call that asks for it, which comes after it."""
+    calls: list[list[fx.Node]] = [[] for _ in itertools.pairwise(bounds)]
+    waiting: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        waiting.append(node)
+        place = row.place.get(node.name)
+        if place is not None:
+            stage = next(s for s, end in enumerate(bounds[1:]) if place < end)
+            calls[stage] += waiting
+            waiting = []
+    return calls
+
+
+def _region(
+    captured: Captured, stage: int, calls: Sequence[fx.Node], parts: Parts, row: StageGraph, bounds: Sequence[int]
+) -> StageRegion:
+    found = region(parts, calls)
+    return StageRegion(
+        index=stage,
+        module=found.module,
+        inputs=tuple(node.name for node in found.inputs),
+        outputs=tuple(node.name for node in found.outputs),
+        received=_inputs(captured) if stage == 0 else row.crossing(bounds[stage]),
+        masks_before=sum(node.kind == "dropout" for node in row.calls[: bounds[stage]]),
+        sent=output_names(captured) if stage == len(bounds) - 2 else row.crossing(bounds[stage + 1]),
+    )
+
+
+def _inputs(captured: Captured) -> tuple[str, ...]:
+    return tuple(node.name for node in captured.graph.inputs)
+
+
+def output_names(captured: Captured) -> tuple[str, ...]:
+    """The nodes whose tensors the network returns."""
+    names = dict.fromkeys(captured.graph.nodes[-1].inputs)
+    return tuple(name for name in names if captured.graph.node(name).outputs)
+
+
+class StageModule(nn.Module):
+    """One stage for one size of micro-batch: the first takes input shards, the others runs of what crosses."""
+
+    def __init__(self, calls: StageRegion, lowered: Lowered, mesh: OpenMesh, wire: torch.device) -> None:
+        super().__init__()
+        self.calls = calls.module
+        self.takes = parcel_of(calls.received, lowered)
+        self.gives = parcel_of(calls.sent, lowered)
+        self.seeds: Sequence[int] = ()
+        """Of the random masks of each micro-batch."""
+        self.chunk = 0
+        """The micro-batch that runs next."""
+        self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, mesh, wire
+
+    @property
+    def examples(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """What it takes and gives, without data."""
+        return self._input_examples(), self.gives.examples(self._mesh.rank)
+
+    def _input_examples(self) -> tuple[torch.Tensor, ...]:
+        if self._region.index > 0:
+            return self.takes.examples(self._mesh.rank)
+        pairs = zip(self.takes.shapes(self._mesh.rank), self.takes.dtypes, strict=True)
+        return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in pairs)
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        known: dict[str, Any] = dict(zip(self.takes.names, self._received(given), strict=True))
+        with self._seeded():
+            made = self.calls(*(known[name] if name in known else self._numbers[name] for name in self._region.inputs))
+        known |= zip(self._region.outputs, made, strict=True)
+        return self.gives.pack([known[name] for name in self.gives.names], self._wire)
+
+    def _received(self, given: Sequence[torch.Tensor]) -> list[Sharded]:
+        if self._region.index > 0:
+            return self.takes.unpack(given, self._mesh)
+        return [Sharded(x, layout, self._mesh) for x, layout in zip(given, self.takes.layouts, strict=True)]
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Masks as if the whole network ran here on the micro-batch: they do not change with the cut into stages."""
+        if not self.seeds:
+            yield
+            return
+        before = self._mesh.seeds.get_state()
+        self._mesh.seeds.manual_seed(self.seeds[self.chunk])
+        for _ in range(self._region.masks_before):
+            torch.randint(1 << 62, (), generator=self._mesh.seeds, device="cpu")
+        try:
+            yield
+        finally:
+            self._mesh.seeds.set_state(before)
+
+
+def returned(tree: Any, values: Mapping[str, Sharded], numbers: Mapping[str, Any]) -> Any:
+    """What the network returns, in its structure, from the values of its nodes."""
+    known: dict[str, Any] = {**numbers, **values}
+    return fx.map_arg(tree, lambda node: known[node.name])
+
+
+def output_tree(captured: Captured) -> Any:
+    (output,) = (node for node in captured.module.graph.nodes if node.op == "output")
+    return output.args[0]
+
+
+__all__ = ["Parcel", "StageModule", "StageRegion", "output_names", "output_tree", "returned", "stage_regions"]

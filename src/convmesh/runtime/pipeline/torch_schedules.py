@@ -1,0 +1,113 @@
+"""Schedules of torch.distributed.pipelining over stages of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from convmesh.dist import OpenMesh
+from convmesh.errors import MeshError
+from convmesh.lowering.stage_program import CARRIER
+from convmesh.ops.core.autocast import without_autocast
+from convmesh.plans.pipeline_rules import rank_of
+from convmesh.runtime.pipeline.stage_modules import StageModule
+
+LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
+"""Outputs of the last stage and the number of the micro-batch → its part of the loss."""
+
+
+class CountedStage(PipelineStage):
+    """A stage whose shapes are known beforehand, and whose messages are counted as they are posted."""
+
+    def __init__(self, module: StageModule, index: int, stages: int, mesh: OpenMesh, wire: torch.device) -> None:
+        given, made = module.examples
+        super().__init__(module, index, stages, wire, given, made, group=mesh.group(("pipe",)))
+        self._open_mesh, self._module = mesh, module
+        self._graphs: dict[int, list[Any]] = {}
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._module.chunk = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id), self.stage_index + 1)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id), self.stage_index - 1)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch's graph must outlive its input gradients, if weight gradients are found later."""
+        if self.has_backward and not kwargs.get("full_backward", True) and not graphs_keep_functions():
+            ends = [loss] if self.is_last else self.fwd_cache[bwd_chunk_id][0]
+            self._graphs[bwd_chunk_id] = [end.grad_fn for end in ends]
+        with without_autocast(self._open_mesh.device):  # as `backward()` has it, which runs after the block that casts
+            return super().backward_one_chunk(bwd_chunk_id, loss, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with without_autocast(self._open_mesh.device):
+            made = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._graphs.pop(bwd_chunk_id, None)
+        return made
+
+    def _counted(self, posted: list[dist.P2POp], receiver: int) -> list[dist.P2POp]:
+        mesh = self._open_mesh
+        for op in posted:
+            mesh.traffic.record(CARRIER, op.tensor.nbytes, ("pipe",), rank_of(receiver, mesh.mesh, mesh.rank))
+        return posted
+
+
+class _Probe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return grad
+
+
+@cache
+def graphs_keep_functions() -> bool:
+    """Whether a function written in Python can still be differentiated when the graph around it is gone (2.13)."""
+    made: torch.Tensor = _Probe.apply(torch.zeros(1, requires_grad=True)).clone()
+    assert made.grad_fn is not None
+    function = made.grad_fn.next_functions[0][0]
+    made.detach_()
+    try:
+        return function is not None and bool(function._input_metadata)
+    except RuntimeError:
+        return False
+
+
+def make_schedule(name: str, stages: Sequence[CountedStage], microbatches: int, loss: LossOf | None) -> Any:
+    """The schedule of a plan for this rank's stages; without a loss it runs forward only.
+
+    With fewer micro-batches than stages, one forward and one backward in turn is what GPipe does.
+    """
+    options: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": loss, "scale_grads": False}
+    if name in ("gpipe", "1f1b"):
+        (stage,) = stages
+        turns = name == "1f1b" and loss is not None and microbatches >= stage.num_stages
+        return Schedule1F1B(stage, **options) if turns else ScheduleGPipe(stage, **options)
+    if name == "zero-bubble" and loss is not None:
+        return ScheduleInterleavedZeroBubble(list(stages), **options)
+    return ScheduleInterleaved1F1B(list(stages), **options)
+
+
+def check_order(mesh: OpenMesh) -> None:
+    """Torch finds a stage's rank by its place in the process group, which is in the order of the job."""
+    if mesh.members(("pipe",)) != mesh.mesh.group(("pipe",), mesh.rank):
+        raise MeshError("a mesh with a pipe axis must list its `ranks` in rising order along it; sort them.")

@@ -1,0 +1,76 @@
+"""Blocks whose activations are not kept but computed again in backward, transfers included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from convmesh.dist import OpenMesh
+from convmesh.layout import Layout
+from convmesh.ops.core.sharded import Sharded
+
+
+class Recomputed(nn.Module):
+    """A block that keeps its inputs only. All ranks compute it again at the same point of backward."""
+
+    def __init__(self, block: nn.Module, mesh: OpenMesh) -> None:
+        super().__init__()
+        self._block, self._mesh = block, mesh
+
+    def forward(self, *args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._block(*args)
+        leaves, spec = tree_flatten(args)
+        layouts = [x.layout if isinstance(x, Sharded) else None for x in leaves]
+        values = [x.local if isinstance(x, Sharded) else x for x in leaves]
+        run = _Replay(self._block, self._mesh, layouts, spec)
+        # Whole blocks on every rank: one that stopped early would leave the others waiting in their transfers.
+        with set_checkpoint_early_stop(False):
+            results = checkpoint(run, *values, use_reentrant=False)
+        assert run.made is not None
+        made, made_spec = run.made
+        pairs = zip(results, made, strict=True)
+        return tree_unflatten([Sharded(y, at, self._mesh) if at else y for y, at in pairs], made_spec)
+
+
+class _Replay:
+    """The block on plain tensors; the second run draws the same masks and leaves running statistics alone."""
+
+    def __init__(self, block: nn.Module, mesh: OpenMesh, layouts: list[Layout | None], spec: Any) -> None:
+        self._block, self._mesh, self._layouts, self._spec = block, mesh, layouts, spec
+        self._seeds: torch.Tensor | None = None
+        self.made: tuple[list[Layout | None], Any] | None = None
+
+    def __call__(self, *values: Any) -> list[Any]:
+        if self._seeds is None:
+            self._seeds = self._mesh.seeds.get_state()
+            return self._run(values)
+        with self._as_before():
+            return self._run(values)
+
+    def _run(self, values: tuple[Any, ...]) -> list[Any]:
+        pairs = zip(values, self._layouts, strict=True)
+        args = tree_unflatten([Sharded(x, at, self._mesh) if at else x for x, at in pairs], self._spec)
+        leaves, spec = tree_flatten(self._block(*args))
+        self.made = [x.layout if isinstance(x, Sharded) else None for x in leaves], spec
+        return [x.local if isinstance(x, Sharded) else x for x in leaves]
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        assert self._seeds is not None
+        now = self._mesh.seeds.get_state()
+        buffers = [(b, b.detach().clone()) for b in self._block.buffers()]
+        self._mesh.seeds.set_state(self._seeds)
+        try:
+            yield
+        finally:
+            self._mesh.seeds.set_state(now)
+            with torch.no_grad():
+                for buffer, kept in buffers:
+                    buffer.copy_(kept)

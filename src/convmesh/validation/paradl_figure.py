@@ -1,0 +1,81 @@
+"""ParaDL's published figure as measured runs: points read off it, without batches and roles, which are added here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "data"
+SHIPPED = {name: FOLDER / f"{name}.csv" for name in ("public_runs", "paradl_figure", "published_anchors")}
+"""Measured runs that come with ConvMesh; the last are single-device figures for series without an anchor."""
+
+COLUMNS = ("model", "strategy", "gpus", "measured_total_s")
+SOURCE = "ParaDL, HPDC'21, figure of measured steps"
+
+MODELS = {"R50": "resnet50", "VGG": "vgg16"}
+PARTS = {
+    "data": ("data", None), "filter": (None, "filter"), "channel": (None, "channel"),
+    "df": ("data", "filter"), "ds": ("data", "spatial"),
+}  # fmt: skip
+"""By the figure's names: the part that grows with the GPUs, and the part inside (of four GPUs, a node, if both)."""
+
+GROUP = 4
+BATCHES = {"resnet50": 64, "vgg16": 32}
+"""Samples of each data-parallel rank or group, which the figure does not name: they follow from its column of ParaDL's
+computing times for data parallelism. For VGG16 by filters the authors' job scripts have 64 instead."""
+
+
+def is_figure(header: Sequence[str]) -> bool:
+    """Whether a file has the figure's columns rather than a run's."""
+    return {*COLUMNS} <= {*header} and "step_ms" not in header
+
+
+def rows_of_figure(rows: Iterable[tuple[int, Mapping[str, str]]]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows as a file of runs has them. Of each network and strategy the run on fewest GPUs is the anchor."""
+    listed = [(line, {key.strip(): value.strip() for key, value in row.items() if key}) for line, row in rows]
+    fewest: dict[tuple[str, str], int] = {}
+    for _, row in listed:
+        if row["gpus"].isdecimal():
+            key = row["model"], row["strategy"]
+            fewest[key] = min(fewest.get(key, int(row["gpus"])), int(row["gpus"]))
+    for line, row in listed:
+        first = row["gpus"].isdecimal() and int(row["gpus"]) == fewest[row["model"], row["strategy"]]
+        yield line, _row(row, "anchor" if first else "test")
+
+
+def _row(row: Mapping[str, str], role: str) -> dict[str, str]:
+    model = MODELS.get(row["model"], row["model"])
+    groups, strategy = _strategy(row["strategy"], row["gpus"])
+    return {
+        "id": f"figure-{row['model']}-{row['strategy']}-{row['gpus']}",
+        "role": role,
+        "system": "abci",
+        "gpus": row["gpus"],
+        "gpus_per_node": "4",
+        "model": model,
+        "precision": "fp32",
+        "strategy": strategy,
+        "global_batch": str(BATCHES.get(model, 32) * groups),
+        "step_ms": _milliseconds(row["measured_total_s"]),
+        "compute_ms": _milliseconds(row.get("measured_comp_s", "")),
+        "source": f"{SOURCE} ({row['strategy']})",
+    }
+
+
+def _strategy(name: str, gpus: str) -> tuple[int, str]:
+    """How many groups share the global batch, and the strategy as a run has it."""
+    if name not in PARTS or not gpus.isdecimal():
+        return 1, name
+    outer, inner = PARTS[name]
+    if inner is None:
+        return int(gpus), f"data={gpus}"
+    if outer is None:
+        return 1, f"{inner}={gpus}"
+    return int(gpus) // GROUP, f"data={int(gpus) // GROUP},{inner}={GROUP}"
+
+
+def _milliseconds(seconds: str) -> str:
+    try:
+        return f"{float(seconds) * 1000:g}"
+    except ValueError:
+        return seconds

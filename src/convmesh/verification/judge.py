@@ -1,0 +1,126 @@
+"""From differences to a verdict: what rounding does not explain, and the layer where that begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from convmesh.graph import Graph, Node
+from convmesh.verification.observe import Key
+from convmesh.verification.result import Culprit, Difference, Kind, LayerCheck
+
+TOLERANCE = 1e-9
+COARSE_TOLERANCE = 1e-4
+"""Of networks that compute in less than float64 by themselves."""
+
+ROUNDING_MARGIN = 100.0
+"""How much more than one changed digit the order of sums may do."""
+
+NOISE = 1e-3
+"""A tensor that changes by more than this part of itself, when one digit does, says nothing."""
+
+Sizes = Mapping[Key, tuple[float, float]]
+"""Each tensor's largest value, and how far a changed digit drives it."""
+
+
+class Judge:
+    """Puts what all ranks found side by side with what rounding explains."""
+
+    def __init__(self, graph: Graph, ranks: Sequence[Mapping[Key, float]], sizes: Sizes) -> None:
+        self._graph = graph
+        self.tolerance = TOLERANCE if computes_in_double(graph) else COARSE_TOLERANCE
+        compared = [key for key in sizes if any(key in found for found in ranks)]
+        self._found = {key: self._difference(key, ranks, _scale(key, sizes), sizes[key][1]) for key in compared}
+        self._by_name: dict[tuple[str, str], list[Difference]] = {}
+        for key, difference in self._found.items():
+            self._by_name.setdefault((key.what, key.name), []).append(difference)
+
+    def _difference(self, key: Key, ranks: Sequence[Mapping[Key, float]], size: float, spread: float) -> Difference:
+        error, negative = max((found.get(key, 0.0), -rank) for rank, found in enumerate(ranks))
+        allowed = max(self.tolerance, ROUNDING_MARGIN * spread / size)
+        return Difference(cast("Kind", key.what), key.name, error / size, allowed, -negative)
+
+    def layers(self) -> tuple[LayerCheck, ...]:
+        """Every call in the order it runs, with its weights at the first layer that uses them."""
+        owned: set[str] = set()
+        checks = []
+        for node in self._graph.nodes:
+            mine = [*self._of(("output", "gradient"), node.name), *self._of_weights(node, owned)]
+            if mine:
+                checks.append(LayerCheck(node.layer, node.name, node.op, tuple(mine)))
+        return tuple(checks)
+
+    def losses(self) -> tuple[Difference, ...]:
+        return tuple(d for key, d in self._found.items() if key.what == "loss")
+
+    def _of(self, kinds: Sequence[str], name: str) -> Iterator[Difference]:
+        return (difference for kind in kinds for difference in self._by_name.get((kind, name), ()))
+
+    def _of_weights(self, node: Node, owned: set[str]) -> Iterator[Difference]:
+        for weight in node.weights:
+            if weight.name not in owned:
+                owned.add(weight.name)
+                yield from self._of(("weight gradient", "weight"), weight.name)
+
+    def first(self, layers: Sequence[LayerCheck]) -> Culprit | None:
+        """Where things go wrong: in forward from the front, in backward from the back, at last in the update."""
+        return self._in_forward(layers) or self._in_backward(layers) or self._in_update(layers)
+
+    def _in_forward(self, layers: Sequence[LayerCheck]) -> Culprit | None:
+        found = ((c, d) for c in layers for d in c.differences if d.kind == "output" and not d.ok)
+        return next((Culprit(check.layer, str(d)) for check, d in found), None)
+
+    def _in_backward(self, layers: Sequence[LayerCheck]) -> Culprit | None:
+        if bad := next((d for d in self.losses() if d.name == "0" and not d.ok), None):
+            return Culprit("loss", str(bad))
+        for check in reversed(layers):
+            for d in check.differences:
+                if d.kind == "gradient" and not d.ok:
+                    return self._who_gave(check, d)
+            for d in check.differences:
+                if d.kind == "weight gradient" and not d.ok:
+                    return Culprit(check.layer, str(d))
+        return None
+
+    def _who_gave(self, check: LayerCheck, bad: Difference) -> Culprit:
+        """A gradient comes from the layers that use the output: all of theirs were right."""
+        users = list(dict.fromkeys(n.layer for n in self._graph.consumers(check.node) if n.takes_split)) or ["loss"]
+        others = f", or that of {' or '.join(users[1:])}," if users[1:] else ""
+        return Culprit(users[0], f"its backward{others} gives {check.layer} a gradient that differs by {bad.error:.2g}")
+
+    def _in_update(self, layers: Sequence[LayerCheck]) -> Culprit | None:
+        found = ((c, d) for c in layers for d in c.differences if d.kind == "weight" and not d.ok)
+        weight = next((Culprit(check.layer, str(d)) for check, d in found), None)
+        return weight or next((Culprit("loss", str(d)) for d in self.losses() if not d.ok), None)
+
+    def notes(self) -> Iterator[str]:
+        """What could not be judged."""
+        if self.tolerance != TOLERANCE:
+            yield f"the model computes in less than float64 by itself: differences up to {self.tolerance:g} are allowed"
+        vague = [key for key, d in self._found.items() if key.what == "output" and d.allowed > 1e-3]
+        if vague:
+            yield (
+                f"{len(vague)} layers, the first is {self._graph.node(vague[0].name).layer}, change by more than "
+                "1e-5 when the input's last digit does: too sensitive to tell small mistakes from rounding"
+            )
+
+
+def _scale(key: Key, sizes: Sizes) -> float:
+    """What a difference is relative to: the tensor's largest value, or that of its kind if the tensor is mere noise.
+
+    A bias in front of a batch norm, say, has the gradient zero, and what is computed for it is rounding alone.
+    """
+    size, spread = sizes[key]
+    if spread < NOISE * size:
+        return size
+    return max(other for known, (other, _) in sizes.items() if known.what == key.what)
+
+
+def computes_in_double(graph: Graph) -> bool:
+    """Whether all that the network computes in floating point is in float64."""
+    return all(
+        value.dtype == "float64"
+        for node in graph.nodes
+        for value in node.outputs
+        if value.dtype in ("float16", "bfloat16", "float32", "float64")
+    )

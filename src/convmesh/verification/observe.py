@@ -1,0 +1,125 @@
+"""Watching every layer of a running network: what it gives, and the gradient that comes back for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from convmesh.ops.core.sharded import Sharded
+
+Slices = tuple[slice, ...]
+
+
+class Key(NamedTuple):
+    """Which tensor of a run: `what` of the node, weight or step called `name`."""
+
+    what: str
+    name: str
+    place: int = 0
+    """Among several outputs."""
+
+
+class Notes(Protocol):
+    """What is done with the tensors that are seen; `at` says which part of the whole tensor it is."""
+
+    def note(self, key: Key, tensor: torch.Tensor, at: Slices) -> None: ...
+
+
+class Recorder:
+    """Keeps whole tensors."""
+
+    def __init__(self) -> None:
+        self.values: dict[Key, torch.Tensor] = {}
+
+    def note(self, key: Key, tensor: torch.Tensor, at: Slices) -> None:
+        del at
+        self.values[key] = tensor.detach().clone()
+
+
+class Comparer:
+    """Finds how far tensors, or this rank's parts of them, are from those of another run."""
+
+    def __init__(self, values: Mapping[Key, torch.Tensor]) -> None:
+        self._values = values
+        self.errors: dict[Key, float] = {}
+
+    def note(self, key: Key, tensor: torch.Tensor, at: Slices) -> None:
+        if key in self._values:
+            self.errors[key] = distance(tensor.detach(), self._values[key][at])
+
+    def note_missing(self, what: str, found: set[str]) -> None:
+        """Tensors of one sort that only the other run has are as far away as can be."""
+        missing = (key for key in self._values if key.what == what and key.name not in found)
+        self.errors |= dict.fromkeys(missing, float("inf"))
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of two tensors; infinities and NaNs must be in the same places."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if not found.numel():
+        return 0.0
+    found, expected = found.double(), expected.double()
+    same = torch.isclose(found, expected, rtol=0, atol=0, equal_nan=True)
+    furthest = torch.where(same, 0.0, found - expected).abs().max().item()
+    return furthest if furthest == furthest else float("inf")
+
+
+class Watcher:
+    """Shows each node's outputs and their gradients to `notes`, the first time that the node runs."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._seen: set[str] = set()
+        self.active = True
+        self.running = ""
+        """The node under way, for errors to name."""
+
+    def attach(self, module: nn.Module) -> None:
+        """Watch a traced network, and the traced blocks inside."""
+        for part in module.modules():
+            if isinstance(part, fx.GraphModule):
+                part.forward = Watched(part, self).run
+
+    def see(self, node: str, value: Any) -> None:
+        # A node that runs again does so to recompute what backward needs.
+        if not self.active or node in self._seen:
+            return
+        self._seen.add(node)
+        for index, leaf in enumerate(tree_leaves(value)):
+            if isinstance(leaf, Sharded):
+                self._watch(node, index, leaf.local, leaf.box.slices())
+            elif isinstance(leaf, torch.Tensor):
+                self._watch(node, index, leaf, ())
+
+    def _watch(self, node: str, index: int, tensor: torch.Tensor, at: Slices) -> None:
+        self._notes.note(Key("output", node, index), tensor, at)
+        if tensor.requires_grad:
+            tensor.register_hook(partial(self._see_gradient, Key("gradient", node, index), at))
+
+    def _see_gradient(self, key: Key, at: Slices, gradient: torch.Tensor) -> None:
+        self._notes.note(key, gradient, at)
+
+
+class Watched(fx.Interpreter):
+    """Runs a traced network node by node before the watcher's eyes. `instead` runs some nodes another way."""
+
+    def __init__(
+        self, module: fx.GraphModule, watcher: Watcher, instead: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
+        super().__init__(module)
+        self._watcher, self._instead = watcher, instead or {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op in ("placeholder", "get_attr", "output"):
+            return super().run_node(n)
+        self._watcher.running = n.name
+        value = self._instead[n.name](super().run_node, self, n) if n.name in self._instead else super().run_node(n)
+        self._watcher.see(n.name, value)
+        self._watcher.running = ""
+        return value

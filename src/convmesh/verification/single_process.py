@@ -1,0 +1,161 @@
+"""One process with plain torch: what the split network is compared with, and how far rounding alone drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from convmesh.dist import dry_mesh
+from convmesh.graph import Captured
+from convmesh.layout import Mesh
+from convmesh.ops.core.sharded import Sharded, replicated
+from convmesh.verification.drawn_batch import DrawnBatch, cotangent
+from convmesh.verification.few_steps import first_rate, train
+from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watched, Watcher, distance
+from convmesh.verification.troubles import told
+
+LAST_DIGIT = 1e-15
+"""By what part of itself every number is changed to see what rounding does."""
+
+_FILE = "reference.pt"
+
+
+class WholeRun:
+    """The model on one process, for one run: training changes it."""
+
+    def __init__(
+        self, model: nn.Module, captured: Captured, batch: DrawnBatch, loss: Callable[..., Any] | None
+    ) -> None:
+        self.model, self.captured, self.batch, self.loss = model, captured, batch, loss
+
+    def record(self, folder: str) -> str:
+        """Train and keep everything in `folder`; tell if the captured network is not the model."""
+        inputs, recorder = self.batch.inputs(), Recorder()
+        problem = self._compare_capture(inputs)
+        rates: list[float] = []
+
+        def rate() -> float:
+            rates.append(first_rate(self.model.parameters()))
+            return rates[0]
+
+        self._train(inputs, recorder, rate, folder)
+        problem = problem or self._first_nan(recorder)
+        torch.save({"values": {tuple(k): v for k, v in recorder.values.items()}, "rate": rates[0]}, _path(folder))
+        return problem
+
+    def spread(self, folder: str) -> dict[Key, tuple[float, float]]:
+        """Train again with every number's last digit changed: each tensor's size, and by how much it changes."""
+        values, rate = load(folder)
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(_nudged(parameter, generator))
+        comparer = Comparer(values)
+        self._train([_nudged(x, generator) for x in self.batch.inputs()], comparer, lambda: rate, folder)
+        return {key: (_size(value), comparer.errors.get(key, 0.0)) for key, value in values.items()}
+
+    def _train(self, inputs: list[torch.Tensor], notes: Notes, rate: Callable[[], float], folder: str) -> None:
+        watcher = Watcher(notes)
+        network = Watched(self.captured.module, watcher, self._dropouts())
+        target = self.batch.targets()
+
+        def step() -> torch.Tensor | None:
+            return backward_whole(network.run(*inputs), target, self.loss)
+
+        def note_gradients() -> None:
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    notes.note(Key("weight gradient", name), parameter.grad, ())
+
+        with told(folder, watcher):
+            train(step, [*self.model.parameters()], rate, self.batch.steps, note_gradients, watcher, notes)
+        for name, tensor in self.model.state_dict().items():
+            notes.note(Key("weight", name), tensor, ())
+
+    def _first_nan(self, recorder: Recorder) -> str:
+        """Numbers that are none compare with nothing; infinities may be meant, as in masks."""
+        for key, value in recorder.values.items():
+            if key.what != "gradient" and value.is_floating_point() and value.isnan().any():
+                name = self.captured.graph.node(key.name).layer if key.what == "output" else key.name
+                return f"on one process the {key.what} of {name} is not a number; give a `sample` of real data"
+        return ""
+
+    def _dropouts(self) -> dict[str, Callable[..., Any]]:
+        """Masks are ours, by global index, not torch's: those nodes run on a mesh of one rank."""
+        alone = dry_mesh(Mesh())
+
+        def run(call: Callable[[fx.Node], Any], network: Watched, node: fx.Node) -> Any:
+            del call
+            args, kwargs = network.fetch_args_kwargs_from_env(node)
+            on_mesh = tree_map(lambda x: replicated(x, alone) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+            return _local(getattr(network, node.op)(node.target, *on_mesh))
+
+        return {node.name: run for node in self.captured.graph.nodes if node.kind == "dropout"}
+
+    def _compare_capture(self, inputs: list[torch.Tensor]) -> str:
+        """Whether the model itself gives what its captured network gives; what draws random numbers cannot tell."""
+        if any(node.kind == "dropout" for node in self.captured.graph.nodes):
+            return ""
+        before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        with torch.no_grad():
+            outputs = [self.model(*inputs)]
+            self._restore(before)
+            outputs.append(self.captured.module(*inputs))
+            self._restore(before)
+        whole, traced = ([t for t in tree_leaves(y) if isinstance(t, torch.Tensor)] for y in outputs)
+        furthest = max((distance(a, b) for a, b in zip(whole, traced, strict=False)), default=0.0)
+        if len(whole) == len(traced) and furthest <= 1e-9 * max([1.0, *map(_size, whole)]):
+            return ""
+        return (
+            f"the captured network differs from the model by {furthest:.2g}: forward depends on something that capture "
+            "cannot see, such as values of tensors, a counter or random numbers"
+        )
+
+    def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def backward_whole(outputs: Any, target: Any, loss: Callable[..., Any] | None) -> torch.Tensor | None:
+    """Backward from the loss, or from random gradients of all outputs."""
+    if loss is not None:
+        value: torch.Tensor = loss(outputs, target)
+        value.backward()
+        return value
+    tensors = [y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)]
+    pairs = [(y, cotangent(index, y).to(y)) for index, y in enumerate(tensors) if y.requires_grad]
+    if pairs:
+        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+    return None
+
+
+def load(folder: str) -> tuple[dict[Key, torch.Tensor], float]:
+    """What `record` kept, read from the file as it is needed: ranks share its memory."""
+    kept = torch.load(_path(folder), mmap=True, weights_only=True)
+    return {Key(*key): value for key, value in kept["values"].items()}, kept["rate"]
+
+
+def _path(folder: str) -> Path:
+    return Path(folder) / _FILE
+
+
+def _nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+    return tensor.detach() * (1 + LAST_DIGIT * noise)
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """The largest finite value; 1 for a tensor of zeros."""
+    values = tensor.detach().double()
+    return torch.where(values.isfinite(), values, 0.0).abs().max().item() or 1.0 if values.numel() else 1.0
+
+
+def _local(value: Any) -> Any:
+    return tree_map(lambda x: x.local if isinstance(x, Sharded) else x, value)

@@ -1,0 +1,71 @@
+"""One rank of the plan's mesh: trains its part of the network and compares it with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from convmesh.dist import open_mesh
+from convmesh.ops.elementwise.dropout import manual_seed
+from convmesh.plans import Plan
+from convmesh.runtime import ParallelNet, parallelize
+from convmesh.runtime.direct_engine import DirectEngine
+from convmesh.runtime.placing import on_layout
+from convmesh.verification.drawn_batch import DrawnBatch, cotangent
+from convmesh.verification.few_steps import train
+from convmesh.verification.observe import Comparer, Key, Watcher
+from convmesh.verification.single_process import load
+from convmesh.verification.troubles import told
+
+
+def run_split(
+    model: nn.Module, plan: Plan, batch: DrawnBatch, loss: Callable[..., Any] | None, folder: str
+) -> dict[Key, float]:
+    """How far this rank's tensors are from those in `folder`."""
+    values, rate = load(folder)
+    comparer = Comparer(values)
+    watcher = Watcher(comparer)
+    with told(folder, watcher):
+        mesh = open_mesh(plan.mesh, device="cpu")
+        net = parallelize(model, plan, loss, mesh=mesh, check_loss=False)
+        manual_seed(mesh, 0)
+        if isinstance(engine := net._running.engine, DirectEngine):
+            watcher.attach(engine.module)
+        inputs, target = _shards(net, batch, loss is not None)
+
+        def step() -> torch.Tensor | None:
+            return _backward(net, inputs, target, loss is not None)
+
+        def note_gradients() -> None:
+            gradients = net.full_gradients()
+            for name, gradient in gradients.items():
+                comparer.note(Key("weight gradient", name), gradient, ())
+            comparer.note_missing("weight gradient", {*gradients})
+
+        train(step, [*net.parameters()], lambda: rate, batch.steps, note_gradients, watcher, comparer)
+        for name, tensor in net.full_state_dict().items():
+            comparer.note(Key("weight", name), tensor, ())
+    return comparer.errors
+
+
+def _shards(net: ParallelNet, batch: DrawnBatch, has_target: bool) -> tuple[tuple[Any, ...], Any]:
+    inputs = net.shard_input(*batch.inputs())
+    listed = inputs if isinstance(inputs, tuple) else (inputs,)
+    return listed, net.shard_target(batch.targets()) if has_target else None
+
+
+def _backward(net: ParallelNet, inputs: tuple[Any, ...], target: Any, has_loss: bool) -> torch.Tensor | None:
+    if has_loss:
+        loss: torch.Tensor = net(*inputs, target)
+        loss.backward()
+        return loss
+    outputs = [y for y in tree_leaves(net(*inputs)) if isinstance(y, torch.Tensor)]
+    placed = [on_layout(y, None, net.mesh, "the output") for y in outputs]
+    pairs = [(y.local, cotangent(i, y)[y.box.slices()].to(y.local)) for i, y in enumerate(placed) if y.requires_grad]
+    if pairs:
+        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
+    return None

@@ -1,0 +1,43 @@
+"""Word that a failing process leaves: which layer was under way, and the error itself if the user can act on it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from convmesh.errors import ConvMeshError
+from convmesh.verification.observe import Watcher
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """How a rank failed; `node` is empty outside of forward."""
+
+    rank: int
+    node: str
+    text: str
+    error: ConvMeshError | None
+
+
+@contextmanager
+def told(folder: str, watcher: Watcher) -> Iterator[None]:
+    """Leave word of an error in `folder` before it ends this process."""
+    try:
+        yield
+    except Exception as error:
+        known = error if isinstance(error, ConvMeshError) else None
+        text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        trouble = Trouble(dist.get_rank(), watcher.running, text, known)
+        with (Path(folder) / f"rank{trouble.rank}.trouble").open("wb") as file:
+            pickle.dump(trouble, file)
+        raise
+
+
+def troubles(folder: str) -> list[Trouble]:
+    """What processes left word of."""
+    return [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.trouble"))]

@@ -1,0 +1,41 @@
+"""Plans that are not worked out yet: what a survey of unsupported operators starts from."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from convmesh.errors import CaptureWarning, UnsupportedError
+from convmesh.graph import Captured, capture
+from convmesh.layout import Mesh
+from convmesh.planner.staging import StageOptions, with_stages
+from convmesh.plans import Plan, preset, strategy_for
+from convmesh.verification.drawn_batch import Sample, as_samples
+
+
+def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "auto") -> Plan:
+    """The splits of a named strategy, without the dry run that refuses the first layer that cannot be cut so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)  # the verification's notes tell
+        captured = capture(model, *as_samples(sample))
+    name = strategy_for(mesh) if strategy == "auto" else strategy
+    made = preset(name, captured.graph, mesh)
+    plan = Plan(
+        mesh=mesh,
+        splits=tuple(made.splits.items()),
+        strategy=name,
+        shapes=tuple(node.outputs[0].shape for node in captured.graph.inputs),
+        signature=captured.graph.signature,
+        notes=tuple(made.notes),
+        source=captured,
+    )
+    return _with_stages(captured, plan) if "pipe" in mesh.axes else plan
+
+
+def _with_stages(captured: Captured, plan: Plan) -> Plan:
+    """Stages are cut by what layers cost; where some cannot run at all, the survey is to list them first."""
+    try:
+        return with_stages(captured, plan, StageOptions())
+    except UnsupportedError:
+        return plan

@@ -1,0 +1,155 @@
+"""Gradients after backward are those of one device, whatever came before and whatever else happens."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from convmesh import Mesh
+from convmesh.gradients.reduction import GradientReducer
+from convmesh.testing import RankPool, opened
+from tests.gradients.partial_nets import MESHES, Towers, assert_same, batches, gradients
+
+Pools = dict[int, RankPool]
+NoSync = Callable[[], AbstractContextManager[None]]
+SMALL: dict[str, Any] = {"bytes_bucket": 200, "bytes_first": 50}
+
+
+def once(net: Towers, no_sync: NoSync) -> None:
+    net(batches()[0]).backward()
+
+
+def twice(net: Towers, no_sync: NoSync) -> None:
+    for x in batches()[:2]:
+        net(x).backward()
+
+
+def after_zeroing(net: Towers, no_sync: NoSync) -> None:
+    for i, x in enumerate(batches()):
+        net.zero_grad(set_to_none=i % 2 == 0)
+        net(x).backward()
+
+
+def accumulated_apart(net: Towers, no_sync: NoSync) -> None:
+    first, second, third, fourth = batches()
+    net(first).backward()
+    with no_sync():
+        net(second).backward()
+        net(third).backward()
+    net(fourth).backward()
+
+
+def accumulated_then_partly_used(net: Towers, no_sync: NoSync) -> None:
+    """Parts of parameters that the last backward does not touch are summed by it all the same."""
+    with no_sync():
+        net(batches()[0]).backward()
+    (net.fine(net.samples(batches()[1], ("data", "height"))).sum()).backward()
+
+
+def partly_used_after_all(net: Towers, no_sync: NoSync) -> None:
+    """Sums that the second backward does not touch stay as they are."""
+    net(batches()[0]).backward()
+    (net.fine(net.samples(batches()[1], ("data", "height"))).sum()).backward()
+
+
+def same_graph_twice(net: Towers, no_sync: NoSync) -> None:
+    loss = net(batches()[0])
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def replaced_by_the_user(net: Towers, no_sync: NoSync) -> None:
+    net(batches()[0]).backward()
+    for parameter in net.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone() * 2
+    net(batches()[1]).backward()
+
+
+def frozen_later(net: Towers, no_sync: NoSync) -> None:
+    net.fine.requires_grad_(False)
+    net(batches()[0]).backward()
+    net.fine.requires_grad_(True)
+
+
+def checkpointed(net: Towers, no_sync: NoSync) -> None:
+    checkpoint(net, batches()[0], use_reentrant=False).backward()
+
+
+def checkpointed_reentrant(net: Towers, no_sync: NoSync) -> None:
+    """A backward inside backward; the first block of the network is the last to end."""
+    x = batches()[0].requires_grad_()
+    hidden = checkpoint(net.fine[:2], net.samples(x, ("data", "height")), use_reentrant=True)
+    (net.fine[2:](hidden).square().sum() / len(x)).backward()
+
+
+def shared_by_two_layers(net: Towers, no_sync: NoSync) -> None:
+    x = net.samples(batches()[0], ("data", "height"))
+    net.fine(torch.cat([net.fine(x), net.fine(x)], 1)[:, :5]).square().sum().backward()
+
+
+def without_accumulating(net: Towers, no_sync: NoSync) -> None:
+    """`autograd.grad` leaves the gradients alone."""
+    net(batches()[0]).backward()
+    torch.autograd.grad(net(batches()[1]), list(net.fine.parameters()))
+
+
+SCENARIOS = [
+    once, twice, after_zeroing, accumulated_apart, accumulated_then_partly_used, partly_used_after_all,
+    same_graph_twice, replaced_by_the_user, frozen_later, checkpointed, checkpointed_reentrant, shared_by_two_layers,
+    without_accumulating,
+]  # fmt: skip
+
+
+def alone() -> list[dict[str, Any]]:
+    nets = [Towers(None) for _ in SCENARIOS]
+    for net, scenario in zip(nets, SCENARIOS, strict=True):
+        scenario(net, nullcontext)
+    return [gradients(net) for net in nets]
+
+
+def together(scenario: int, mesh: Mesh, options: dict[str, Any]) -> dict[str, Any]:
+    net = Towers(opened(mesh))
+    reducer = GradientReducer(opened(mesh), net.axes_of(), **options)
+    SCENARIOS[scenario](net, reducer.no_sync)
+    return gradients(net)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("scenario", range(len(SCENARIOS)), ids=lambda i: SCENARIOS[i].__name__)
+@pytest.mark.parametrize("options", [SMALL, {}], ids=["many", "one"])
+def test_gradients_are_those_of_one_device(
+    mesh: Mesh, scenario: int, options: dict[str, Any], pools: Pools, expected: list[dict[str, Any]]
+) -> None:
+    for found in pools[mesh.size].run(together, scenario, mesh, options):
+        assert_same(found, expected[scenario])
+
+
+@pytest.fixture(scope="module")
+def expected(pools: Pools) -> list[dict[str, Any]]:
+    grads: list[dict[str, Any]] = pools[1].run(alone)[0]
+    return grads
+
+
+def trained(mesh: Mesh | None, fused: bool) -> dict[str, Any]:
+    net = Towers(None if mesh is None else opened(mesh))
+    if mesh is not None:
+        GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+    plain = [p for p in net.parameters() if p is not net.cut]
+    optimizers = [torch.optim.AdamW(plain, lr=0.01, fused=fused), torch.optim.SGD([net.cut], 0.1, momentum=0.9)]
+    for x in batches():
+        net(x).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_optimisers_take_the_gradients(fused: bool, pools: Pools) -> None:
+    expected = pools[1].run(trained, None, fused)[0]
+    for found in pools[4].run(trained, MESHES[2], fused):
+        assert_same(found, expected)

@@ -1,0 +1,173 @@
+"""Programs say what runs: traffic to the byte, on every rank, for every strategy; they are made without processes."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import convmesh as cm
+from convmesh import Mesh, models
+from convmesh.lowering.call_text import written
+from convmesh.lowering.recorder import FREE
+from convmesh.plans import Transfer, Wait, Work
+from tests.conftest import Pools
+from tests.runtime.training import fresh
+
+CASES = [
+    ("lenet5", "data", {"data": 3}),
+    ("resnet18", "data+spatial", {"data": 2, "height": 2}),
+    ("resnet18", "spatial", {"height": 4}),
+    ("resnet18", "filter", {"filter": 2}),
+    ("alexnet", "hybrid", {"data": 4}),
+    ("alexnet", "data+channel", {"data": 2, "channel": 2}),
+    ("unet3d", "spatial", {"depth": 2, "height": 2}),
+    ("densenet121", "channel", {"channel": 2}),
+    ("convnext-tiny", "data+spatial", {"data": 2, "width": 2}),
+    ("mobilenet-v2", "data+filter", {"data": 2, "filter": 2}),
+]
+
+
+def sent_in_a_step(name: str, mesh: Mesh, strategy: str, reduction: str) -> tuple[Any, ...]:
+    """What the program says this rank sends, and what it does send, without the loss."""
+    model, x, _, _ = fresh(name)
+    net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy, reduction=reduction))  # type: ignore[arg-type]
+    shard = net.shard_input(x)
+    net(shard)  # the first step of all checks that ranks agree
+    with net.mesh.traffic.watch() as seen:
+        y = net(shard)
+        y.backward(torch.ones_like(y))
+    return net.program.bytes_sent, net.program.messages, seen.bytes_sent, seen.calls
+
+
+@pytest.mark.parametrize(("name", "strategy", "axes"), CASES)
+def test_what_is_sent_is_what_the_program_says(pools: Pools, name: str, strategy: str, axes: dict[str, int]) -> None:
+    mesh = Mesh(**axes)
+    for rank, (told, messages, sent, calls) in enumerate(
+        pools[mesh.size].run(sent_in_a_step, name, mesh, strategy, "bucketed")
+    ):
+        assert +sent == +told, f"bytes of rank {rank}"
+        assert +calls == +messages, f"messages of rank {rank}"
+
+
+BESIDE = ("copy_", "fill_", "_local_scalar_dense", "isfinite", "isnan", "all", "stack", "ones_like")
+"""Operators of the gradients' way into `.grad` and buckets, and of the look at the result: they are told apart."""
+
+
+class _Calls(TorchDispatchMode):
+    """Counts the operators that run, written as programs write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with the shards inside
+        if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in FREE:
+            self.found[written(func, args, kwargs or {})] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_in_a_step(name: str, mesh: Mesh, strategy: str) -> tuple[Any, Any]:
+    """What the program says this rank computes, and what it does compute, without the loss."""
+    model, x, _, _ = fresh(name)
+    net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy))
+    shard = net.shard_input(x)
+    net(shard)
+    with _Calls() as calls:
+        y = net(shard)
+        y.backward(torch.ones_like(y))
+    steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
+    told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
+    return _without(told), _without(calls.found)
+
+
+def _without(calls: Counter[str]) -> Counter[str]:
+    return Counter({call: count for call, count in calls.items() if call.partition(".")[0] not in BESIDE})
+
+
+@pytest.mark.parametrize(("name", "strategy", "axes"), CASES)
+def test_what_is_computed_is_what_the_program_says(
+    pools: Pools, name: str, strategy: str, axes: dict[str, int]
+) -> None:
+    """Operator by operator, with shapes, options and how every operand lies in memory."""
+    mesh = Mesh(**axes)
+    for rank, (told, computed) in enumerate(pools[mesh.size].run(operators_in_a_step, name, mesh, strategy)):
+        assert (computed - told, told - computed) == (Counter(), Counter()), f"rank {rank}: only computed, only told"
+
+
+def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:
+    mesh = Mesh(data=2, height=2)
+    for told, messages, sent, calls in pools[4].run(sent_in_a_step, "resnet18", mesh, "data+spatial", "sharded"):
+        assert (+sent, +calls) == (+told, +messages)
+
+
+def test_every_transfer_is_waited_for_once_where_backward_comes_in_two_parts() -> None:
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(4))
+    )
+    plan = cm.plan(model, (8, 4, 16, 16), Mesh(pipe=2, data=2), "data+pipeline", schedule="zero-bubble")
+    program = cm.lower_plan(plan, 2).program
+    split = [node for node in program.nodes if node.weight_steps and any(isinstance(s, Wait) for s in node.backward)]
+    assert split
+    for node in split:
+        sent = [index for index, step in enumerate(node.backward) if isinstance(step, Transfer)]
+        waits = [(at, number) for at, s in enumerate(node.backward) if isinstance(s, Wait) for number in s.transfers]
+        assert sorted(number for _, number in waits) == [*range(len(sent))]
+        assert all(sent[number] < at for at, number in waits)
+
+
+def test_a_program_of_any_rank_of_65536_is_made_here() -> None:
+    with torch.device("meta"):
+        model = models.create("resnet50")
+    plan = cm.plan(model, (65_536, 3, 224, 224), Mesh(data=4096, height=4, width=4), "data+spatial")
+    corner, inside = (cm.lower_plan(plan, rank).program for rank in (0, 5))
+    assert corner.bytes_sent["neighbour"] < inside.bytes_sent["neighbour"]
+    assert corner.bytes_sent["all_reduce"] == inside.bytes_sent["all_reduce"]
+
+
+def test_work_and_transfers_are_listed_by_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    plan = cm.plan(model, (2, 4, 16, 16), Mesh(height=2), "spatial")
+    program = cm.lower_plan(plan, 0).program
+    steps = Counter((phase, layer, type(step).__name__) for phase, layer, step in program.steps())
+    assert steps["forward", "2", "Transfer"] == 1
+    assert steps["backward", "2", "Transfer"] == 1
+    assert steps["forward", "0", "Transfer"] == 1
+    assert not steps["backward", "0", "Transfer"], "the network's input needs no gradient"
+    (halo,) = (s for s in program.nodes[1].forward if isinstance(s, Transfer))
+    assert (halo.carrier, halo.axes, halo.peer, halo.bytes_sent) == ("neighbour", ("height",), 1, 2 * 4 * 16 * 4)
+    convolutions = [s for s in program.nodes[3].forward if isinstance(s, Work) and s.op == "convolution"]
+    assert sum(s.flops for s in convolutions) >= 2 * 2 * 8 * 8 * 9 * 8 * 16
+
+
+def test_layers_alike_are_worked_out_once_so_a_thousand_take_seconds() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(1000)))
+    plan = cm.plan(model, (64, 8, 64, 64), Mesh(data=16, height=4), "data+spatial")
+    program = cm.lower_plan(plan, 63).program
+    assert len(program.nodes) == 2001
+    assert len({id(node.forward) for node in program.nodes}) < 10
+
+
+def test_a_shared_layer_with_other_cuts_sums_at_once(pools: Pools) -> None:
+    (first, second) = pools[2].run(_shared_weights)
+    assert first == second == 0.0
+
+
+def _shared_weights() -> float:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 2, 3, padding=1).double()
+    model = nn.Sequential(conv, nn.AvgPool2d(2), conv, nn.AvgPool2d(4), conv)
+    x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
+    model(x).sum().backward()
+    expected = conv.weight.grad
+    assert expected is not None
+    conv.weight.grad = conv.bias.grad = None  # type: ignore[union-attr]
+    net = cm.parallelize(model, cm.plan(model, (1, 2, 32, 32), Mesh(height=2), {"*": {"height": "height"}, "3": {}}))
+    net.gather_output(net(net.shard_input(x))).sum().backward()
+    return float((net.full_gradients()["0.weight"] - expected).abs().max() > 1e-10)

@@ -1,0 +1,144 @@
+"""Measured transfers: every carrier through the runtime, sizes held out, and what computing beside them costs."""
+
+import statistics
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from convmesh.dist import open_mesh
+from convmesh.layout import Mesh
+from convmesh.measure.overlap import measure_overlap
+from convmesh.measure.spawned import spawned
+from convmesh.measure.timed_carriers import MAKERS
+from convmesh.measure.timing import together
+from convmesh.measure.transfer_times import Effort, measure_posting, measure_ranks, once_posted
+from convmesh.system.curves import TransferCurve
+from convmesh.system.transfer_table import Overlap, TransferTable
+from tests.conftest import Pools
+
+
+def sent(ranks: int, size: int) -> dict[str, int]:
+    """What a rank of a job is counted to send in one transfer of each kind."""
+    mesh = open_mesh(Mesh(filter=ranks))
+    found = {}
+    for carrier, make in MAKERS.items():
+        if carrier == "stage":
+            continue
+        with mesh.traffic.watch() as seen:
+            make(mesh, size)()
+        assert set(seen.bytes_sent) <= {carrier}
+        found[carrier] = seen.bytes_sent[carrier]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_carrier_sends_about_what_it_is_asked_to(pools: Pools, ranks: int) -> None:
+    first, *_, last = pools[ranks].run(sent, ranks, 48_000)
+    assert all(first[carrier] == pytest.approx(48_000, rel=0.01) for carrier in first if carrier != "reduce")
+    assert (first["reduce"], last["broadcast"]) == (0, 0)
+    assert last["reduce"] == 48_000
+
+
+def test_a_table_of_a_few_seconds_has_every_carrier(pools: Pools) -> None:
+    effort = Effort(ranks=(2,), factor=16, bytes_most=1 << 20, seconds=1.5)
+    measured, overlap = pools[2].run(measure_ranks, effort)[0]
+    table = TransferTable(backend="gloo", cores=2, curves=tuple(measured), overlaps=(overlap,))
+    assert {curve.carrier for curve in table.curves} == set(MAKERS)
+    for curve in table.curves:
+        assert (curve.ranks, curve.active, curve.groups) == (2, 2, 1)
+        assert 1e-6 < curve.seconds_floor < 1
+        assert list(curve.seconds) == sorted(curve.seconds), curve.carrier
+        assert 1e6 < 1 / curve.seconds_per_byte < 1e11, curve.carrier
+    longer = [curve.seconds[-1] > curve.seconds_floor for curve in table.curves]
+    assert sum(longer) > len(longer) / 2, "a mebibyte takes longer than 64 bytes, but for a stumble of a busy machine"
+
+
+class Copies(TorchDispatchMode):
+    """Counts operators that copy values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += int(func._schema.name in ("aten::clone", "aten::copy_", "aten::cat"))
+        return func(*args, **(kwargs or {}))
+
+
+def copies(ranks: int, carrier: str) -> int:
+    once = MAKERS[carrier](open_mesh(Mesh(filter=ranks)), 48_000)
+    seen = Copies()
+    with seen:
+        once()
+    return seen.count
+
+
+@pytest.mark.parametrize("carrier", ["neighbour", "all_gather"])
+def test_copies_are_not_timed_with_transfers(pools: Pools, carrier: str) -> None:
+    """They are computations of a program, and would count twice."""
+    assert pools[4].run(copies, 4, carrier) == [0, 0, 0, 0]
+
+
+def test_posting_takes_a_thread_some_time_where_nodes_send(pools: Pools) -> None:
+    first, second = pools[2].run(measure_posting, ("all_reduce", "neighbour", "stage", "broadcast"))
+    assert first == second
+    assert set(first) == {"all_reduce", "neighbour"}
+    assert all(1e-6 < seconds < 0.01 for seconds in first.values())
+
+
+def test_a_curve_begins_when_a_transfer_is_posted() -> None:
+    curve = TransferCurve(carrier="neighbour", ranks=2, active=2, bytes_sent=(64, 1 << 20), seconds=(0.5e-3, 2e-3))
+    assert once_posted(curve, 0.2e-3).seconds == pytest.approx((0.3e-3, 1.8e-3))
+    assert once_posted(curve, 9.9e-3).seconds == pytest.approx((0.1e-3, 0.4e-3)), "something is always on its way"
+
+
+def held_out(rounds: int) -> list[float]:
+    """Predicted over measured seconds at sizes between those of a curve; the least of rounds through all sizes."""
+    mesh = open_mesh(Mesh(filter=2))
+    sizes = [1 << n for n in range(10, 23, 2)]
+    ratios = []
+    for carrier in ("all_reduce", "all_gather", "neighbour"):
+        calls = [MAKERS[carrier](mesh, size) for size in sizes]
+        found = [[together(mesh, call, 0.02).seconds for call in calls] for _ in range(rounds)]
+        least = [min(times) for times in zip(*found, strict=True)]
+        known = TransferCurve(
+            carrier=carrier, ranks=2, active=2, bytes_sent=tuple(sizes[::2]), seconds=tuple(least[::2])
+        )
+        ratios += [known.at(size) / seconds for size, seconds in zip(sizes[1::2], least[1::2], strict=True)]
+    return ratios
+
+
+def test_sizes_between_are_predicted(pools: Pools) -> None:
+    ratios = pools[2].run(held_out, 8)[0]
+    off = statistics.median(max(ratio, 1 / ratio) for ratio in ratios)
+    assert off < 1.8, ratios
+
+
+def overlap(ranks: int) -> Overlap:
+    return measure_overlap(open_mesh(Mesh(filter=ranks)))
+
+
+def test_computing_beside_a_transfer_costs_something_but_not_more_than_one_after_the_other(pools: Pools) -> None:
+    found = pools[2].run(overlap, 2)[0]
+    assert found.active == 2
+    assert 0 <= found.hidden <= 1
+    assert 1 <= found.compute_slowdown < 20
+    assert 1 <= found.transfer_slowdown < 20
+
+
+def test_effort_is_shared_out_over_curves() -> None:
+    effort = Effort()
+    assert effort.groups(8, "all_reduce") == (2, 4, 8)
+    assert effort.groups(8, "stage") == (2,)
+    assert effort.sizes("all_reduce")[0] == 64
+    assert effort.sizes("all_reduce")[-1] == 64 << 20
+    assert len(effort.sizes("reduce")) < len(effort.sizes("all_reduce"))
+    assert effort.seconds_curve * (6 * 7 + 3) == pytest.approx(effort.seconds)
+
+
+def test_ranks_started_afresh_measure_too() -> None:
+    effort = Effort(ranks=(2,), carriers=("all_reduce",), factor=64, bytes_most=4096, seconds=0.2)
+    ((measured, overlap),) = spawned(2, measure_ranks, effort)
+    assert [curve.bytes_sent for curve in measured] == [(64, 4096)]
+    assert overlap.active == 2

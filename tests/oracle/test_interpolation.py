@@ -1,0 +1,60 @@
+"""Interpolation: what a table says about operators that it has not timed."""
+
+import math
+import statistics
+from dataclasses import replace
+
+from convmesh.oracle import Assumptions
+from convmesh.oracle.pricing.interpolation import Interpolation, work_of
+from convmesh.oracle.pricing.roofline import Roofline
+from convmesh.system import System
+from convmesh.system.operator_table import OperatorTable, Timing
+
+SYSTEM = System.load("dgx-h200")
+TABLE = SYSTEM.operators or OperatorTable("none", ())
+ROOFLINE = Roofline(SYSTEM.device, Assumptions(tf32=True))
+EVERY = 2
+
+
+def left_out(table: OperatorTable, timing: Timing) -> tuple[float, float, float] | None:
+    """Measured seconds of one timing, those from the others of its kind, and how far off they may be."""
+    others = tuple(t for t in table.of_kind(timing.op, timing.dtype) if t.call != timing.call)
+    near = Interpolation(replace(table, timings=others), ROOFLINE).near(work_of(timing), 1)
+    return None if near is None else (timing.seconds, near.seconds, near.spread)
+
+
+def test_timings_that_are_left_out_come_back_from_their_neighbours() -> None:
+    found = [left for timing in TABLE.timings[::EVERY] if (left := left_out(TABLE, timing))]
+    assert len(found) > 1000
+    assert statistics.median(abs(math.log(near / seconds)) for seconds, near, _ in found) < 0.06
+    assert sum(abs(near - s) for s, near, _ in found) < 0.2 * sum(s for s, _, _ in found)
+    assert statistics.mean(abs(near - s) <= spread * s for s, near, spread in found) > 0.9
+
+
+def timed(samples: int, order: str, seconds: float) -> Timing:
+    shape = (samples, 64, 32, 32)
+    size = f"bfloat16({samples}, 64, 32, 32"
+    call = f"threshold_backward.default({size}, last=1), {size}{order}), 0)"
+    return Timing(call, "bfloat16", (shape, shape), 0, 6 * math.prod(shape), seconds, 0.0)
+
+
+def test_an_operand_in_another_order_is_not_a_near_neighbour() -> None:
+    """A ReLU's backward on mixed orders takes five times as long; those of one order tell little of it."""
+    alike = [timed(samples, ", last=1", 1e-6 * samples) for samples in (16, 64, 128)]
+    table = OperatorTable("GPU", (*alike, timed(16, "", 5e-6 * 16)))
+    near = Interpolation(table, ROOFLINE).near(work_of(timed(32, "", 0.0)), 1)
+    assert near is not None
+    assert near.seconds > 1.7e-6 * 32
+
+
+def test_neighbours_say_more_than_the_roofline() -> None:
+    timings = [t for t in TABLE.timings[::EVERY] if t.op in ("convolution", "native_batch_norm")]
+    pairs = [(left, ROOFLINE.seconds(work_of(t))) for t in timings if (left := left_out(TABLE, t))]
+    by_table = sum(abs(near - seconds) for (seconds, near, _), _ in pairs)
+    by_roofline = sum(abs(roof - seconds) for (seconds, _, _), roof in pairs)
+    assert by_table < 0.5 * by_roofline
+
+
+def test_an_operator_that_was_never_timed_has_no_neighbours() -> None:
+    timing = Timing("frobnicate.default(float32(2))", "float32", ((2,),), 0, 16, 1e-6, 0.0)
+    assert Interpolation(TABLE, ROOFLINE).near(work_of(timing), 1) is None

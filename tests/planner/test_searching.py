@@ -1,0 +1,196 @@
+"""Plans that are searched for: the best of all there are, with reasons for the others, and they train exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import convmesh as cm
+from convmesh import Mesh
+from convmesh.errors import InfeasibleError, PlanError, UnknownNameError
+from convmesh.graph import Captured, capture
+from convmesh.oracle.search import Candidates, Found
+from convmesh.oracle.search.why_best import why
+from convmesh.planner.drafting import DraftOptions
+from convmesh.planner.predicting import representatives
+from convmesh.planner.searching import MIX, RESCORED, Bench, search
+from convmesh.plans import STRATEGIES, split_nodes
+from convmesh.system import System
+from tests.conftest import Pools
+
+SHAPE = (16, 3, 64, 64)
+
+
+def model(wide: int = 16) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, wide, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(wide, 2 * wide, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * wide, 512),
+        nn.ReLU(),
+        nn.Linear(512, 8),
+    )
+
+
+def captured(shape: tuple[int, ...] = SHAPE) -> Captured:
+    with torch.device("meta"):
+        return capture(model(), shape)
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return search(captured(), SHAPE, "dgx-a100", gpus=16)
+
+
+def test_no_preset_on_any_mesh_is_better_than_the_best(found: Found) -> None:
+    net = captured()
+    bench = Bench(net, System.load("dgx-a100"), cm.Assumptions(), DraftOptions())
+    candidates = Candidates(net.graph, bench.alone)
+    every = [candidate for strategy in STRATEGIES for candidate in candidates.of(strategy, 16)]
+    legal = [candidate for candidate in every if candidates.refusal(candidate) is None]
+    times = [bench.evaluate(candidate)[0].prediction.seconds_step for candidate in legal]
+    assert len(times) > 5
+    assert found.best.prediction.seconds_step <= min(times) * 1.02  # borders of space count for the first only
+
+
+def test_plans_come_best_first_and_fit(found: Found) -> None:
+    times = [ranked.prediction.seconds_step for ranked in found.plans]
+    assert times == sorted(times)
+    assert all(ranked.mesh.size == 16 for ranked in found.plans)
+    assert {ranked.strategy for ranked in found.plans} >= {"data", "data+spatial", "filter", "hybrid"}
+    assert all(0 < found.efficiency(ranked) <= 1.05 for ranked in found.plans)
+
+
+def test_the_first_plans_are_all_priced_at_the_borders_of_space(found: Found) -> None:
+    for ranked in found.plans[:RESCORED]:
+        assert {*ranked.prediction.memory} >= {*representatives(ranked.mesh, borders=True)}
+        assert ranked.prediction.seconds_step == cm.predict(ranked.plan, "dgx-a100").seconds_step
+
+
+def test_no_mix_is_a_preset_by_another_name(found: Found) -> None:
+    costs = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in found.plans if r.strategy != MIX]
+    mixes = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in found.plans if r.strategy == MIX]
+    assert not {*costs} & {*mixes}
+
+
+def test_on_one_device_all_strategies_are_one() -> None:
+    alone = search(captured(), SHAPE, "dgx-a100", gpus=1)
+    assert len(alone.plans) == 1
+    assert alone.efficiency(alone.best) == pytest.approx(1.0)
+
+
+def test_every_other_candidate_has_its_reason(found: Found) -> None:
+    reasons = {(one.strategy, one.mesh): one.reason for one in found.rejected}
+    assert reasons["pipeline", Mesh(pipe=16)] == "pipe: 16 ranks > 4 stages"
+    assert all(reasons.values())
+    assert any(found.best.strategy in sentence for sentence in why(found))
+
+
+def test_a_winner_that_waits_says_for_what() -> None:
+    by_filters = search(captured(), SHAPE, "l40s-pcie", gpus=4, strategies=["filter"])
+    parts = by_filters.best.prediction.parts
+    assert parts.exposed.value > 0.1 * parts.step.value
+    (told,) = [sentence for sentence in why(by_filters) if sentence.startswith("most of its waiting")]
+    assert "along filter in forward and backward, such as at" in told
+
+
+def test_no_plan_of_the_pareto_front_is_beaten(found: Found) -> None:
+    front = found.pareto
+    assert front
+    least = min(found.plans, key=lambda ranked: ranked.prediction.bytes_memory)
+    assert any(r.prediction.bytes_memory == least.prediction.bytes_memory for r in front)
+    for one in front:
+        mine = one.prediction
+        assert not any(
+            r.prediction.seconds_step < mine.seconds_step
+            and r.prediction.bytes_memory < mine.bytes_memory
+            and r.prediction.joules_step < mine.joules_step
+            for r in found.plans
+        )
+
+
+def test_the_objective_decides_what_is_best() -> None:
+    least = search(captured(), SHAPE, "dgx-a100", gpus=4, objective="memory", strategies=["data", "filter", "spatial"])
+    held = [ranked.prediction.bytes_memory for ranked in least.plans]
+    assert held == sorted(held)
+    with pytest.raises(UnknownNameError, match=r"`objective` \(='tim'\) is unknown. Did you mean time"):
+        search(captured(), SHAPE, "dgx-a100", gpus=2, objective="tim")
+    with pytest.raises(PlanError, match="needs a price, but system 'abci' has none"):
+        search(captured(), SHAPE, "abci", gpus=2, objective="cost", strategies=["data"])
+
+
+def small_memory(folder: Path, size: str) -> System:
+    path = folder / "small.toml"
+    path.write_text(
+        f'summary = "little memory"\ninherits = "dgx-a100"\n[device]\nbytes_memory = "{size}"\n',
+        encoding="utf-8",
+    )
+    return System.load(path)
+
+
+def test_nothing_fits_and_says_at_which_layer(tmp_path: Path) -> None:
+    system = small_memory(tmp_path, "1 MiB")
+    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1 MiB at layer"):
+        search(captured(), SHAPE, system, gpus=2)
+
+
+def test_what_does_not_fit_is_computed_again_or_sharded(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        deep = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid()) for _ in range(6)))
+    net = capture(deep, (16, 8, 128, 128))
+    bench = Bench(net, System.load("dgx-a100"), cm.Assumptions(), DraftOptions())
+    needed = bench.ranked(cm.plan(net, (), Mesh(data=2), "data")).prediction.bytes_needed
+    system = small_memory(tmp_path, f"{needed - 1_000_000} B")
+    found = search(net, (), system, gpus=2, strategies=["data"])
+    assert found.best.prediction.bytes_needed < needed - 1_000_000
+    assert found.best.plan.checkpoint == ("0", "1", "2", "3", "4", "5")
+
+
+def gradients(axes: dict[str, int] | None, gpus: int | None) -> Any:
+    torch.manual_seed(0)
+    net_model, x, target = model(4).double(), torch.randn(8, 3, 16, 16).double(), torch.arange(8) % 8
+    if axes is None and gpus is None:
+        loss = F.cross_entropy(net_model(x), target)
+        loss.backward()
+        return loss.item(), {name: p.grad for name, p in net_model.named_parameters()}
+    plan = cm.plan(net_model, x, Mesh(**axes) if axes else None, gpus=gpus, system="dgx-a100")
+    net = cm.parallelize(net_model, plan, loss=F.cross_entropy)
+    loss = net(net.shard_input(x), net.shard_target(target))
+    loss.backward()
+    return loss.item(), net.full_gradients()
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "height": 2}, {"data": 2, "filter": 2}, None], ids=str)
+def test_what_is_found_trains_as_one_device_does(pools: Pools, axes: dict[str, int] | None) -> None:
+    (expected,) = pools[1].run(gradients, None, None)
+    for got in pools[4].run(gradients, axes, None if axes else 4):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_plans_that_were_found_are_saved_and_read(found: Found, tmp_path: Path) -> None:
+    layers = {node.layer for node in split_nodes(captured().graph)}
+    for ranked in found.plans[:3]:
+        ranked.plan.save(tmp_path / "plan.toml")
+        read = cm.load_plan(tmp_path / "plan.toml")
+        again = cm.plan(captured(), SHAPE, read.mesh, read)
+        assert all(again.split(layer) == ranked.plan.split(layer) for layer in layers)
+
+
+def test_a_mesh_or_a_number_of_gpus() -> None:
+    with pytest.raises(PlanError, match="give `mesh`"):
+        cm.plan(captured(), SHAPE)
+    with pytest.raises(PlanError, match="not both"):
+        cm.plan(captured(), SHAPE, Mesh(data=2), gpus=2)
+    with pytest.raises(PlanError, match=r"`gpus` \(=0\) must be a positive number"):
+        cm.plan(captured(), SHAPE, gpus=0)
+    with pytest.raises(PlanError, match=r"`strategies` has 'dta', which is none"):
+        search(captured(), SHAPE, "dgx-a100", gpus=2, strategies=["dta"])

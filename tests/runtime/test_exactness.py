@@ -1,0 +1,54 @@
+"""Every reference network under every preset: three optimiser steps give the single process's losses and weights.
+
+Each run takes a sample of the combinations; `make test-full` takes all of them.
+"""
+
+import pytest
+
+from convmesh import Mesh, models
+from tests.conftest import Pools
+from tests.runtime.training import References, assert_same, train_split
+
+GRIDS: dict[str, list[dict[str, int]]] = {
+    "data": [{"data": 2}, {"data": 4}, {"data": 8}],
+    "spatial": [{"height": 2}, {"height": 2, "width": 2}, {"depth": 2, "height": 2, "width": 2}],
+    "filter": [{"filter": 2}, {"filter": 4}, {"filter": 8}],
+    "channel": [{"channel": 2}, {"channel": 4}, {"channel": 8}],
+    "hybrid": [{"data": 2}, {"data": 4}],
+    "data+spatial": [{"data": 2, "height": 2}, {"data": 2, "height": 2, "width": 2}],
+    "data+filter": [{"data": 2, "filter": 2}, {"data": 2, "filter": 4}],
+    "data+channel": [{"data": 2, "channel": 2}, {"data": 4, "channel": 2}],
+}
+EVERY = 19
+"""One combination in so many is tried in each run."""
+
+
+def combinations() -> list[object]:
+    listed = [(name, strategy, axes) for name in models.names() for strategy in GRIDS for axes in GRIDS[strategy]]
+    return [
+        pytest.param(
+            *combination,
+            id="-".join((combination[0], combination[1], "x".join(map(str, combination[2].values())))),
+            marks=[] if index % EVERY == 0 else pytest.mark.full,
+        )
+        for index, combination in enumerate(listed)
+    ]
+
+
+@pytest.fixture(scope="module")
+def references(pools: Pools) -> References:
+    return References(pools[1])
+
+
+@pytest.mark.parametrize(("name", "strategy", "axes"), combinations())
+def test_three_steps_are_those_of_one_process(
+    pools: Pools, references: References, name: str, strategy: str, axes: dict[str, int]
+) -> None:
+    mesh = Mesh(**axes)
+    assert_same(pools[mesh.size].run(train_split, name, mesh, strategy), references[name])
+
+
+def test_every_network_and_every_preset_is_in_the_sample() -> None:
+    sample = [p.values for p in combinations() if not p.marks]  # type: ignore[attr-defined]
+    assert {strategy for _, strategy, _ in sample} == {*GRIDS}
+    assert {name for name, _, _ in sample} == {*models.names()}

@@ -1,0 +1,106 @@
+"""Transfer tables: between measured sizes, beyond them, for groups that were not measured, and on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from convmesh.errors import SystemFileError
+from convmesh.system.curves import TransferCurve, steps_of
+from convmesh.system.transfer_table import Overlap, TransferTable
+
+LATENCY, PER_BYTE = 50e-6, 1e-9
+
+
+def curve(carrier: str, ranks: int, active: int, cores: int = 2) -> TransferCurve:
+    """As a host would show it whose transfers take latency by steps and time by bytes, in turns on its cores."""
+    sizes = tuple(64 * 4**n for n in range(11))
+    turns = max(1.0, active / cores)
+    seconds = tuple(turns * (LATENCY * steps_of(carrier, ranks) + size * PER_BYTE) for size in sizes)
+    return TransferCurve(carrier=carrier, ranks=ranks, active=active, bytes_sent=sizes, seconds=seconds)
+
+
+@pytest.fixture
+def table() -> TransferTable:
+    shapes = [(2, 2), (2, 4), (4, 4), (2, 8), (4, 8), (8, 8)]
+    curves = tuple(curve(carrier, *shape) for carrier in ("all_reduce", "neighbour") for shape in shapes)
+    overlaps = tuple(
+        Overlap(active=n, compute_slowdown=1 + n / 8, transfer_slowdown=1.5, hidden=1 / n) for n in (2, 4, 8)
+    )
+    return TransferTable(backend="gloo", cores=2, curves=curves, overlaps=overlaps, date="2026-11-15")
+
+
+def test_measured_sizes_come_back_as_they_are(table: TransferTable) -> None:
+    found = table.seconds("all_reduce", ranks=2, active=4, bytes_sent=64 * 4**5)
+    assert found is not None
+    assert found.measured
+    assert found.seconds == pytest.approx(2 * (2 * LATENCY + 64 * 4**5 * PER_BYTE))
+
+
+@pytest.mark.parametrize("bytes_sent", [1, 100, 3_000, 200_000, 5_000_000, 300_000_000])
+def test_other_sizes_are_between_or_beyond(table: TransferTable, bytes_sent: int) -> None:
+    found = table.seconds("all_reduce", ranks=4, active=4, bytes_sent=bytes_sent)
+    assert found is not None
+    assert not found.measured
+    assert found.seconds == pytest.approx(2 * (6 * LATENCY + bytes_sent * PER_BYTE), rel=0.01)
+
+
+@pytest.mark.parametrize(("ranks", "active"), [(3, 3), (3, 6), (6, 6), (2, 6), (16, 16), (5, 5)])
+@pytest.mark.parametrize("bytes_sent", [64, 65_536, 20_000_000])
+def test_groups_that_were_not_measured_go_by_their_steps(
+    table: TransferTable, ranks: int, active: int, bytes_sent: int
+) -> None:
+    found = table.seconds("all_reduce", ranks=ranks, active=active, bytes_sent=bytes_sent)
+    assert found is not None
+    assert not found.measured
+    expected = max(1.0, active / 2) * (2 * (ranks - 1) * LATENCY + bytes_sent * PER_BYTE)
+    assert found.seconds == pytest.approx(expected, rel=0.15)
+
+
+def test_time_rises_with_bytes_ranks_and_active_ranks(table: TransferTable) -> None:
+    def seconds(ranks: int, active: int, bytes_sent: float) -> float:
+        found = table.seconds("all_reduce", ranks=ranks, active=active, bytes_sent=bytes_sent)
+        assert found is not None
+        return found.seconds
+
+    by_bytes = [seconds(4, 8, 10 * 1.7**n) for n in range(40)]
+    assert by_bytes == sorted(by_bytes)
+    assert seconds(2, 8, 4096) < seconds(3, 8, 4096) < seconds(4, 8, 4096) < seconds(8, 8, 4096)
+    assert seconds(2, 2, 4096) < seconds(2, 4, 4096) < seconds(2, 6, 4096) < seconds(2, 8, 4096)
+
+
+def test_nothing_is_known_about_a_carrier_that_was_not_measured(table: TransferTable) -> None:
+    assert table.seconds("reduce", ranks=2, active=2, bytes_sent=64) is None
+    assert TransferTable(backend="gloo", cores=2, curves=()).overlap(4) is None
+
+
+def test_overlap_is_that_of_the_nearest_number_of_ranks(table: TransferTable) -> None:
+    assert [overlap.active for n in (1, 2, 3, 6, 16) if (overlap := table.overlap(n))] == [2, 2, 4, 8, 8]
+
+
+def test_a_table_survives_the_disk(table: TransferTable, tmp_path: Path) -> None:
+    assert TransferTable.load(table.save(tmp_path / "local.transfers.json")) == table
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "must be a transfer table as JSON"),
+        ('{"backend": "gloo"}', "curves"),
+        (
+            '{"backend": "gloo", "cores": 2, "curves": [{"carrier": "all_reduce", "ranks": 2, "active": 2,'
+            ' "bytes_sent": [64, 32], "seconds": [1, 2]}]}',
+            "ascending bytes_sent",
+        ),
+        (
+            '{"backend": "gloo", "cores": 2, "curves": [{"carrier": "all_reduce", "ranks": 2, "active": 2,'
+            ' "bytes_sent": [64], "seconds": [-1]}]}',
+            "positive",
+        ),
+        ('{"backend": "gloo", "cores": 2, "curves": [], "colour": "red"}', "colour"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    with pytest.raises(SystemFileError, match=says):
+        TransferTable.load(path)

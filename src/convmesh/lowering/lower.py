@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from convmesh.dist import dry_mesh
 from convmesh.errors import ConvMeshError, PlanError, UnsupportedError
@@ -33,6 +32,7 @@ from convmesh.lowering.recorder import dtype_name
 from convmesh.lowering.stage_program import microbatch, on_stage, stages_by_node
 from convmesh.lowering.weight_cuts import Axes, DryWeights, shared_sums, weight_programs, without_data
 from convmesh.plans import NodeProgram, Plan, Program, Split, Work, split_nodes
+from convmesh.private_torch import tree_leaves
 
 Run = Callable[..., DryResult]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Weight
@@ -20,6 +19,7 @@ from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
 from convmesh.plans.program import Steps
+from convmesh.private_torch import tree_leaves
 
 Value = Any
 """What a node gives: `Dry` in place of tensors."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
 from convmesh.layout.layout import Cut
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch import tree_map
 
 
 def is_opaque(kind: str, module: object) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.errors import PlanError
@@ -20,6 +19,7 @@ from convmesh.lowering.channel_cuts import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
+from convmesh.private_torch import tree_map
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
 from convmesh.runtime.executor import executable
 from convmesh.runtime.full_state import copy_from_first, is_materialised

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
 
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import NodeProgram, Transfer
+from convmesh.private_torch import tree_map
 from convmesh.runtime.graph_regions import replace_regions
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import NonFiniteLossError, UnsupportedError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch import tree_map
 
 Loss = Callable[..., Any]
 

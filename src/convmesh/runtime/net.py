@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ShapeError, UnsupportedError
@@ -23,6 +22,7 @@ from convmesh.lowering.loss_node import target_layout
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Program
+from convmesh.private_torch import tree_map
 from convmesh.runtime.direct_engine import LossCheck
 from convmesh.runtime.full_state import (
     State,

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from convmesh.dist import OpenMesh
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch import tree_flatten, tree_unflatten
 
 
 class Recomputed(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch import tree_leaves
 
 Slices = tuple[slice, ...]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from convmesh.dist import dry_mesh
 from convmesh.graph import Captured
 from convmesh.layout import Mesh
 from convmesh.ops.core.sharded import Sharded, replicated
+from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.verification.drawn_batch import DrawnBatch, cotangent
 from convmesh.verification.few_steps import first_rate, train
 from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watched, Watcher, distance

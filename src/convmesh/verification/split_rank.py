@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from convmesh.dist import open_mesh
 from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.plans import Plan
+from convmesh.private_torch import tree_leaves
 from convmesh.runtime import ParallelNet, parallelize
 from convmesh.runtime.direct_engine import DirectEngine
 from convmesh.runtime.placing import on_layout

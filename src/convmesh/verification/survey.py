@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
 
 from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured, Node
@@ -16,6 +15,7 @@ from convmesh.lowering.dry_run import Dry
 from convmesh.lowering.lower import Lowering
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.plans import Plan
+from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.verification.result import Unsupported
 
 _LISTING = re.compile(r"Use one of: [^;]*;")

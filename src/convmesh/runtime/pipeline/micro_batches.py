@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import UnsupportedError
@@ -19,6 +18,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.parcels import Parcel, parcel_of, rows
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import stages_of
+from convmesh.private_torch import tree_flatten, tree_unflatten
 from convmesh.runtime.pipeline.stage_modules import StageModule, StageRegion
 from convmesh.runtime.pipeline.stage_weights import from_stage, wire_of
 from convmesh.runtime.pipeline.torch_schedules import CountedStage, LossOf, make_schedule

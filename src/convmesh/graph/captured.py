@@ -19,6 +19,7 @@ from convmesh.graph.tracing.describe import describe
 from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
 from convmesh.graph.tracing.keys import VALUE
+from convmesh.graph.tracing.settings import intercepted
 from convmesh.graph.tracing.tracer import LayerTracer, has_hooks, hooks_notice
 from convmesh.graph.tracing.whole import whole_graph, whole_output
 
@@ -74,20 +75,31 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
     """Trace again and again, each time with one more module closed, until the model's own forward succeeds or fails."""
     closed: dict[str, Closed] = {}
     while True:
-        tracer = LayerTracer(samples, evaluator, closed)
+        tracer = LayerTracer(model, samples, evaluator, closed)
+        outcome = _attempt(tracer, model)
+        if isinstance(outcome, fx.Graph):
+            return _finished(model, tracer, outcome, closed)
+        if not tracer.failed_in:
+            return _closed_root(model, samples, evaluator, closed_by("", outcome))
+        closed[tracer.failed_in] = closed_by(tracer.failed_in, outcome)
+
+
+def _attempt(tracer: LayerTracer, model: nn.Module) -> fx.Graph | Exception:
+    """The graph, or what stopped the model's forward. A torch in which nothing can be intercepted is our defect."""
+    with intercepted(tracer):
         try:
-            graph = tracer.trace(model)
+            return tracer.trace(model)
         except FailedError:
             raise
         except Exception as error:
-            if not tracer.failed_in:
-                return _closed_root(model, samples, evaluator, closed_by("", error))
-            closed[tracer.failed_in] = closed_by(tracer.failed_in, error)
-        else:
-            hooks = (hooks_notice(""),) if has_hooks(model) else ()
-            called = {node.target for node in graph.nodes}  # not those inside others that are closed too
-            closed = {path: why for path, why in closed.items() if path in called}
-            return _Traced(graph, tracer.constants, closed, (*tracer.notices, *hooks))
+            return error
+
+
+def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Mapping[str, Closed]) -> _Traced:
+    hooks = (hooks_notice(""),) if has_hooks(model) else ()
+    called = {node.target for node in graph.nodes}  # not those inside others that are closed too
+    kept = {path: why for path, why in closed.items() if path in called}
+    return _Traced(graph, tracer.constants, kept, (*tracer.notices, *hooks))
 
 
 def _closed_root(

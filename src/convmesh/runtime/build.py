@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
-from convmesh.graph import Captured, capture
+from convmesh.graph import Captured, capture, compared
 from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Layout
 from convmesh.lowering.channel_cuts import replace_tensor
@@ -108,7 +108,7 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
         )
     source = plan.source
     if isinstance(source, Captured) and _is_of(source, model):
-        return source
+        return compared(source, model)
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)

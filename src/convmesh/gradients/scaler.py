@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.gradients.local_gradients import local_gradient, local_of
+from convmesh.private_torch.unscaling import OpenGradScaler
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(OpenGradScaler):
     """`torch.amp.GradScaler` for a mesh: an overflow on one rank, in its shard or stage, counts for all.
 
     Torch's own looks at the gradients of its rank, and refuses plain and cut weights together.
@@ -23,13 +24,13 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(mesh.device.type, **options)
         self._mesh = mesh
 
-    def _unscale_grads_(
+    def unscaled(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale what this rank holds; then every rank learns whether any found an overflow."""
         groups = [{"params": [_held(p) for p in group["params"]]} for group in optimizer.param_groups]
         seen: Any = SimpleNamespace(param_groups=groups)
-        found = super()._unscale_grads_(seen, inv_scale, found_inf, allow_fp16)
+        found = super().unscaled(seen, inv_scale, found_inf, allow_fp16)
         here = torch.stack([value.to(found_inf.device) for value in found.values()]).max() if found else found_inf
         everywhere = all_reduce(here.float().reshape(1), self._mesh, tuple(self._mesh.mesh.axes), dist.ReduceOp.MAX)
         return {found_inf.device: everywhere[0]}

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from convmesh.kernels.device_kind import standing_for
 from convmesh.measure.device_figures import Progress, measure_device, silent
@@ -207,7 +206,7 @@ def _beside_operators(device: torch.device, quick: bool) -> tuple[dict[str, Upda
 
 def _in_a_job_of_one(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
     """In this process, as the only rank of a job."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=ranks)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=ranks)
     try:
         return [call(*args)]
     finally:

@@ -13,6 +13,7 @@ from convmesh.errors import NonFiniteLossError, UnsupportedError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_map
+from convmesh.private_torch.module_tables import buffers_of, parameters_of
 
 Loss = Callable[..., Any]
 
@@ -45,7 +46,7 @@ class DirectEngine:
 def rebind(module: nn.Module, owner: nn.Module) -> None:
     """Give the parameters and buffers of `module`'s own containers the tensors that `owner` has under their names."""
     for path, container in module.named_modules():
-        for table in (container._parameters, container._buffers):
+        for table in (parameters_of(container), buffers_of(container)):
             for name in table:
                 found = _tensor_at(owner, f"{path}.{name}" if path else name)
                 table[name] = found if found is not None else table[name]

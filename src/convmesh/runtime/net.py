@@ -23,6 +23,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Program
 from convmesh.private_torch import tree_map
+from convmesh.private_torch.module_tables import share_state
 from convmesh.runtime.direct_engine import LossCheck
 from convmesh.runtime.full_state import (
     State,
@@ -83,8 +84,7 @@ class ParallelNet(nn.Module):
         super().__init__()
         self._running = running
         self.training = model.training
-        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
-        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        share_state(self, model)
 
     @property
     def plan(self) -> Plan:

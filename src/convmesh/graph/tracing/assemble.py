@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
+from convmesh.private_torch.module_tables import copy_state
+
 
 def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> fx.GraphModule:
     """The graph's forward in a module whose state is that of `model`; tensors made while tracing come with it."""
@@ -15,8 +17,7 @@ def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Te
     module = fx.GraphModule(nn.Module(), fx.Graph(), type(model).__name__)
     module.__dict__.update(_tensors(model))
     module.training = model.training
-    for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-        getattr(module, kind).update(getattr(model, kind))
+    copy_state(module, model)
     for name, tensor in constants.items():
         module.register_buffer(name, tensor, persistent=False)
     module.graph = graph

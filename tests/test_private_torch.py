@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils import checkpoint
 
@@ -142,7 +143,7 @@ def test_views_are_known() -> None:
 
 
 def shards() -> None:
-    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh("cpu", (1,))
     whole = torch.arange(4.0, requires_grad=True)
     made = DTensor.from_local(whole.detach(), mesh)
     assert memory_key(local_shard(made)) == memory_key(whole)
@@ -221,7 +222,7 @@ def test_exported_graphs_name_the_module_of_a_call() -> None:
 
     graph = torch.export.export(Net(), (torch.ones(2, 3),), strict=False).module().graph
     assert isinstance(graph, fx.Graph)
-    calls = {node.target.__name__: node for node in graph.nodes if node.op == "call_function"}  # type: ignore[union-attr]
+    calls = {node.target.__name__: node for node in graph.nodes if node.op == "call_function"}
     assert calling_module(calls["tanh.default"])[1] == "part.0"
     assert calling_module(calls["add.Tensor"])[1] == ""
     assert all(is_guard(node) for node in graph.nodes if node.op == "call_module")

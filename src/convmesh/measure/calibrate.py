@@ -206,7 +206,8 @@ def _beside_operators(device: torch.device, quick: bool) -> tuple[dict[str, Upda
 
 def _in_a_job_of_one(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
     """In this process, as the only rank of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=ranks)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=ranks)
     try:
         return [call(*args)]
     finally:

@@ -21,7 +21,7 @@ def running_node() -> Any:
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward pass under way ends, before `backward()` returns."""
-    autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+    autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def keeps_its_graph(function: Any) -> bool:

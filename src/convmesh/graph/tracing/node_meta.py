@@ -1,4 +1,4 @@
-"""What nodes of a traced graph know of themselves, and how their layers are named."""
+"""The metadata of nodes in a traced graph, and the names of their layers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import fx
 from convmesh.graph.kinds import readable
 
 VALUE = "value"
-"""Under this key a node's `meta` holds its value: a tensor without data, or a number, shape, type, tuple as it is."""
+"""The key of a node's value in its `meta`: a tensor without data, or a number, shape, type or tuple of them."""
 
 LAYER = "layer"
-"""Under this key a node's `meta` holds the name of its layer."""
+"""The key of the name of a node's layer in its `meta`."""
 
 
 def function_name(node: fx.Node) -> str:
-    """What a reader calls the function or method of a node."""
+    """The readable name of a node's function or method."""
     if isinstance(node.target, str):
         return readable(node.target)
     packet = getattr(node.target, "overloadpacket", node.target)

@@ -1,4 +1,4 @@
-"""Torch's settings around a trace: what is intercepted while it lasts, and what a forward may not change."""
+"""What torch does differently during a trace, and which of its modes a forward must not change."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]],
 
 
 class Ambient:
-    """Gradient mode and autocast as they were when tracing began: a graph does not record their changes."""
+    """Gradient mode and autocast at the start of a trace: a graph does not record changes of them."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
         self._autocast = _autocast()
 
     def changed(self) -> str | None:
-        """What a forward changed that a graph would lose."""
+        """The change that a graph would lose, or None."""
         if torch.is_grad_enabled() and not self._grad:
             return "it switches gradients on"
         if _autocast() != self._autocast:
@@ -40,7 +40,7 @@ class Ambient:
         return None
 
     def without_grad(self) -> bool:
-        """Whether a forward has switched gradients off."""
+        """Whether the forward has switched gradients off."""
         return self._grad and not torch.is_grad_enabled()
 
 
@@ -63,7 +63,7 @@ class _Factories(TorchFunctionMode):
 
 
 class Intercepts(Protocol):
-    """Who is asked, while a model is traced, about what torch would do unseen."""
+    """Answers during a trace for what torch would otherwise do unseen."""
 
     def factory(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
     def training_of(self, module: nn.Module) -> Any: ...
@@ -73,7 +73,7 @@ class Intercepts(Protocol):
 
 @contextmanager
 def intercepted(by: Intercepts) -> Iterator[None]:
-    """While a model is traced, `by` answers for tensor factories and `module.training`; checkpoints run through."""
+    """Let `by` answer for tensor factories, `module.training` and custom functions; checkpoints are inlined."""
     training = property(by.training_of, lambda module, mode: module.__dict__.__setitem__("training", mode))
     inlined = _InlinedCheckpoints(by)
     replaced: list[tuple[Any, str, Any]] = [
@@ -97,7 +97,7 @@ def intercepted(by: Intercepts) -> Iterator[None]:
 
 
 def _asking(by: Intercepts, apply: Callable[..., Any]) -> object:
-    """`Function.apply`, unless `by` refuses it: its own backward would be lost."""
+    """`Function.apply`, unless `by` refuses it because its backward would be lost."""
 
     def call(cls: type, *args: Any, **kwargs: Any) -> Any:
         return by.autograd_function(partial(apply, cls), args, kwargs)
@@ -106,7 +106,7 @@ def _asking(by: Intercepts, apply: Callable[..., Any]) -> object:
 
 
 def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..., Any]:
-    """A factory as models call it: torch's own parser refuses `torch.randn(x.shape[0], 1)` before any mode sees it."""
+    """A factory that takes proxies: torch's parser refuses `torch.randn(x.shape[0], 1)` before any mode sees it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         traced = any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs)))
@@ -116,19 +116,19 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
 
 
 class _InlinedCheckpoints:
-    """What torch.utils.checkpoint runs, of both sorts, while a model is traced: the function, straight through."""
+    """Makes both forms of torch.utils.checkpoint run the function directly during a trace."""
 
     def __init__(self, by: Intercepts) -> None:
         self._by = by
 
     def apply(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """In place of its autograd function (reentrant)."""
+        """Replaces its autograd function (reentrant)."""
         del preserve_rng_state
         self._by.saved_tensor_hooks()
         return function(*args)
 
     def around(self, *settings: Any, **named: Any) -> Iterator[None]:
-        """In place of the generator that it resumes before and after the function (not reentrant)."""
+        """Replaces the generator that it resumes before and after the function (not reentrant)."""
         del settings, named
         self._by.saved_tensor_hooks()
         yield

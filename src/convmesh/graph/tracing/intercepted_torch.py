@@ -18,7 +18,8 @@ from torch.utils import checkpoint
 
 from convmesh.graph.tracing.closed import is_users
 from convmesh.graph.tracing.evaluate import FACTORIES
-from convmesh.private_torch import tree_leaves
+from convmesh.graph.tracing.node_meta import VALUE
+from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
 
 RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -81,6 +82,7 @@ def intercepted(by: Intercepts) -> Iterator[None]:
         (autograd.Function, "apply", _asking(by, function_apply())),
         (checkpoint, "CheckpointFunction", inlined),
         *((checkpoint, name, inlined.around) for name in checkpoint_generators()),
+        (torch.jit, "isinstance", _of_values(torch.jit.isinstance)),
         (saved_tensors_hooks, "__enter__", lambda _: by.saved_tensor_hooks()),
         (saved_tensors_hooks, "__exit__", lambda *_: None),
         *((torch, function.__name__, _taking_proxies(function, by)) for function in FACTORIES),
@@ -111,6 +113,16 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
     def call(*args: Any, **kwargs: Any) -> Any:
         traced = any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs)))
         return by.factory(function, args, kwargs) if traced else function(*args, **kwargs)
+
+    return call
+
+
+def _of_values(is_instance: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """`torch.jit.isinstance` as it answers for the values that proxies stand for."""
+
+    def call(obj: Any, target_type: Any) -> bool:
+        values = tree_map(lambda leaf: leaf.node.meta[VALUE] if isinstance(leaf, fx.Proxy) else leaf, obj)
+        return is_instance(values, target_type)
 
     return call
 

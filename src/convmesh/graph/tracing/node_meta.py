@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from torch import fx
 
@@ -13,6 +15,20 @@ VALUE = "value"
 
 LAYER = "layer"
 """The key of the name of a node's layer in its `meta`."""
+
+
+def arguments_of(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A node's arguments with values in place of nodes, in lists that the call may change: a graph's own may not."""
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+    return tuple(map(_changeable, args)), {name: _changeable(value) for name, value in kwargs.items()}
+
+
+def _changeable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_changeable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _changeable(item) for key, item in value.items()}
+    return tuple(map(_changeable, value)) if type(value) is tuple else value
 
 
 def function_name(node: fx.Node) -> str:

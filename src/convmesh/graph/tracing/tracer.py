@@ -15,7 +15,7 @@ from convmesh.graph.tracing.closed_output import trial_output
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
 from convmesh.graph.tracing.guards import guard
 from convmesh.graph.tracing.intercepted_torch import Ambient, this_line
-from convmesh.graph.tracing.node_meta import LAYER, VALUE, fresh_layer, function_name
+from convmesh.graph.tracing.node_meta import LAYER, VALUE, arguments_of, fresh_layer, function_name
 from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.module_tables import buffers_of, has_hooks, parameters_of
@@ -177,7 +177,7 @@ class LayerTracer(fx.Tracer):
             return self._samples[str(node.target)]
         if node.op == "get_attr":
             return self._attribute_value(str(node.target))
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta[VALUE])
+        args, kwargs = arguments_of(node, lambda argument: argument.meta[VALUE])
         try:
             return self._evaluator.call(node.op, node.target, args, kwargs)
         except Exception as error:

@@ -28,6 +28,7 @@ from convmesh.private_torch.module_tables import (
     has_hooks,
     parameters_of,
     share_state,
+    standing_in,
 )
 from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
 from convmesh.private_torch.tensor_internals import (
@@ -116,6 +117,16 @@ def test_a_module_takes_the_state_of_another(give: Any) -> None:
     assert [*taker.state_dict()] == [*model.state_dict()] == ["0.weight", "0.bias"]
     assert all(p is q for p, q in zip(taker.parameters(), model.parameters(), strict=True))
     assert [name for name, _ in taker.named_buffers()] == ["kept"]
+
+
+def test_tensors_stand_in_for_a_part_that_two_names_lead_to() -> None:
+    """torch.func.functional_call would leave the stand-in behind."""
+    part = nn.Linear(2, 2)
+    model = nn.ModuleDict({"first": part, "second": nn.ModuleDict({"again": part})})
+    weight, stand_in = part.weight, nn.Parameter(torch.zeros(2, 2))
+    with standing_in((model,), {id(weight): stand_in}):
+        assert part.weight is stand_in
+    assert part.weight is weight
 
 
 def test_hooks_of_a_module_are_seen() -> None:

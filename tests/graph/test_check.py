@@ -122,7 +122,7 @@ def test_a_graph_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         capture(Block(), (4, 3, 8, 8))
 
 
-class Counting(nn.Module):
+class Gambling(nn.Module):
     """Python's own random numbers are frozen when it is captured."""
 
     def forward(self, x: Any) -> Any:
@@ -131,7 +131,7 @@ class Counting(nn.Module):
 
 def test_a_model_that_changes_from_run_to_run_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"something else each time .* random numbers"):
-        capture(nn.Sequential(nn.Conv2d(1, 1, 1), Counting()), (2, 1, 4, 4))
+        capture(nn.Sequential(nn.Conv2d(1, 1, 1), Gambling()), (2, 1, 4, 4))
 
 
 def unchanged_model() -> tuple[Block, dict[str, torch.Tensor]]:
@@ -237,3 +237,44 @@ def test_a_difference_of_small_batches_alone_does_not_count() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert capture(nn.Sequential(nn.Conv2d(2, 2, 1), Fixed()), (1, 2, 512, 512)).unchecked == ""
+
+
+class Remembering(nn.Module):
+    """Two names lead to its layer, and its forward keeps what it computes in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 1)
+        self.again = nn.ModuleDict({"layer": self.layer})
+        self.heads: list[Any] = [None]
+
+    def forward(self, x: Any) -> Any:
+        self.heads[0] = self.again["layer"](x)
+        return self.heads[0] * 2
+
+
+def test_parameters_and_lists_are_the_models_own_after_a_check() -> None:
+    model = Remembering()
+    weight = model.layer.weight
+    assert capture(model, (2, 1, 4, 4)).unchecked == ""
+    assert model.layer.weight is weight
+    assert weight.grad is None
+    assert model.heads == [None]
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_model_that_counts_its_calls_is_refused_and_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), counting := Counting())
+    captured = capture(model, (2, 1, 4, 4), check=False)
+    with pytest.raises(CaptureError, match=r"something else each time .* a counter"):
+        compared(captured, model)
+    assert counting.calls == 0

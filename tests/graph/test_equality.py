@@ -87,16 +87,23 @@ def test_modules_and_parameters_are_the_models_own(name: str, pools: dict[int, R
     pools[1].run(shared_objects, name)
 
 
+def identities(model: nn.Module) -> tuple[Any, Any]:
+    """Which objects the attributes of all parts are, and which tensors they hold."""
+    attributes = {path: {key: id(v) for key, v in vars(m).items()} for path, m in model.named_modules()}
+    return attributes, [id(tensor) for tensor in (*model.parameters(), *model.buffers())]
+
+
 def nothing_changed(name: str) -> None:
     make, shapes, _ = NETWORKS[name]
     torch.manual_seed(0)
     model = make()
-    attributes = {path: {key: id(v) for key, v in vars(m).items()} for path, m in model.named_modules()}
+    attributes, tensors = identities(model)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     random = torch.get_rng_state()
     quiet_capture(name, model, shapes)
     assert torch.equal(torch.get_rng_state(), random)
-    assert attributes == {path: {key: id(v) for key, v in vars(m).items()} for path, m in model.named_modules()}
+    assert (attributes, tensors) == identities(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
     torch.testing.assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
     assert "training" not in vars(nn.Module)
 

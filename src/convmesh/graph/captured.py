@@ -24,6 +24,7 @@ from convmesh.graph.tracing.intercepted_torch import intercepted
 from convmesh.graph.tracing.node_meta import VALUE
 from convmesh.graph.tracing.opaque_model import whole_graph, whole_output
 from convmesh.graph.tracing.tracer import LayerTracer, hooks_notice
+from convmesh.graph.unchanged_module import unchanged
 from convmesh.private_torch.module_tables import has_hooks, parameters_of
 
 Sample = torch.Tensor | Sequence[int]
@@ -62,7 +63,8 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
     _check_initialised(model)
     named = _named(model, [_without_data(model, sample, dtype) for sample in samples])
     try:
-        traced = _trace(model, named, Evaluator(model, _home(model)))
+        with unchanged(model):  # what a forward stores must not outlive the trace: it would hold proxies
+            traced = _trace(model, named, Evaluator(model, _home(model)))
     except FailedError as error:
         raise CaptureError(f"{error.layer} fails on the sample {_shapes(named)}: {error}") from error
     for closed in traced.closed.values():

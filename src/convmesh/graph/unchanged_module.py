@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
+_CONTAINERS = (dict, list, set, OrderedDict)
+
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Afterwards the attributes of a module and its parts are as they were, whatever a forward stored in them."""
-    kept = [(part, dict(part.__dict__)) for part in module.modules()]
+def unchanged(*modules: nn.Module) -> Iterator[None]:
+    """Afterwards modules and their parts are as they were: attributes, and the contents of lists, dicts and sets."""
+    kept = [_Kept(part) for module in modules for part in module.modules()]
     try:
         yield
     finally:
-        for part, attributes in kept:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
+        for part in kept:
+            part.restore()
+
+
+class _Kept:
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._attributes = dict(module.__dict__)
+        values = self._attributes.values()
+        self._contents = [(value, value.copy()) for value in values if type(value) in _CONTAINERS]
+
+    def restore(self) -> None:
+        self._module.__dict__.clear()
+        self._module.__dict__.update(self._attributes)
+        for container, content in self._contents:
+            _refill(container, content)
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -53,3 +55,21 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """The same for forward and backward."""
     return has_forward_hooks(module) or bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+@contextmanager
+def standing_in(modules: Sequence[nn.Module], stand_ins: Mapping[int, Any]) -> Iterator[None]:
+    """Inside the block other tensors stand in for those with the ids given, wherever the modules hold them.
+
+    torch.func.functional_call does not give back the parameters of a part that two names lead to.
+    """
+    tables = [table for module in modules for part in module.modules() for table in (part._parameters, part._buffers)]
+    kept = [dict(table) for table in tables]
+    for table in tables:
+        table.update({name: stand_ins[id(tensor)] for name, tensor in table.items() if id(tensor) in stand_ins})
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(before)

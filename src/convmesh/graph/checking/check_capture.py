@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from convmesh.graph.checking.drawn_values import Sample, drawn_input, weights_of
 from convmesh.graph.checking.small_batches import SmallBatch, small_batches
 from convmesh.graph.checking.trial_step import TrialStep
 from convmesh.graph.graph import Graph
+from convmesh.graph.unchanged_module import unchanged
 
 
 class Verdict(NamedTuple):
@@ -56,8 +57,13 @@ class CaptureCheck:
         return verdict.unknown
 
     def compare(self, step: TrialStep) -> Verdict:
-        """One step of the model and one of the captured network."""
+        """One step of the model and one of the captured network; both are as they were afterwards."""
+        with unchanged(self.model, self.module):
+            return self._compared(step)
+
+    def _compared(self, step: TrialStep) -> Verdict:
         try:
+            replace(step, with_gradients=False).of(self.model)  # what a forward counts or keeps shows in the next
             expected = step.of(self.model)
         except Exception as error:
             return Verdict(unknown=f"the model itself fails on {step.batch}, and larger ones take long: {_told(error)}")
@@ -76,8 +82,8 @@ class CaptureCheck:
         if self.graph.opaque:  # closed layers run as they are
             return Verdict(unknown=problem)
         return Verdict(
-            refusal=f"{problem}: its forward depends on what a captured network cannot see, such as random numbers "
-            "that are not torch's. Draw them with torch, or keep that state in buffers."
+            refusal=f"{problem}: its forward depends on what a captured network cannot see, such as a counter, or "
+            "random numbers that are not torch's. Draw them with torch, and keep state in buffers."
         )
 
     def _refusal(self, step: TrialStep, difference: Mismatch) -> str:

@@ -30,7 +30,7 @@ def drawn_input(sample: Sample, shape: tuple[int, ...], dtype: torch.dtype, gene
 
 def has_values(model: nn.Module) -> bool:
     """Whether all weights are here, and whole: none is on the meta device, and none is a shard."""
-    return all(_is_whole(tensor) and not tensor.is_meta for tensor in _weights(model).values())
+    return all(_is_whole(tensor) and not tensor.is_meta for tensor in weights_by_name(model).values())
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor] | None:
@@ -38,7 +38,7 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor] | None:
 
     None where none can be drawn: shards, tables of whole numbers, or too many.
     """
-    named = _weights(model)
+    named = weights_by_name(model)
     missing = [tensor for tensor in named.values() if tensor.is_meta or not _is_whole(tensor)]
     if any(not _can_be_drawn(tensor) for tensor in missing) or sum(t.numel() for t in missing) > MOST_WEIGHTS:
         return None
@@ -46,7 +46,8 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor] | None:
     return {name: _drawn_weight(t, generator) if t.is_meta else t.detach() for name, t in named.items()}
 
 
-def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def weights_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers of a model, each by its first name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

@@ -1,4 +1,4 @@
-"""One training step of a network on given weights and inputs, which leaves no trace in the model."""
+"""One training step of a network on given weights and inputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
-from convmesh.graph.checking.drawn_values import cotangents
-from convmesh.graph.unchanged_module import unchanged
+from convmesh.graph.checking.drawn_values import cotangents, weights_by_name
 from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.module_tables import standing_in
 
 Tensors = dict[str, torch.Tensor]
 
@@ -53,13 +52,17 @@ class TrialStep:
         return f"a batch of {', '.join(str(tuple(x.shape)) for x in self.inputs)}"
 
     def of(self, network: nn.Module) -> StepResults:
-        """Outputs, gradients and buffers after one step of `network`, which has the parts and names of the model."""
+        """Outputs, gradients and buffers after one step of `network`, which has the parts and names of the model.
+
+        The step works on copies: no weight, gradient or hook of the model's own parameters is touched. What a forward
+        stores in Python attributes stays; `unchanged` around all steps takes it back.
+        """
         leaves, tensors = self._leaves(), self._tensors()
-        with self._surroundings(network):
-            # Copies: forward may change its inputs, which autograd forbids for leaves.
-            given = tuple(leaf.clone() for leaf in leaves)
-            values = {f"network.{name}": tensor for name, tensor in tensors.items()}
-            outputs = functional_call(_ForwardAndBackward(network), values, given)
+        with self._copies(network, tensors), self._surroundings():
+            # Clones: forward may change its inputs, which autograd forbids for leaves.
+            output = network(*(leaf.clone() for leaf in leaves))
+            outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+            _backward(outputs)  # with the copies in place, since it may run parts of forward again
         learnt = {**{f"input {i}": leaf for i, leaf in enumerate(leaves)}, **tensors}
         return StepResults(
             {str(index): output.detach() for index, output in enumerate(outputs)},
@@ -72,16 +75,17 @@ class TrialStep:
         return [x.requires_grad_() if x.is_floating_point() and self.with_gradients else x for x in copies]
 
     def _tensors(self) -> Tensors:
-        """Copies, so that no value, gradient or hook of the model's own is touched."""
         learns = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
         copies = {name: value.to(self.device, copy=True) for name, value in self.weights.items()}
         return {name: nn.Parameter(copy, learns[name]) if name in learns else copy for name, copy in copies.items()}
 
+    def _copies(self, network: nn.Module, tensors: Tensors) -> AbstractContextManager[None]:
+        own = weights_by_name(self.model)
+        return standing_in((self.model, network), {id(own[name]): tensor for name, tensor in tensors.items()})
+
     @contextmanager
-    def _surroundings(self, network: nn.Module) -> Iterator[None]:
+    def _surroundings(self) -> Iterator[None]:
         with (
-            unchanged(self.model),
-            unchanged(network),
             _fixed_random_numbers(self.device),
             _one_thread(),
             _without_meta_default(),
@@ -92,19 +96,10 @@ class TrialStep:
             yield
 
 
-class _ForwardAndBackward(nn.Module):
-    """Both in one call, since backward may run parts of forward again and must find the same weights."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        outputs = [leaf for leaf in tree_leaves(self.network(*inputs)) if isinstance(leaf, torch.Tensor)]
-        pairs = [(y, g) for y, g in zip(outputs, cotangents(outputs), strict=True) if y.requires_grad]
-        if pairs:
-            torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
-        return outputs
+def _backward(outputs: Sequence[torch.Tensor]) -> None:
+    pairs = [(y, g) for y, g in zip(outputs, cotangents(outputs), strict=True) if y.requires_grad]
+    if pairs:
+        torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
 
 
 def _without_meta_default() -> AbstractContextManager[Any]:
@@ -114,7 +109,7 @@ def _without_meta_default() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small operators gain nothing from more, which on a busy machine wait for each other."""
+    """Small operators gain nothing from more threads, which on a busy machine wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from convmesh.testing import RankPool, SplitCase
+from tests.draws import examples
 from tests.matrix import matrix, write_readme
 
 os.environ["CONVMESH_SYSTEMS"] = "no-systems-of-the-user-in-tests"
 
 settings.register_profile(
     "ranks",
-    max_examples=6,
+    max_examples=examples(6),
     deadline=None,
     derandomize=True,
     print_blob=False,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from tests.draws import draws
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh.dist import OpenMesh, exchange, open_mesh
@@ -123,7 +124,7 @@ def cases(draw: st.DrawFn, mesh: Mesh) -> Case:
 
 
 @on_grids
-@settings(max_examples=25)
+@draws(25)
 @given(data=st.data())
 def test_any_exchange_is_exact_in_both_directions(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:
     pools[mesh.size].run(Case.check, data.draw(cases(mesh)))

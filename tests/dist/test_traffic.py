@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from tests.draws import draws
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh.dist import Traffic, copy_over, exchange, sum_over
@@ -70,7 +71,7 @@ def check_bytes(case: Case) -> tuple[int, int]:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 def test_counted_bytes_are_those_of_the_plan_and_of_the_buffers(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:
     pools[mesh.size].run(check_bytes, data.draw(cases(mesh)))

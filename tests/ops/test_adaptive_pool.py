@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 from tests.ops.test_pools import FORMATS, with_odd_values, with_ties
 
@@ -51,7 +52,7 @@ def sizes_of(dims: int) -> st.SearchStrategy[Any]:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("adaptive_avg_pool", "1D–3D; any output size, None, global pooling")
 def test_adaptive_avg_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -64,7 +65,7 @@ def test_adaptive_avg_pool(mesh: Mesh, data: st.DataObject, check: Check) -> Non
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("adaptive_max_pool", "1D–3D; any output size, None, global pooling, return_indices")
 def test_adaptive_max_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, Sharded, shard
@@ -19,6 +19,7 @@ from convmesh.layout.channels import Algorithm, ChannelSplit, channel_layouts, s
 from convmesh.layout.maps import Same
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
+from tests.draws import draws
 
 Check = Callable[[SplitCase], None]
 Cut = dict[int, Any]
@@ -84,7 +85,7 @@ def natural(mesh: Mesh, dims: int, channels_by: tuple[str, ...]) -> Cut:
 
 
 @on_channel_grids
-@settings(max_examples=20)
+@draws(20)
 @given(data=st.data())
 @pytest.mark.operator("convolution, cut channels", "stationary-x, -y and -w; uneven channels; stride, dilation, halos")
 def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -110,7 +111,7 @@ def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_channel_grids
-@settings(max_examples=12)
+@draws(12)
 @given(data=st.data())
 @pytest.mark.operator("transposed convolution, cut channels", "stationary-x, -y and -w; uneven channels; halos")
 def test_transposed_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:

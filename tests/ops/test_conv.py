@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh import Mesh
 from convmesh.ops import Sharded, conv
 from convmesh.testing import SplitCase
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Shape = tuple[int, ...]
@@ -70,7 +71,7 @@ def draw_geometry(
 
 
 @on_grids
-@settings(max_examples=25)
+@draws(25)
 @given(data=st.data())
 @pytest.mark.operator("convolution", "any kernel, stride, dilation, padding; groups and depthwise; bias")
 def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -98,7 +99,7 @@ def test_named_padding(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=12)
+@draws(12)
 @given(data=st.data())
 @pytest.mark.operator("convolution, padding modes", "zeros, circular, reflect, replicate")
 def test_padding_modes(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -113,7 +114,7 @@ def test_padding_modes(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("transposed convolution", "any kernel, stride, dilation, padding, output_padding; groups; bias")
 def test_transposed_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:

@@ -16,6 +16,7 @@ from convmesh.ops.elementwise.masks import CHUNK, keep_mask
 from convmesh.testing import natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ def on_one_and_many(pools: Pools, mesh: Mesh, *args: Any) -> tuple[list[torch.Te
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("dropout", "dropout, alpha_dropout; any p; the same mask on every mesh")
 def test_mask_does_not_depend_on_the_mesh(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -41,7 +42,7 @@ def picks(extent: int) -> st.SearchStrategy[Any]:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=25)
+@draws(25)
 @pytest.mark.operator("indexing", "slices with steps, whole numbers, None, ...")
 def test_indexing(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)
@@ -87,7 +88,7 @@ def test_flip(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=12)
+@draws(12)
 @pytest.mark.operator("roll", "any dims, any shifts")
 def test_roll(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.ops.shape.interpolate import METHODS
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -63,7 +64,7 @@ def torch_forgets_the_scale(shape: tuple[int, ...], options: dict[str, Any]) -> 
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=25)
+@draws(25)
 @pytest.mark.operator("interpolate", "nearest, nearest-exact, linear, bilinear, trilinear, bicubic; size, scale_factor")
 def test_interpolate(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     spatial = data.draw(spatial_dims(mesh))
@@ -79,7 +80,7 @@ def test_interpolate(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=8)
+@draws(8)
 @pytest.mark.operator("nn.Upsample, by 2 and 4", "all modes; torch's own kernel on each shard")
 def test_upsampling_by_powers_of_two(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     spatial = data.draw(spatial_dims(mesh))

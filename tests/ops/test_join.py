@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, shard
 from convmesh.testing import RankPool, SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -38,7 +39,7 @@ def other_cut(data: st.DataObject, mesh: Mesh, dims: int) -> dict[int, str | tup
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=15)
+@draws(15)
 @pytest.mark.operator("cat", "any dim, cut or not; operands in any layouts; plain tensors")
 def test_cat(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)
@@ -66,7 +67,7 @@ def test_stack(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=12)
+@draws(12)
 @pytest.mark.operator("split, chunk, tensor_split, unbind", "any dim, cut or not; sizes or numbers of pieces")
 def test_split(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)

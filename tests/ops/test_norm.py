@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -17,6 +17,7 @@ from convmesh import Mesh, UnsupportedError, replicated, shard
 from convmesh.testing import SplitCase, assert_close, natural_cut, opened
 from convmesh.testing.case import SPATIAL_AXES
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -44,7 +45,7 @@ def batch_norm(x: Any, *params: Any, shift: float = 0.0, training: bool = True, 
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("batch_norm", "statistics of the global batch; affine or not; float32, channels-last, far means")
 def test_batch_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -108,7 +109,7 @@ def group_norm(x: Any, *params: Any, groups: int, shift: float = 0.0) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("group_norm", "any number of groups; affine or not; float32 with a mean far from 0")
 def test_group_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -140,7 +141,7 @@ def layer_norm(x: Any, *params: Any, last: int, shift: float = 0.0) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("layer_norm", "over any last dims, cut or not; elementwise parameters; float32, far means")
 def test_layer_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:

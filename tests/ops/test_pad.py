@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, shard
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -30,7 +31,7 @@ def by_module(x: Any, name: str, amounts: tuple[int, ...]) -> Any:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=15)
+@draws(15)
 @pytest.mark.operator("pad, constant", "any dims, samples and channels too; asymmetric; negative (crop); any value")
 def test_constant(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = (data.draw(batch_sizes(mesh)), 2, *data.draw(extents(data.draw(spatial_dims(mesh)))))
@@ -44,7 +45,7 @@ def test_constant(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=20)
+@draws(20)
 @pytest.mark.operator("pad, reflect, replicate, circular", "1D to 3D; asymmetric; negative (crop)")
 def test_borders(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     mode = data.draw(st.sampled_from(["reflect", "replicate", "circular"]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -82,7 +83,7 @@ def draw_windows(
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator(
     "max_pool", "1D–3D; kernel, stride, padding, dilation, ceil_mode, return_indices; any memory format"
@@ -112,7 +113,7 @@ def test_max_pool_of_infinities(mesh: Mesh, data: st.DataObject, check: Check) -
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("avg_pool", "1D–3D; kernel, stride, padding, ceil_mode, count_include_pad, divisor_override")
 def test_avg_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:

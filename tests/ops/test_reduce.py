@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, UnsupportedError, replicated
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -37,7 +38,7 @@ def reduce(x: Any, name: str, method: bool, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("sum, mean, amax, amin, var, std, norm", "any dims, cut or not; keepdim; functions and methods")
 def test_over_many_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -56,7 +57,7 @@ def test_over_many_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("max, min, argmax, argmin, prod", "of everything or along a dim with global indices; keepdim")
 def test_over_one_dim(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -90,7 +91,7 @@ def with_ties(x: Any, name: str, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("amax, max, argmax, …", "ties: shared gradients, first indices")
 def test_ties(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -118,7 +119,7 @@ def of_integers(x: Any, name: str, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("any, all, count_nonzero", "any dims, cut or not; integer sums, products and extremes")
 def test_of_integers(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -136,7 +137,7 @@ def vector_norm(x: Any, order: float, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("torch.linalg.vector_norm, torch.norm", "p = 0, 1, 2, 3, inf, -inf, …; any dims, cut or not")
 def test_vector_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:

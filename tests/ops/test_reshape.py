@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh.ops.shape.reshape import match_dims, reshaped_layouts
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -64,7 +65,7 @@ def shapes_of(draw: st.DrawFn, elements: int) -> Shape:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("flatten, view", "nn.Flatten, any range of dims, x.view(x.size(0), -1)")
 def test_flatten(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -78,7 +79,7 @@ def test_flatten(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("reshape", "any shape: merged, split and regrouped dims")
 def test_reshape(mesh: Mesh, data: st.DataObject, check: Check) -> None:

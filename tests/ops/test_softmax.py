@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, UnsupportedError, replicated
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -44,7 +45,7 @@ def normalise(x: Any, form: str, dim: int, scale: float = 1.0, dtype: torch.dtyp
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator(
     "softmax, log_softmax, softmin", "any dim, cut or not; functions, methods, modules; dtype; float32"
@@ -73,7 +74,7 @@ def logsumexp(x: Any, dim: Any, keepdim: bool, method: bool) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("logsumexp", "any dims, cut or not; keepdim")
 def test_logsumexp(mesh: Mesh, data: st.DataObject, check: Check) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh
 from convmesh.testing import SplitCase
+from tests.draws import draws
 from tests.ops.grids import on_grids
 from tests.ops.test_pools import Options, draw_windows, pool, shape_of
 
@@ -49,7 +50,7 @@ def strides(options: Options) -> tuple[int, ...]:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("max_unpool", "1D–3D; kernel, stride, padding, output_size; overlapping and dilated windows")
 def test_max_unpool(mesh: Mesh, data: st.DataObject, check: Check) -> None:

@@ -37,7 +37,7 @@ def test_this_machine_becomes_local(folder: Path, capsys: pytest.CaptureFixture[
     assert main(ARGS) == Exit.DONE
     shown = capsys.readouterr()
     assert "memory bandwidth" in shown.err
-    assert "Use it as `--system local`" in shown.out
+    assert "Use it with `--system local`" in shown.out
     system, machine = cm.System.load("local"), this_machine()
     assert system.device.kind == machine.kind
     assert system.node.cores is not None
@@ -96,7 +96,7 @@ def test_nothing_that_was_timed_is_lost_when_interrupted(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--ranks", "1,two"], "`--ranks` (='1,two') must be positive numbers separated by commas"),
+        (["--ranks", "1,two"], "`--ranks` (='1,two') must be comma-separated positive numbers"),
         (["--ranks", "0"], "`--ranks` (='0')"),
         (["--models", ","], "`--models` (=',') must name a network"),
         (["--models", "lenet"], "Did you mean lenet5"),

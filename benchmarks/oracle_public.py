@@ -1,4 +1,4 @@
-"""The oracle beside public measured runs that come with ConvMesh: every point.
+"""The oracle compared with the public measured runs that ship with ConvMesh: every point.
 
 python -m benchmarks.oracle_public         writes its section of docs/accuracy.md
 """
@@ -56,14 +56,14 @@ CHANGES: dict[str, Callable[[Practice], Practice]] = {
     "copies of hosts half as fast": lambda p: replace(p, bytes_per_second_copied=p.bytes_per_second_copied / 2),
     "copies of hosts twice as fast": lambda p: replace(p, bytes_per_second_copied=p.bytes_per_second_copied * 2),
 }
-"""What was chosen in sight of the runs, left out or changed."""
+"""Choices made with these runs in view, removed or changed."""
 
 
 def section() -> str:
-    """All of it as Markdown."""
+    """The whole section as Markdown."""
     runs, figure = validate_file(), validate_file(SHIPPED["paradl_figure"])
-    told = f"Written {datetime.date.today()} by `python -m benchmarks.oracle_public`."
-    parts = [HEAD, told, "", *_sensitivity(), "", "### public_runs.csv", "", *_summary(runs), "", *_every(runs), ""]
+    written = f"Written {datetime.date.today()} by `python -m benchmarks.oracle_public`."
+    parts = [HEAD, written, "", *_sensitivity(), "", "### public_runs.csv", "", *_summary(runs), "", *_every(runs), ""]
     parts += ["### paradl_figure.csv", "", _figure_note(), "", *_summary(figure, _paradl()), "", *_every(figure)]
     return "\n".join(parts)
 
@@ -72,8 +72,8 @@ def _sensitivity() -> list[str]:
     """Accuracy without contaminated rows under every change."""
     rows = ["| codes' habits | public_runs.csv | paradl_figure.csv |", "| --- | --- | --- |"]
     for name, change in CHANGES.items():
-        found = [validate_file(SHIPPED[file], change).accuracy for file in ("public_runs", "paradl_figure")]
-        rows.append(f"| {name} | {_percent(found[0])} | {_percent(found[1])} |")
+        accuracies = [validate_file(SHIPPED[file], change).accuracy for file in ("public_runs", "paradl_figure")]
+        rows.append(f"| {name} | {_percent(accuracies[0])} | {_percent(accuracies[1])} |")
     return rows
 
 
@@ -86,15 +86,15 @@ def _figure_note() -> str:
     )
 
 
-def _summary(found: Validation, same: dict[str, float] | None = None) -> list[str]:
+def _summary(validation: Validation, same: dict[str, float] | None = None) -> list[str]:
     heads = ["strategy", "runs", "accuracy", "with contaminated", "ParaDL published"]
     heads += ["ParaDL on these points"] if same else []
     rows = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    clean, whole = found.by_strategy(), found.by_strategy(contaminated=True)
+    clean, whole = validation.by_strategy(), validation.by_strategy(contaminated=True)
     for name in whole:
-        count = sum(row.run.kind == name for row in found.rows)
+        count = sum(row.run.kind == name for row in validation.rows)
         rows.append(_line(name, count, clean.get(name), whole[name], same))
-    return [*rows, _line("all", len(found.rows), found.accuracy, found.accuracy_all, same)]
+    return [*rows, _line("all", len(validation.rows), validation.accuracy, validation.accuracy_all, same)]
 
 
 def _line(name: str, count: int, clean: float | None, whole: float | None, same: dict[str, float] | None) -> str:
@@ -107,8 +107,8 @@ def _percent(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.2%}"
 
 
-def _every(found: Validation) -> list[str]:
-    return ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_row, found.rows)]
+def _every(validation: Validation) -> list[str]:
+    return ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_row, validation.rows)]
 
 
 def _row(row: Scored) -> str:
@@ -121,25 +121,25 @@ def _row(row: Scored) -> str:
 
 
 def _paradl() -> dict[str, float]:
-    """What ParaDL's model made of the figure's test points, by strategy."""
+    """Accuracy of ParaDL's own model on the figure's test points, by strategy."""
     with SHIPPED["paradl_figure"].open(newline="") as file:
         rows = list(csv.DictReader(file))
     fewest: dict[tuple[str, str], int] = {}
     for row in rows:
         key = row["model"], row["strategy"]
         fewest[key] = min(int(row["gpus"]), fewest.get(key, int(row["gpus"])))
-    found = defaultdict(list)
+    by_strategy = defaultdict(list)
     for row in rows:
         if int(row["gpus"]) > fewest[row["model"], row["strategy"]]:
             measured = float(row["measured_total_s"])
             accuracy = 1 - abs(float(row["paradl_total_s"]) - measured) / measured
             for name in ("+".join(part for part in PARTS[row["strategy"]] if part), "all"):
-                found[name].append(accuracy)
-    return {name: fmean(values) for name, values in found.items()}
+                by_strategy[name].append(accuracy)
+    return {name: fmean(values) for name, values in by_strategy.items()}
 
 
 def practices() -> str:
-    """Which source each habit was read in."""
+    """The source of each habit."""
     return "\n".join(f"- {name}: {practice.origin}" for name, practice in PRACTICES.items())
 
 

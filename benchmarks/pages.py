@@ -1,4 +1,4 @@
-"""Pages that several commands write: each has a section of its own, between marks, and leaves the others alone."""
+"""Pages that several commands write: each replaces its own section, between marks, and leaves the others alone."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def put_section(name: str, text: str, page: Path = ACCURACY) -> None:
     section = f"{begin}\n{text.strip()}\n{end}\n"
     before = page.read_text() if page.exists() else TITLE
     marked = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n", re.DOTALL)
-    found = marked.search(before)
-    page.write_text(before[: found.start()] + section + before[found.end() :] if found else f"{before}\n{section}")
+    match = marked.search(before)
+    page.write_text(before[: match.start()] + section + before[match.end() :] if match else f"{before}\n{section}")

@@ -89,7 +89,7 @@ def test_adaptive_max_pool_of_odd_values(mesh: Mesh, data: st.DataObject, check:
 
 
 def direct_forms(x: Any) -> Any:
-    """Functions that return indices without being asked."""
+    """Functions that always return indices."""
     return [
         *torch.adaptive_max_pool1d(x, 3),
         *F.adaptive_max_pool1d_with_indices(x, (1,)),
@@ -104,7 +104,7 @@ def test_forms_of_calling(ranks: int, check: Check) -> None:
 
 
 def global_pooling(mesh: Mesh, dtype: torch.dtype) -> tuple[list[str], list[float]]:
-    """Carriers used, and the largest errors of average and maximum, of pooling a volume to one value a channel."""
+    """Carriers used, and the largest errors of average and maximum, of pooling a volume to one value per channel."""
     whole = torch.randn(2, 4, 6, 6, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
     x: Any = shard(whole, opened(mesh), natural_cut(mesh, 5))
     with opened(mesh).traffic.watch() as traffic:
@@ -135,5 +135,5 @@ def test_refused(name: str, pools: Pools) -> None:
     mesh = Mesh(height=2)
     integers = f"`input` (of torch.int64) must be floating point for `{name}`."
     assert pools[2].run(refusal, mesh, name, torch.int64, 1) == [integers] * 2
-    told = pools[2].run(refusal, mesh, name, torch.float32, (1, 2, 3))
-    assert all("output_size" in text for text in told), told
+    messages = pools[2].run(refusal, mesh, name, torch.float32, (1, 2, 3))
+    assert all("output_size" in text for text in messages), messages

@@ -28,7 +28,7 @@ MODULE: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 def convolve(x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using padding='same' with even kernel")  # torch's remark on its own copy
+        warnings.filterwarnings("ignore", "Using padding='same' with even kernel")  # torch's warning about its own copy
         return CONV[weight.dim() - 2](x, weight, bias, **options)
 
 
@@ -142,7 +142,7 @@ def conv_pool_norm(x: Any, weight: Any, gain: Any, bias: Any) -> Any:
 
 
 def test_samples_and_all_of_space_cut_at_once(check: Check) -> None:
-    """16 ranks: every rank but those at the corners has neighbours in all directions, and some have no sample."""
+    """16 ranks: every rank except those at the corners has neighbours in all directions, and some have no sample."""
     mesh = Mesh(data=2, depth=2, height=2, width=2)
     params = ((4, 2, 5, 4, 3), (4,), (4,))
     check(SplitCase(conv_pool_norm, mesh, ((3, 2, 9, 7, 11),), params))

@@ -1,4 +1,4 @@
-"""Slices, whole-number indices, narrow, select, flip and roll."""
+"""Slices, integer indices, narrow, select, flip and roll."""
 
 from collections.abc import Callable
 from functools import partial
@@ -56,7 +56,7 @@ def test_indexing(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 def trailing(index: list[Any], shape: tuple[int, ...], data: st.DataObject) -> list[Any]:
-    """Picks after `...` count from the last dim, so they are drawn anew to fit there."""
+    """Picks after `...` count from the last dim, so they are drawn again to fit there."""
     before, after = index[: index.index(...)], index[index.index(...) + 1 :]
     last = shape[len(shape) - len(after) :]
     return [*before, ..., *(data.draw(picks(extent)) for extent in last)]
@@ -128,7 +128,7 @@ def test_iteration(pools: dict[int, RankPool]) -> None:
 def refused() -> None:
     x: Any = shard(torch.ones(4, 6), opened(Mesh(height=2)), {0: "height"})
     for index in (torch.tensor([0, 1]), [0, 1], True, torch.ones(4, 6, dtype=torch.bool), x > 0, (0, torch.tensor(1))):
-        with pytest.raises(UnsupportedError, match="takes whole numbers, slices, None"):
+        with pytest.raises(UnsupportedError, match="takes integers, slices, None"):
             x[index]
     with pytest.raises(UnsupportedError, match=r"step -1 in dim 1.*torch\.flip"):
         x[:, ::-1]

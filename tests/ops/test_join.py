@@ -31,7 +31,7 @@ def draw_shape(data: st.DataObject, mesh: Mesh) -> tuple[int, ...]:
 
 
 def other_cut(data: st.DataObject, mesh: Mesh, dims: int) -> dict[int, str | tuple[str, ...]]:
-    """Each axis on a dim of its own choice, or on none."""
+    """Each axis cuts a random dim, or none."""
     places = data.draw(st.permutations(range(dims)))
     wanted = {dim: name for dim, name in zip(places, mesh.axes, strict=False) if data.draw(st.booleans())}
     return dict(wanted)
@@ -92,7 +92,7 @@ def test_pieces_may_overlap(check: Check) -> None:
     check(SplitCase(overlapping, Mesh(height=2), ((1, 1, 5, 2),)))
 
 
-def promotes_and_passes_over_nothing() -> None:
+def promotes_and_skips_empty_operands() -> None:
     mesh = opened(Mesh(height=2))
     x: Any = shard(torch.ones(1, 1, 3, 2), mesh, {2: "height"})
     joined_types: Any = torch.cat([x, x.double()], 2)
@@ -102,8 +102,8 @@ def promotes_and_passes_over_nothing() -> None:
     assert after_nothing.layout == x.layout
 
 
-def test_types_and_nothing(pools: dict[int, RankPool]) -> None:
-    pools[2].run(promotes_and_passes_over_nothing)
+def test_types_are_promoted_and_empty_operands_skipped(pools: dict[int, RankPool]) -> None:
+    pools[2].run(promotes_and_skips_empty_operands)
 
 
 def refused() -> None:

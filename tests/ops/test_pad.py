@@ -55,7 +55,7 @@ def test_borders(mesh: Mesh, data: st.DataObject, check: Check) -> None:
         most = {"reflect": extent - 1, "replicate": 6, "circular": extent}[mode]
         low, high = data.draw(st.tuples(*[st.integers(1 - extent, most)] * 2))
         assume(extent + low + high > 0)
-        # torch wraps circular borders around what is left of the input, and reads memory nobody wrote if that is less.
+        # torch wraps circular borders around the cropped input, and reads uninitialised memory if that is smaller.
         assume(mode != "circular" or max(low, high) <= extent + min(low, 0) + min(high, 0))
         amounts += [low, high]
     check(SplitCase(partial(padded, amounts=tuple(amounts), mode=mode), mesh, (shape,)))

@@ -46,9 +46,9 @@ def test_over_many_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     name = data.draw(st.sampled_from(MANY_DIMS))
     options: dict[str, Any] = {"dim": data.draw(some_dims(shape)), "keepdim": data.draw(st.booleans())}
     if name in {"var", "std"}:
-        options["correction"] = 0  # torch warns of a single value with the default
+        options["correction"] = 0  # torch warns about a single value with the default
     if name == "norm":
-        options["p"] = 2  # torch's default takes two dims at most
+        options["p"] = 2  # torch's default takes at most two dims
     if options["dim"] is None and name in {"amax", "amin"}:
         options["dim"] = ()
     dtype = data.draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
@@ -85,7 +85,7 @@ def test_in_any_layout(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 def with_ties(x: Any, name: str, options: dict[str, Any]) -> Any:
-    """Few different values, so that the largest is there many times, on several ranks."""
+    """Few different values, so that the largest occurs many times, on several ranks."""
     few = x - x.detach() + torch.round(x.detach())
     return reduce(few, name, False, options)
 

@@ -1,4 +1,4 @@
-"""Softmax, log-softmax, softmin and log-sum-exp along dims that are cut or not."""
+"""Softmax, log-softmax, softmin and log-sum-exp along cut and uncut dims."""
 
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +55,7 @@ def test_softmax(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     form = data.draw(st.sampled_from([*FORMS, *MODULES]))
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     dtype, wanted = data.draw(st.sampled_from(TYPES))
-    # Powers of 1000 overflow unless the largest is taken off; float32 has no digits left for such gradients.
+    # Exponentials of 1000 overflow unless the largest is subtracted; float32 has no digits left for such gradients.
     scale = data.draw(st.sampled_from([1.0, 1000.0] if dtype == torch.float64 else [1.0]))
     check(SplitCase(partial(normalise, form=form, dim=dim, scale=scale, dtype=wanted), mesh, (shape,), dtype=dtype))
 

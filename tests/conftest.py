@@ -1,4 +1,4 @@
-"""Rank pools shared by all tests, and the grids that every split operator is tried on."""
+"""Rank pools shared by all tests, and the meshes on which every split operator is tested."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 class Pools:
-    """One pool a rank count, forked when first needed and again after a failure broke it."""
+    """One pool per rank count, forked when first needed and again after a failure."""
 
     def __init__(self) -> None:
         self._pools: dict[int, RankPool] = {}
@@ -72,7 +72,7 @@ def pools() -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def check(pools: Pools) -> Callable[[SplitCase], None]:
-    """Run a split case on as many ranks as its mesh has."""
+    """Run a split case on the ranks of its mesh."""
 
     def run(case: SplitCase) -> None:
         pools[case.mesh.size].run(SplitCase.check, case)

@@ -1,4 +1,4 @@
-"""Every reference network under every preset: three optimiser steps give the single process's losses and weights.
+"""Every reference network under every preset: three optimiser steps match a single process's losses and weights.
 
 Each run takes a sample of the combinations; `make test-full` takes all of them.
 """

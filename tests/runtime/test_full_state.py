@@ -30,7 +30,7 @@ def round_trip(mesh: Mesh, state: dict[str, torch.Tensor]) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_checkpoint_comes_back_bit_by_bit(pools: Pools, mesh: Mesh) -> None:
+def test_a_checkpoint_round_trips_bit_for_bit(pools: Pools, mesh: Mesh) -> None:
     state = fresh("resnet18")[0].state_dict()
     state = {k: torch.rand_like(v) if v.is_floating_point() else v + 3 for k, v in state.items()}
     for found in pools[4].run(round_trip, mesh, state):
@@ -88,7 +88,7 @@ def from_meta(mesh: Mesh, seed: int | None, state: dict[str, torch.Tensor] | Non
 
 
 @pytest.mark.parametrize("mesh", [Mesh(filter=2), Mesh(height=2)], ids=str)
-def test_a_meta_model_gets_memory_for_its_shards_alone(pools: Pools, mesh: Mesh) -> None:
+def test_a_meta_model_gets_memory_only_for_its_shards(pools: Pools, mesh: Mesh) -> None:
     torch.manual_seed(5)
     state = wide().state_dict()
     drawn = pools[2].run(from_meta, mesh, 7, None)

@@ -127,7 +127,7 @@ def test_ranks_sit_on_nodes_in_order() -> None:
 
 
 def test_unknown_axes_are_refused() -> None:
-    with pytest.raises(cm.MeshError, match="`depht` is no mesh axis"):
+    with pytest.raises(cm.MeshError, match="`depht` is not a mesh axis"):
         cm.System.load("abci").spans(cm.Mesh(depth=2), ["depht"])
 
 

@@ -1,7 +1,7 @@
 # The two commands to know are `make demo` and `make test`. Each sets up everything it needs in .venv.
 PY := .venv/bin/python
 
-.PHONY: demo test test-full check format bench matrix clean
+.PHONY: demo test test-full check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -25,8 +25,10 @@ format: .venv/.ready
 bench: .venv/.ready
 	for page in conv channels unet ddp plan_scale; do $(PY) -m benchmarks.$$page || exit 1; done
 
-matrix: .venv/.ready  # rewrite the support matrix in the README from a full test run
-	$(PY) -m pytest -q tests/ops --write-matrix
+docs: .venv/.ready  # rewrite the generated pages: reference, support matrix, the README's table of numbers
+	$(PY) -m scripts.make_reference
+	$(PY) -m scripts.make_numbers
+	$(PY) -m tests.support
 
 .venv/.ready: pyproject.toml scripts/setup
 	sh scripts/setup

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
-TITLE = """# How near the oracle comes
+ACCURACY = Path(__file__).parents[1] / "benchmarks" / "oracle_accuracy.md"
+TITLE = """# Oracle accuracy
 
-Every section was written by the command that it names, with every point. Peaks of memory have a page of their own
-([oracle_memory.md](../benchmarks/oracle_memory.md)), and so have steps on one GPU
-([oracle_gpu.md](../benchmarks/oracle_gpu.md)).
+Each section was written by the command it names and lists every point. Memory peaks
+([oracle_memory.md](oracle_memory.md)) and steps on one GPU ([oracle_gpu.md](oracle_gpu.md)) have their own pages; the
+summary for readers is [docs/accuracy.md](../docs/accuracy.md).
 """
 
 

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, settings
 
 from convmesh.testing import RankPool, SplitCase
 from tests.draws import examples
-from tests.matrix import matrix, write_readme
 
 os.environ["CONVMESH_SYSTEMS"] = "no-systems-of-the-user-in-tests"
 
@@ -25,22 +24,6 @@ settings.register_profile(
 )
 settings.register_profile("noshrink", settings.get_profile("ranks"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("ranks")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-matrix", action="store_true", help="write the README's support matrix if all tests pass")
-    parser.addoption("--show-matrix", action="store_true", help="print the support matrix of the collected tests")
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if session.config.getoption("--write-matrix") and exitstatus == 0:
-        write_readme(matrix(session.items))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    session = terminalreporter._session
-    if terminalreporter.config.getoption("--show-matrix") and session is not None:
-        terminalreporter.write_line(matrix(session.items))
 
 
 class Pools:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from convmesh import Layout, Mesh, Sharded, open_mesh, shard
+from convmesh.dist import StepSettings
 from convmesh.testing import RankPool, SplitCase, check_split, opened, run_ranks
 
 Pools = dict[int, RankPool]
@@ -28,21 +29,18 @@ def test_1_gradients_of_halos_are_sent_back_and_added(pools: Pools) -> None:
     split(pools, partial(conv2d, padding=2), Mesh(height=4), (1, 2, 12, 5), (3, 2, 5, 5))
 
 
-def corner_value(mesh: Mesh) -> list[float]:
+def corner_value(mesh: Mesh, overlap: bool) -> list[float]:
     """A single 1 next to the crossing of both cuts, seen by a 3×3 kernel of ones from the diagonal shard."""
     x = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
     x[0, 0, 3, 3] = 1
-    y = F.conv2d(shard(x, opened(mesh), {2: "height", 3: "width"}), torch.ones(1, 1, 3, 3).double(), padding=1)  # type: ignore[call-overload]
+    cut = shard(x, opened(mesh).with_settings(StepSettings(overlap=overlap)), {2: "height", 3: "width"})
+    y = F.conv2d(cut, torch.ones(1, 1, 3, 3).double(), padding=1)  # type: ignore[call-overload]
     return [y.gather()[0, 0, 4, 4].item(), y.gather().sum().item()]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_2_corners_arrive_with_and_without_overlap(overlap: bool) -> None:
-    def body() -> list[float]:
-        opened(Mesh(height=2, width=2)).overlap = overlap
-        return corner_value(Mesh(height=2, width=2))
-
-    assert run_ranks(4, body) == [[1.0, 9.0]] * 4
+    assert run_ranks(4, corner_value, Mesh(height=2, width=2), overlap) == [[1.0, 9.0]] * 4
 
 
 @pytest.mark.parametrize("extent", [16, 17, 18, 19, 23])

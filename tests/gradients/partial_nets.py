@@ -25,6 +25,8 @@ class Towers(nn.Module):
         self.cut = nn.Parameter(torch.randn(6, 5))
         self.to(dtype)
         self.mesh = mesh
+        self.reducer: Any = None
+        """Kept here: it sums gradients for as long as it is held."""
         if mesh is not None and "channel" in mesh.mesh.axes:
             self.cut = nn.Parameter(cut_weight(self.cut.detach(), mesh, {0: ("channel",)}))
 

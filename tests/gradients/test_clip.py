@@ -18,7 +18,7 @@ Pools = dict[int, RankPool]
 def clipped(mesh: Mesh | None, max_norm: float, norm_type: float) -> tuple[float, dict[str, Any]]:
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        GradientReducer(opened(mesh), net.axes_of())
+        net.reducer = GradientReducer(opened(mesh), net.axes_of())
     net(batches()[0]).backward()
     if mesh is None:
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm, norm_type)

@@ -137,7 +137,7 @@ def expected(pools: Pools) -> list[dict[str, Any]]:
 def trained(mesh: Mesh | None, fused: bool) -> dict[str, Any]:
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+        net.reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
     plain = [p for p in net.parameters() if p is not net.cut]
     optimizers = [torch.optim.AdamW(plain, lr=0.01, fused=fused), torch.optim.SGD([net.cut], 0.1, momentum=0.9)]
     for x in batches():

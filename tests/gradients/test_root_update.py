@@ -20,7 +20,7 @@ def trained(mesh: Mesh | None, chunks: int = 3) -> tuple[int, dict[str, Any]]:
     """How many parameters have optimiser state on this rank, and the weights after steps with accumulation."""
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        BroadcastReducer(opened(mesh), net.axes_of(), net, chunks)
+        net.reducer = BroadcastReducer(opened(mesh), net.axes_of(), net, chunks)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     for first, second in zip(batches(), reversed(batches()), strict=True):
         for x in (first, second):

@@ -28,9 +28,9 @@ def setup(mesh: Mesh | None, reduction: str) -> tuple[Towers, Any, torch.amp.Gra
         reducer = ShardedReducer(opened(mesh), net.axes_of())
         return net, ShardedOptimizer(reducer, torch.optim.SGD, lr=0.1), scaler
     if reduction == "broadcast":
-        net.reducer = BroadcastReducer(opened(mesh), net.axes_of(), net)  # type: ignore[assignment]
+        net.reducer = BroadcastReducer(opened(mesh), net.axes_of(), net)
     else:
-        GradientReducer(opened(mesh), net.axes_of())
+        net.reducer = GradientReducer(opened(mesh), net.axes_of())
     return net, torch.optim.SGD(net.parameters(), lr=0.1), scaler
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, shard
-from convmesh.dist import Reduction
+from convmesh.dist import Reduction, StepSettings
 from convmesh.dist.exchange import PendingExchange, start
 from convmesh.kernels.local_conv import convolution, convolution_backward
 from convmesh.layout import Box, Layout, Span
@@ -26,15 +26,11 @@ CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def output_and_gradients(x: torch.Tensor, weight: torch.Tensor, mesh: Mesh, overlap: bool) -> list[torch.Tensor]:
-    opened(mesh).overlap = overlap
-    try:
-        whole = shard(x, opened(mesh), natural_cut(mesh, x.dim()))
-        local, weight = whole.local.requires_grad_(), weight.clone().requires_grad_()
-        y = CONV[x.dim() - 2](whole.like(local), weight, padding=[k // 2 for k in weight.shape[2:]])
-        cotangent = torch.randn(y.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
-        return [y.local.detach(), *torch.autograd.grad(y.local, (local, weight), cotangent[y.box.slices()])]
-    finally:
-        opened(mesh).overlap = True
+    whole = shard(x, opened(mesh).with_settings(StepSettings(overlap=overlap)), natural_cut(mesh, x.dim()))
+    local, weight = whole.local.requires_grad_(), weight.clone().requires_grad_()
+    y = CONV[x.dim() - 2](whole.like(local), weight, padding=[k // 2 for k in weight.shape[2:]])
+    cotangent = torch.randn(y.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+    return [y.local.detach(), *torch.autograd.grad(y.local, (local, weight), cotangent[y.box.slices()])]
 
 
 def compare(shape: tuple[int, ...], kernel: tuple[int, ...], mesh: Mesh) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -13,48 +14,48 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
 
 
+@dataclass(frozen=True, eq=False)
 class OpenMesh:
-    """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`, or dry by `dry_mesh`."""
+    """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`, or dry by `dry_mesh`.
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        ranks: Sequence[int],
-        rank: int,
-        groups: dict[tuple[str, ...], dist.ProcessGroup],
-        everyone: dist.ProcessGroup | None,
-        device: torch.device,
-    ) -> None:
-        self.mesh = mesh
-        self.world_ranks = ranks
-        self.rank = rank
-        self.everyone = everyone
-        self.is_dry = everyone is None
-        self.device = device
-        self.traffic = Traffic()
-        self.seeds = torch.Generator().manual_seed(0)
-        self.overlap = True
-        """Whether convolutions start before their halos arrive; off for debugging and comparison."""
-        self.sub_batches = 1
-        """Into how many parts samples are cut that travel to dense layers cut over their own axis."""
-        self.replica_statistics = False
-        """Whether batch norm takes its statistics within one data-parallel replica, not over the global batch."""
-        self.weight_sums: Callable[[tuple[str, ...]], None] | None = None
-        """Who sums weight gradients after backward, and is told over which axes; None: each layer does so at once."""
-        self.device_meshes: dict[tuple[str, ...], DeviceMesh] = {}
-        """torch's views of this mesh, by order of axes; see `dist.weights`."""
-        self._groups = groups
-        self._agreed: set[tuple[str, str]] = set()
-        self.stages_through_host = device.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    `with_settings` gives another view of the same mesh: both share groups, seeds, counters and device meshes.
+    """
+
+    mesh: Mesh
+    world_ranks: Sequence[int]
+    rank: int
+    everyone: dist.ProcessGroup | None
+    """All ranks of the mesh; None on a dry mesh."""
+    device: torch.device
+    groups: Mapping[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict, repr=False)
+    stages_through_host: bool = False
+    """Whether messages leave from the host's memory, because the backend cannot send from the device's."""
+    settings: StepSettings = StepSettings()
+    traffic: Traffic = field(default_factory=Traffic, repr=False)
+    seeds: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+    device_meshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, repr=False)
+    """torch's views of this mesh, by order of axes; see `dist.cut_weights`."""
+    left_partial: list[tuple[str, ...]] | None = field(default=None, repr=False)
+    """In a dry run: lists the axes along which layers left weight gradients partial."""
+    _agreed: set[tuple[str, str]] = field(default_factory=set, repr=False)
+
+    @property
+    def is_dry(self) -> bool:
+        return self.everyone is None
+
+    def with_settings(self, settings: StepSettings) -> OpenMesh:
+        """The same mesh for layers that run by other settings."""
+        return replace(self, settings=settings)
 
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
         """The ranks that differ from this one on `axes` only."""
-        return self._groups[tuple(name for name in self.mesh.axes if name in axes)]
+        return self.groups[tuple(name for name in self.mesh.axes if name in axes)]
 
     def background(self, axes: Sequence[str]) -> dist.ProcessGroup:
         """The same ranks once more, for what goes on behind other work: in one group, a few numbers that a layer waits
@@ -71,9 +72,10 @@ class OpenMesh:
 
     def weight_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         """The axes over which a layer must itself sum its weights' gradients, when its work is cut along `axes`."""
-        if self.weight_sums is None:
+        if self.settings.sums_weights:
             return axes
-        self.weight_sums(axes)
+        if self.left_partial is not None:
+            self.left_partial.append(axes)
         return ()
 
     def agree(self, what: str, value: str, problem: str | None = None) -> None:
@@ -122,7 +124,8 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
-    return OpenMesh(mesh, members, here, _open_groups(mesh, members), everyone, where)
+    through_host = where.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host)
 
 
 def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
@@ -132,7 +135,7 @@ def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
     """
     if not 0 <= rank < mesh.size:
         raise MeshError(f"`rank` (={rank}) must be one of the {mesh.size} ranks of {mesh}: 0 to {mesh.size - 1}.")
-    return OpenMesh(mesh, range(mesh.size), rank, {}, None, torch.device("meta"))
+    return OpenMesh(mesh, range(mesh.size), rank, everyone=None, device=torch.device("meta"))
 
 
 def _check_members(members: tuple[int, ...]) -> None:

@@ -7,9 +7,10 @@ they are full, and the end of `backward()` waits for them: after it, gradients a
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from convmesh.errors import ConvMeshError, LayoutError
 from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_buckets
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
+from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 
@@ -32,12 +34,18 @@ BYTES_FIRST = 1 << 20
 """The first bucket is small so that the network has work early."""
 
 
+_active: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+"""The reducers whose hooks are on parameters."""
+
+
 class GradientReducer:
     """Sums gradients over the axes along which they are partial, in buckets, behind backward.
 
     `axes_of` names every parameter in the order in which forward uses them, with the axes along which its gradient is
     partial; () for those that need no sum. Gradients accumulate over backward passes as on one device. `dtype_reduce`
     is the type in which gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own.
+
+    Whoever makes a reducer keeps it: the parameters do not, and when it is freed its hooks are gone.
     """
 
     def __init__(
@@ -53,15 +61,17 @@ class GradientReducer:
         self.dtype_reduce = dtype_reduce
         self.axes_of = _without_repeats(axes_of)
         self.buckets = self._make_buckets(bytes_bucket, bytes_first)
+        _refuse_second(self._slots)
         self._agree()
         self._defers = False
         self._passes = False
         self._next = 0
         self._tasks: set[int] = set()
-        self._hooks: list[Any] = []
+        self._hooks = OwnedHooks(self)
         if any(isinstance(p, DTensor) for p in self.axes_of):
-            self._hooks.append(register_optimizer_step_pre_hook(loop_over_mixed_groups))
+            self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+        _active.add(self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
         mesh = self.mesh
@@ -86,10 +96,10 @@ class GradientReducer:
     def _watch(self, bucket: Bucket, slot: Slot) -> Any:
         """Hooks around the point where autograd adds a gradient; the node is kept, or its hook would be lost."""
         accumulator = torch.autograd.graph.get_gradient_edge(slot.parameter).node
-        self._hooks += [
-            accumulator.register_prehook(partial(self._before, bucket, slot)),
-            slot.parameter.register_post_accumulate_grad_hook(partial(self._after, bucket, slot)),
-        ]
+        self._hooks.add(
+            accumulator.register_prehook(weak_hook(self._before, bucket, slot)),
+            slot.parameter.register_post_accumulate_grad_hook(weak_hook(self._after, bucket, slot)),
+        )
         return accumulator
 
     def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor, ...]) -> None:
@@ -204,9 +214,24 @@ class GradientReducer:
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
+        _active.discard(self)
+
+
+def _refuse_second(slots: Sequence[Slot]) -> None:
+    """Refuse parameters that another reducer sums: theirs would be the sum of sums."""
+    if _summed_elsewhere(slots):
+        gc.collect()  # a network that was dropped may be a cycle that nobody has collected yet
+    if slot := _summed_elsewhere(slots):
+        raise LayoutError(
+            f"the gradients of a parameter of shape {tuple(slot.parameter.shape)} are summed already, for an earlier "
+            "network of the same model; drop that network first (`del net`), or make this one from a copy of the model."
+        )
+
+
+def _summed_elsewhere(slots: Sequence[Slot]) -> Slot | None:
+    taken = {id(slot.parameter) for reducer in _active for slot in reducer._slots}
+    return next((slot for slot in slots if id(slot.parameter) in taken), None)
 
 
 def _is_full(bucket: Bucket) -> bool:

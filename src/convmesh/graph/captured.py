@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from convmesh.graph.tracing.exported import exported
 from convmesh.graph.tracing.keys import VALUE
 from convmesh.graph.tracing.tracer import LayerTracer, has_hooks, hooks_notice
 from convmesh.graph.tracing.whole import whole_graph, whole_output
+from convmesh.graph.weightless import Own, is_from, own_parts, weightless_graph
 
 Sample = torch.Tensor | Sequence[int]
 
@@ -34,6 +36,20 @@ class Captured:
     """Its nodes are named as those of `graph`; its submodules and parameters are the model's own."""
     values: Mapping[str, Any]
     """What each node gives: tensors on the meta device, numbers, shapes, tuples of them."""
+    constants: Mapping[str, torch.Tensor]
+    """Tensors of `module` that are no attribute of the model."""
+    own: Own
+    """The parts of the model that `module` calls or reads."""
+
+    def without_weights(self) -> Captured:
+        """The network for plans: `module` has shapes and types only, and keeps nothing of the model alive."""
+        return replace(self, module=weightless_graph(self.module))
+
+    def of_model(self, model: nn.Module) -> Captured | None:
+        """The network with the model's own modules and parameters; None if it was captured from another model."""
+        if not is_from(self.own, model):
+            return None
+        return replace(self, module=assemble(model, copy.deepcopy(self.module.graph), self.constants))
 
 
 def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None) -> Captured:
@@ -59,7 +75,8 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
         warnings.warn(message, CaptureWarning, stacklevel=2)
     values = {node.name: node.meta[VALUE] for node in traced.graph.nodes if node.op != "output"}
     graph = describe(traced.graph, model, traced.closed)
-    return Captured(graph, assemble(model, traced.graph, traced.constants), values)
+    module = assemble(model, traced.graph, traced.constants)
+    return Captured(graph, module, values, traced.constants, own_parts(module, traced.constants))
 
 
 @dataclass(frozen=True)

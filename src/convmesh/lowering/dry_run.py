@@ -106,8 +106,8 @@ class DryRunner:
         arriving: tuple[Strides | None, ...],
     ) -> DryResult:
         axes: list[Axes] = []
-        self.mesh.weight_sums = axes.append
-        inputs = [leaf.on(self.mesh) for leaf in leaves if isinstance(leaf, Dry)]
+        mesh = replace(self.mesh, left_partial=axes)
+        inputs = [leaf.on(mesh) for leaf in leaves if isinstance(leaf, Dry)]
         sources = [x.local for x in inputs]
         for x in inputs:  # a leaf of autograd must not be overwritten, as an in-place operator would
             x.local = x.local.clone() if x.local.requires_grad else x.local

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from convmesh.dist import dry_mesh
+from convmesh.dist import StepSettings, dry_mesh
 from convmesh.errors import ConvMeshError, PlanError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
@@ -60,9 +60,7 @@ class Lowering:
 
     def __init__(self, captured: Captured, plan: Plan, rank: int, samples: int | None) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
-        self._mesh = dry_mesh(plan.mesh, rank)
-        self._mesh.replica_statistics = plan.batchnorm == "replica"
-        self._mesh.sub_batches = plan.sub_batches
+        self._mesh = dry_mesh(plan.mesh, rank).with_settings(StepSettings().for_plan(plan))
         self._runner = DryRunner(self._mesh)
         self._weights = DryWeights()
         self._last = any(is_last(p) for p in captured.module.parameters())  # inputs come as the weights are

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import nn
 
 from convmesh.errors import PlanError
-from convmesh.graph import Captured, capture
+from convmesh.graph import Captured
 from convmesh.layout import Mesh
 from convmesh.lowering.lower import lower
-from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, samples_of
+from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
 from convmesh.planner.searching import best_on, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
@@ -50,7 +50,7 @@ def plan(
     `bytes_stage` of weights and activations if that is given, and the batch goes through them in `microbatches`
     (default: up to four a stage) by `schedule`.
     """
-    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    captured = network_of(model, sample)
     options = DraftOptions(
         batchnorm=batchnorm,
         checkpoint=tuple(checkpoint),

@@ -23,9 +23,9 @@ from convmesh.private_torch import tree_map
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
 from convmesh.runtime.executor import executable
 from convmesh.runtime.full_state import copy_from_first, is_materialised
-from convmesh.runtime.graph_regions import parts_of
 from convmesh.runtime.net import Engine, ParallelNet, Running
 from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
+from convmesh.runtime.pipeline.stage_modules import stage_regions
 from convmesh.runtime.pipeline.stage_weights import StageWeights
 
 Loss = Callable[..., Any]
@@ -50,6 +50,7 @@ def parallelize(
     captured = _captured(model, plan)
     plan.check(captured.graph)
     opened = _opened(plan, mesh)
+    inside = opened.with_settings(opened.settings.for_plan(plan))
     with standing_for(opened.device.type):
         lowered = lower(captured, plan, opened.rank)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
@@ -58,9 +59,11 @@ def parallelize(
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
     if stages is None:
-        engine: Engine = DirectEngine(executable(captured, lowered, opened, _backend(compile)), opened, loss)
+        module = executable(captured, lowered, inside, _backend(compile))
+        engine: Engine = DirectEngine(module, opened, inside, loss)
     else:
-        engine = PipelineEngine(captured, lowered, opened, loss, stages, _backend(compile))
+        regions = stage_regions(captured, lowered, inside, _backend(compile))
+        engine = PipelineEngine(stages.captured, lowered, opened, loss, regions)
     running = Running(
         lowered=lowered,
         mesh=opened,
@@ -76,15 +79,12 @@ def parallelize(
 
 
 def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
-    """The plan's mesh, open, and set as the plan wants it."""
+    """The plan's mesh, open."""
     if "pipe" in plan.mesh.axes and plan.pipeline is None:
         raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
     opened = mesh if mesh is not None else open_mesh(plan.mesh)
     if opened.mesh != plan.mesh:
         raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
-    opened.replica_statistics = plan.batchnorm == "replica"
-    opened.sub_batches = plan.sub_batches
-    opened.weight_sums = _leave
     return opened
 
 
@@ -106,25 +106,16 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
         )
-    source = plan.source
-    if isinstance(source, Captured) and _is_of(source, model):
-        return source
+    known = plan.source.of_model(model) if isinstance(plan.source, Captured) else None
+    if known is not None:
+        return known
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)
 
 
-def _is_of(source: Captured, model: nn.Module) -> bool:
-    mine = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    return all(id(part) in mine for part in parts_of(source.module).values())
-
-
 def _backend(choice: bool | str) -> str | None:
     return "inductor" if choice is True else choice or None
-
-
-def _leave(axes: tuple[str, ...]) -> None:
-    """Weight gradients stay partial in backward: the reducer sums them."""
 
 
 def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:

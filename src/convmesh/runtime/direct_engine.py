@@ -13,24 +13,30 @@ from convmesh.errors import NonFiniteLossError, UnsupportedError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_map
+from convmesh.runtime.placing import in_view
 
 Loss = Callable[..., Any]
 
 
 class DirectEngine:
-    """Runs the network from its first layer to its last."""
+    """Runs the network from its first layer to its last.
 
-    def __init__(self, module: fx.GraphModule, mesh: OpenMesh, loss: Loss | None) -> None:
+    The network runs by its plan's settings, in the view `inside`. Its outputs are on the mesh as it was opened, so that
+    the weights of a loss, which no reducer knows, have their gradients summed.
+    """
+
+    def __init__(self, module: fx.GraphModule, mesh: OpenMesh, inside: OpenMesh, loss: Loss | None) -> None:
         self.module, self.mesh, self.loss = module, mesh, loss
+        self._inside = inside
 
     def outputs(self, inputs: list[Sharded]) -> Any:
-        """What the network makes of its inputs."""
-        return self.module(*inputs)
+        """The network's outputs."""
+        return in_view(self.module(*in_view(inputs, self._inside)), self.mesh)
 
     def step(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
-        """The global loss, and the outputs that it was found from."""
+        """The global loss, and the outputs from which it was computed."""
         assert self.loss is not None
-        outputs = self.module(*inputs)
+        outputs = self.outputs(inputs)
         return whole_loss(self.loss(outputs, targets)), outputs
 
     def rebind(self, owner: nn.Module) -> None:

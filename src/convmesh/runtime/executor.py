@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
+from convmesh.graph.weightless import parts_of
 from convmesh.lowering.arrange import arrange
 from convmesh.lowering.channel_cuts import LAYERS
 from convmesh.lowering.lowered import Lowered
@@ -16,7 +17,8 @@ from convmesh.lowering.opaque import is_opaque, run_opaque
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
 from convmesh.runtime.compiled_regions import compile_parts, fusible
-from convmesh.runtime.graph_regions import parts_of, replace_regions
+from convmesh.runtime.graph_regions import graph_module, replace_regions
+from convmesh.runtime.placing import in_view
 from convmesh.runtime.recompute import Recomputed
 
 
@@ -33,7 +35,7 @@ def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: st
         _adapt(parts, copy, node, captured, lowered, mesh)
     tune(graph, parts, captured, lowered, mesh, backend)
     graph.lint()
-    return fx.GraphModule(parts, graph)
+    return graph_module(parts, graph)
 
 
 def tune(
@@ -116,13 +118,11 @@ class SumsAtOnce(nn.Module):
     def __init__(self, call: Callable[..., Any], mesh: OpenMesh) -> None:
         super().__init__()
         self.call, self._mesh = call, mesh
+        self._summing = mesh.with_settings(mesh.settings.summing_weights())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        later, self._mesh.weight_sums = self._mesh.weight_sums, None
-        try:
-            return self.call(*args, **kwargs)
-        finally:
-            self._mesh.weight_sums = later
+        args, kwargs = in_view((args, kwargs), self._summing)
+        return in_view(self.call(*args, **kwargs), self._mesh)
 
 
 def _recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from convmesh.private_torch import forget_source_of
+
 Parts = Mapping[str, Any]
 """Modules, parameters and buffers by the path that a graph calls them by."""
 
@@ -20,18 +22,6 @@ class GraphRegion:
     module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
-
-
-def parts_of(module: fx.GraphModule) -> dict[str, Any]:
-    """Everything that a traced module calls or reads, by path."""
-    return {
-        str(node.target): _at(module, node) for node in module.graph.nodes if node.op in ("call_module", "get_attr")
-    }
-
-
-def _at(module: nn.Module, node: fx.Node) -> Any:
-    owner, _, name = str(node.target).rpartition(".")
-    return getattr(module.get_submodule(owner), name)
 
 
 def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
@@ -49,7 +39,14 @@ def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
                 copies[source] = graph.node_copy(source, copies.__getitem__)
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return GraphRegion(fx.GraphModule(dict(parts), graph), tuple(inputs), outputs)
+    return GraphRegion(graph_module(parts, graph), tuple(inputs), outputs)
+
+
+def graph_module(parts: Parts, graph: fx.Graph) -> fx.GraphModule:
+    """A module that runs `graph` on the parts that it calls and reads."""
+    module = fx.GraphModule(dict(parts), graph)
+    forget_source_of(module)
+    return module
 
 
 def replace_regions(

@@ -119,7 +119,7 @@ class ParallelNet(nn.Module):
         """Replicas that keep statistics of their own go on with the first one's when training pauses, as with DDP."""
         run = self._running
         if self.training:
-            run.replicas_differ = run.mesh.replica_statistics
+            run.replicas_differ = run.lowered.plan.batchnorm == "replica"
         elif run.replicas_differ:
             copy_buffers_along(self, run.mesh, "data")
             run.replicas_differ = False

@@ -10,6 +10,7 @@ from convmesh.dist import OpenMesh
 from convmesh.errors import ShapeError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch import tree_map
 
 _LAYOUT = "convmesh_layout"
 """The attribute by which a shard that we cut tells its layout: another batch than the plan's has another."""
@@ -45,6 +46,11 @@ def on_layout(local: Any, planned: Layout | None, mesh: OpenMesh, what: str) -> 
             f"not {given}; cut a global tensor with `shard_input` or `shard_target`."
         )
     return Sharded(local, layout, mesh)
+
+
+def in_view(value: Any, mesh: OpenMesh) -> Any:
+    """A nested value whose `Sharded` tensors are on another view of their mesh: layers run them by its settings."""
+    return tree_map(lambda x: Sharded(x.local, x.layout, mesh) if isinstance(x, Sharded) else x, value)
 
 
 def for_batch(planned: Layout, shape: tuple[int, ...], what: str) -> Layout:

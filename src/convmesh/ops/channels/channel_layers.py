@@ -118,7 +118,7 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Shar
         )
     plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
     split = _split(x, weight, plans_of, 1)
-    if x.mesh.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+    if x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
         return _run_streamed(x, weight, bias, split, plans_of(split)[0])
     return _run(x, weight, bias, split, plans_of(split), LocalDense())
 
@@ -128,7 +128,7 @@ def _run_streamed(
 ) -> Sharded:
     """A dense layer that receives its input from all ranks, one sub-batch at a time."""
     rank = x.mesh.rank
-    batches = sub_batches(x.layout, output, rank, x.mesh.sub_batches)
+    batches = sub_batches(x.layout, output, rank, x.mesh.settings.sub_batches)
     x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split))
     plans = [_plans(b.layout, (Same(), Same()), weight.shape[0], 1, rank, split) for b in batches]
     parts = tuple(_layer(x, weight, weight_here, split, batch_plans, LocalDense()) for batch_plans in plans)

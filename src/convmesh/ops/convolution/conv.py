@@ -55,7 +55,7 @@ def _overlapped(
 ) -> Sharded:
     maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
-    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.overlap)
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.settings.overlap)
     if split.plain is not None and is_best_left_alone(x.local, weight, split.plain):
         return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
     with without_autocast(x.device):

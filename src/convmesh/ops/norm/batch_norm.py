@@ -52,7 +52,7 @@ def batch_norm(
 def _population(x: Sharded, dims: tuple[int, ...]) -> Population:
     """All values of a channel: in the global batch, or in this rank's data-parallel replica."""
     axes = x.layout.axes_of(dims)
-    if not x.mesh.replica_statistics or "data" not in x.layout.cuts[0].axes:
+    if not x.mesh.settings.replica_statistics or "data" not in x.layout.cuts[0].axes:
         return Population(x.mesh, axes, math.prod(x.shape[dim] for dim in dims))
     within = tuple(name for name in axes if name != "data")
     return Population(x.mesh, within, _replica_samples(x.layout, x.mesh.rank) * math.prod(x.shape[2:]))

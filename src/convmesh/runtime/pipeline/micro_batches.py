@@ -114,7 +114,7 @@ class Runner:
 
     def _scheduled(self, loss: LossOf | None) -> tuple[list[StageModule], Any]:
         wire = wire_of(self.mesh)
-        modules = [StageModule(region, self.batch.lowered, self.mesh, wire) for region in self._regions]
+        modules = [StageModule(region, self.batch.lowered, wire) for region in self._regions]
         pairs = zip(modules, self._regions, strict=True)
         stages = [CountedStage(module, region.index, self._stages, self.mesh, wire) for module, region in pairs]
         return modules, make_schedule(self.batch.pipeline.schedule, stages, self.batch.count, loss)

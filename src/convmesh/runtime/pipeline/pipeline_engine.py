@@ -23,12 +23,12 @@ from convmesh.layout import Layout
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
-from convmesh.plans.pipeline_rules import equal_share, microbatches_for, own_stages, stages_of
+from convmesh.plans.pipeline_rules import equal_share, microbatches_for, stages_of
 from convmesh.runtime.direct_engine import Loss, rebind, whole_loss
 from convmesh.runtime.pipeline.micro_batch_loss import KINDS, REFUSED, Kind, compare, kind_of, shares
 from convmesh.runtime.pipeline.micro_batches import MicroBatches, Runner
-from convmesh.runtime.pipeline.stage_modules import output_names, output_tree, returned, stage_regions
-from convmesh.runtime.pipeline.stage_weights import StageWeights, from_stage
+from convmesh.runtime.pipeline.stage_modules import StageRegion, output_names, output_tree, returned
+from convmesh.runtime.pipeline.stage_weights import from_stage
 from convmesh.runtime.pipeline.torch_schedules import check_order
 
 Gradients = list[torch.Tensor | None]
@@ -67,17 +67,15 @@ class PipelineEngine:
         lowered: Lowered,
         mesh: OpenMesh,
         loss: Loss | None,
-        weights: StageWeights,
-        backend: str | None = None,
+        regions: Sequence[StageRegion],
     ) -> None:
         assert lowered.plan.pipeline is not None
         check_order(mesh)
         self.mesh, self.loss = mesh, loss
-        self._captured, self._lowered = weights.captured, lowered
+        self._captured, self._lowered = captured, lowered
         self._names = [node.name for node in captured.graph.inputs]
         self._tree = output_tree(captured)
-        own = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
-        self._regions = stage_regions(captured, lowered, mesh, own, backend)
+        self._regions = regions
         self.batch = self._batch_of(lowered)
         self._runners: dict[int, Runner] = {}
         self._kind: Kind = "mean" if lowered.plan.pipeline.microbatches == 1 else "unknown"

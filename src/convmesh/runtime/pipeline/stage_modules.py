@@ -13,12 +13,14 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
+from convmesh.graph.weightless import parts_of
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.parcels import Parcel, parcel_of
 from convmesh.ops.core.sharded import Sharded
+from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
 from convmesh.runtime.executor import executable, tune
-from convmesh.runtime.graph_regions import Parts, parts_of, region
+from convmesh.runtime.graph_regions import Parts, graph_module, region
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class StageRegion:
     """The calls of one stage on shards: which values they take and give, and which the stage as a whole does."""
 
     index: int
+    mesh: OpenMesh
+    """With the settings of the network."""
     module: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -35,17 +39,16 @@ class StageRegion:
     """How many random masks earlier stages draw for a micro-batch."""
 
 
-def stage_regions(
-    captured: Captured, lowered: Lowered, mesh: OpenMesh, stages: Sequence[int], backend: str | None
-) -> list[StageRegion]:
-    """The given stages of the lowered network, their local parts compiled if a `backend` is named."""
+def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None) -> list[StageRegion]:
+    """This rank's stages of the lowered network, their local parts compiled if a `backend` is named."""
     assert lowered.plan.pipeline is not None
+    stages = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
     whole = replace(lowered, plan=replace(lowered.plan, checkpoint=()))
     module = executable(captured, whole, mesh)
     parts, row = parts_of(module), StageGraph(captured.graph)
     bounds = row.bounds(lowered.plan.pipeline.starts)
     calls = _calls_by_stage(module.graph, row, bounds)
-    made = [_region(captured, stage, calls[stage], parts, row, bounds) for stage in stages]
+    made = [_region(captured, mesh, stage, calls[stage], parts, row, bounds) for stage in stages]
     return [replace(one, module=_tuned(one.module, captured, lowered, mesh, backend)) for one in made]
 
 
@@ -58,7 +61,7 @@ def _tuned(
     parts, graph = parts_of(module), fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     tune(graph, parts, captured, lowered, mesh, backend)
-    return fx.GraphModule(parts, graph)
+    return graph_module(parts, graph)
 
 
 def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> list[list[fx.Node]]:
@@ -78,11 +81,18 @@ def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> 
 
 
 def _region(
-    captured: Captured, stage: int, calls: Sequence[fx.Node], parts: Parts, row: StageGraph, bounds: Sequence[int]
+    captured: Captured,
+    mesh: OpenMesh,
+    stage: int,
+    calls: Sequence[fx.Node],
+    parts: Parts,
+    row: StageGraph,
+    bounds: Sequence[int],
 ) -> StageRegion:
     found = region(parts, calls)
     return StageRegion(
         index=stage,
+        mesh=mesh,
         module=found.module,
         inputs=tuple(node.name for node in found.inputs),
         outputs=tuple(node.name for node in found.outputs),
@@ -105,7 +115,7 @@ def output_names(captured: Captured) -> tuple[str, ...]:
 class StageModule(nn.Module):
     """One stage for one size of micro-batch: the first takes input shards, the others runs of what crosses."""
 
-    def __init__(self, calls: StageRegion, lowered: Lowered, mesh: OpenMesh, wire: torch.device) -> None:
+    def __init__(self, calls: StageRegion, lowered: Lowered, wire: torch.device) -> None:
         super().__init__()
         self.calls = calls.module
         self.takes = parcel_of(calls.received, lowered)
@@ -114,7 +124,7 @@ class StageModule(nn.Module):
         """Of the random masks of each micro-batch."""
         self.chunk = 0
         """The micro-batch that runs next."""
-        self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, mesh, wire
+        self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, calls.mesh, wire
 
     @property
     def examples(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import nn
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.graph import Captured
+from convmesh.graph.weightless import weightless
 from convmesh.plans import Plan
 from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
@@ -27,9 +26,9 @@ class StageWeights:
         row = StageGraph(captured.graph)
         stages = row.stage_weights(row.bounds(plan.pipeline.starts))
         self._mesh, pipe = mesh, plan.mesh.axes["pipe"]
-        self.template, module = _without_data(model, captured)
-        self.captured = replace(captured, module=module)
-        """The network for working out other batches: on the meta device."""
+        self.template = weightless(model)
+        self.captured = captured.without_weights()
+        """The network for lowering batches of other sizes."""
         tensors = {name: id(t) for name, t in _all_tensors(model).items()}
         by_tensor = {tensors[name]: stage for name, stage in stages.items() if name in tensors}
         self.home = {name: by_tensor.get(tensor, 0) % pipe for name, tensor in tensors.items()}
@@ -68,18 +67,6 @@ class StageWeights:
 
 def _all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-
-
-def _without_data(model: nn.Module, captured: Captured) -> tuple[nn.Module, Any]:
-    """Copies of a model and of its captured module, whose tensors have shapes and types only."""
-    tensors = (*_all_tensors(model).values(), *_all_tensors(captured.module).values())
-    known: dict[int, Any] = {id(tensor): _meta(tensor) for tensor in tensors}
-    return copy.deepcopy((model, captured.module), known)
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
 def wire_of(mesh: OpenMesh) -> torch.device:

@@ -70,7 +70,7 @@ def kernels_of_a_small_shard(channels: int, filters: int, extents: tuple[int, ..
     dy = torch.randn(1, filters, *extents).contiguous(memory_format=last)
     weight = torch.randn(filters, channels, 3, 3, 3)
     params = ConvParams((1,) * 3, (1,) * 3, (1,) * 3, 1)
-    with torch.profiler.profile() as seen:
+    with torch.profiler.profile(acc_events=True) as seen:
         convolution(x, weight, None, params)
         convolution_backward(dy, x, weight, params, (True, True))
     return {event.name for event in seen.events()}

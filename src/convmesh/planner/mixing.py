@@ -31,7 +31,7 @@ from convmesh.oracle.search.elimination import Choices, Factor
 from convmesh.oracle.search.layer_splits import splits_of
 from convmesh.planner.predicting import representatives
 from convmesh.plans import Plan, Program, Split, Step, Transfer, WeightProgram, Work, split_nodes
-from convmesh.plans.program import BYTES_OF, Steps
+from convmesh.plans.steps import Steps, bytes_each
 from convmesh.system import System
 
 SHARES_EXPOSED = (1.0, 0.2)
@@ -243,7 +243,7 @@ class _Prices:
     def _bucket(self, axes: tuple[str, ...], dtype: str) -> float:
         key = ("bucket", axes, dtype)
         if key not in self._known:
-            shape = (BYTES_BUCKET // BYTES_OF.get(dtype, 4),)
+            shape = (BYTES_BUCKET // bytes_each(dtype),)
             weight = WeightProgram("bucket", shape, shape, dtype, True, sum_axes=axes)
             program = Program(self._open.mesh, self._open.rank, (), (weight,))
             summed = with_sums(program, {"bucket": axes}, self._open, "bucketed")
@@ -268,4 +268,4 @@ class _Prices:
         return self._weights[name].dtype
 
     def _size(self, name: str) -> int:
-        return BYTES_OF.get(self._dtype(name), 4)
+        return bytes_each(self._dtype(name))

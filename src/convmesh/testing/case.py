@@ -10,17 +10,15 @@ import torch
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.layout import Mesh
+from convmesh.layout.mesh import space_axes
 from convmesh.testing.compare import check_split
-
-SPATIAL_AXES = ("depth", "height", "width")
 
 Cut = Mapping[int, str | tuple[str, ...]]
 
 
 def natural_cut(mesh: Mesh, dims: int) -> dict[int, str]:
     """Samples by `data`, the last dims of a tensor of `dims` dims by `depth`, `height` and `width`."""
-    spatial = SPATIAL_AXES[-(dims - 2) :] if dims > 2 else ()
-    cut = {2 + i: name for i, name in enumerate(spatial) if name in mesh.axes}
+    cut = {2 + i: name for i, name in enumerate(space_axes(dims - 2)) if name in mesh.axes}
     return ({0: "data"} if "data" in mesh.axes else {}) | cut
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convmesh.oracle.memory.ledger import Key, Ledger
-from convmesh.plans.program import BYTES_OF, NodeProgram, Program, Saved
+from convmesh.plans.program import NodeProgram, Program
+from convmesh.plans.steps import Saved, bytes_each
 
 LOSS = "loss"
 """The node of a program that has its loss in it."""
@@ -74,7 +75,7 @@ class Liveness:
         found = 0
         for node in map(self._nodes.__getitem__, self._ends()):
             for dtype, size in zip(node.dtypes, node.bytes_outputs(self._program.rank), strict=True):
-                found += size + TRUTHS_LOOK * size // BYTES_OF.get(dtype, 4)
+                found += size + TRUTHS_LOOK * size // bytes_each(dtype)
         return found
 
     def _bytes_elsewhere(self) -> int:
@@ -84,7 +85,7 @@ class Liveness:
             for layout, dtype in zip(node.outputs, node.dtypes, strict=True):
                 if len(layout.cuts) > 1 and layout.is_cut(1):
                     here, whole = (at.box(self._program.rank).shape for at in (layout, layout.with_whole([1])))
-                    found += (math.prod(whole) - math.prod(here)) * BYTES_OF.get(dtype, 4)
+                    found += (math.prod(whole) - math.prod(here)) * bytes_each(dtype)
         return found
 
     def send(self) -> None:

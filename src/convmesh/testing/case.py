@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from convmesh.dist import OpenMesh, open_mesh
+from convmesh.kernels.memory_format import CHANNELS_LAST
 from convmesh.layout import Mesh
 from convmesh.layout.mesh import space_axes
 from convmesh.testing.compare import check_split
@@ -54,7 +55,7 @@ class SplitCase:
         if index in self.integer_inputs:
             return torch.randint(0, self.classes, shape, generator=generator).to(self.device)
         values = self._values(shape, generator)
-        wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+        wanted = CHANNELS_LAST.get(len(shape))
         return values.to(memory_format=self.memory_format) if self.memory_format == wanted else values
 
     def _values(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

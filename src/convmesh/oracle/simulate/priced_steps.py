@@ -70,6 +70,11 @@ class Script:
     compute: Estimate
     transfers: Estimate
 
+    @property
+    def seconds(self) -> float:
+        """With nothing running behind anything else."""
+        return self.compute.value + self.transfers.value
+
     def stretched(self, factor: float) -> Script:
         """With all computation that many times as long."""
         pieces = (p if not isinstance(p, Busy) else Busy(*(factor * s for s in astuple(p))) for p in self.pieces)

@@ -15,6 +15,10 @@ from convmesh.plans.steps import NOTHING_HELD, Held, Saved, Shape, Step, Steps, 
 
 Phase = Literal["forward", "backward", "reduction", "update"]
 
+BACKGROUND: frozenset[Phase] = frozenset({"reduction", "update"})
+"""Phases whose collectives have process groups of their own (`OpenMesh.background`), so that layers do not queue behind
+them."""
+
 
 @dataclass(frozen=True)
 class NodeProgram:

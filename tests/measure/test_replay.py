@@ -13,7 +13,7 @@ from benchmarks.oracle_runs.table import Point, section
 import convmesh as cm
 from convmesh import models
 from convmesh.kernels.device_kind import standing_for
-from convmesh.lowering.loss_node import LOSS, with_loss
+from convmesh.lowering.loss_node import with_loss
 from convmesh.measure.clock import one_thread
 from convmesh.measure.operator_times import Repeats, bytes_of_caches, distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
@@ -21,6 +21,7 @@ from convmesh.measure.replay import Replay
 from convmesh.measure.sending import SPLITS, measure_sending
 from convmesh.measure.updates import measure_updates, measure_updates_at_once
 from convmesh.plans import Program, Work
+from convmesh.plans.loss_memory import LOSS
 from convmesh.system.operator_table import OperatorTable, Overheads, UpdateTiming
 from tests.conftest import Pools
 

@@ -16,9 +16,9 @@ from typing import Any, cast
 import torch
 
 from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import CHANNELS_LAST
 from convmesh.kernels.pointwise_conv import pointwise, pointwise_backward
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
 _MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample above which blocks beat ATen's copy
 
@@ -124,7 +124,7 @@ def _aten_args(params: ConvParams) -> tuple[object, ...]:
 
 def best_format(dtype: torch.dtype, device: torch.device, dims: int, kernel: Sequence[int]) -> torch.memory_format:
     """Channels-last for oneDNN kernels with more than one tap; pointwise ones are matrix products in any format."""
-    best = _CHANNELS_LAST.get(dims)
+    best = CHANNELS_LAST.get(dims)
     return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, device) else torch.contiguous_format
 
 

@@ -20,7 +20,7 @@ from convmesh.dist import OpenMesh, dry_mesh
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout, Mesh
-from convmesh.layout.channels import ChannelSplit, Volumes, candidates, volumes
+from convmesh.layout.channels import ChannelSplit, Volumes, candidates, groups_divide, largest_split, volumes
 from convmesh.layout.mesh import CHANNEL_AXES
 from convmesh.ops.channels.channel_layers import GATHERS_AGAIN, transposed_filter_dim
 from convmesh.ops.channels.undecided_weight import PlannedWeight, Plans
@@ -238,11 +238,10 @@ def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit
                 f"layer {name!r}: {mesh.extent(cut_by)} ranks > {extent} {what}; the largest split that works is "
                 f"{extent} ways. Make the channel axes smaller, or leave it uncut: algorithm={{{name!r}: 'whole'}}."
             )
-    if groups > 1 and groups % ranks:
-        most = max(n for n in range(1, ranks + 1) if groups % n == 0)
+    if not groups_divide(groups, ranks):
         raise UnsupportedError(
             f"layer {name!r}: {groups} groups do not divide over {ranks} ranks; the largest split that works is "
-            f"{most} ways."
+            f"{largest_split(groups, ranks)} ways."
         )
 
 

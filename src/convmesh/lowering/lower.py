@@ -18,9 +18,9 @@ from torch import fx, nn
 from convmesh.dist import StepSettings, dry_mesh
 from convmesh.errors import ConvMeshError, PlanError, UnsupportedError
 from convmesh.graph import Captured, Node
+from convmesh.kernels.memory_format import channels_last_order, is_channels_last
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arrange, arranged_layout
-from convmesh.lowering.call_text import channels_last, is_last
 from convmesh.lowering.channel_cuts import LAYERS
 from convmesh.lowering.dry_run import Dry, DryResult, DryRunner, Strides
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
@@ -63,7 +63,7 @@ class Lowering:
         self._mesh = dry_mesh(plan.mesh, rank).with_settings(StepSettings().for_plan(plan))
         self._runner = DryRunner(self._mesh)
         self._weights = DryWeights()
-        self._last = any(is_last(p) for p in captured.module.parameters())  # inputs come as the weights are
+        self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
         self._env: dict[str, Any] = {}
@@ -122,7 +122,7 @@ class Lowering:
         user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
         layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
-        order = channels_last(len(value.shape)) if self._last else ()
+        order = channels_last_order(len(value.shape)) if self._last else ()
         return Dry(layout, getattr(torch, value.dtype), False, order)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:

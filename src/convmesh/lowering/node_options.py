@@ -18,7 +18,7 @@ from convmesh.lowering.lower import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
-from convmesh.plans.program import Steps
+from convmesh.plans.steps import Steps
 from convmesh.private_torch import tree_leaves
 
 Value = Any

@@ -9,6 +9,7 @@ from typing import Any
 
 from convmesh.layout.mesh import Mesh
 from convmesh.oracle.memory.peak import Memory, memory_of
+from convmesh.oracle.prediction_summary import page, plain
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.energy import Energy, energy_of
@@ -18,7 +19,8 @@ from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.oracle.simulate.pipeline_clocks import CoreSharing
 from convmesh.oracle.simulate.step import Scheduled, schedule
 from convmesh.oracle.simulate.timeline import Timeline
-from convmesh.plans.program import Program, Transfer
+from convmesh.plans.program import Program
+from convmesh.plans.steps import Transfer
 from convmesh.system import System
 
 
@@ -76,14 +78,10 @@ class Prediction:
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
-        from convmesh.oracle.prediction_summary import plain  # which is made of predictions
-
         return plain(self)
 
     def __str__(self) -> str:
         """A page for people."""
-        from convmesh.oracle.prediction_summary import page  # which is made of predictions
-
         return page(self)
 
 

@@ -16,6 +16,7 @@ from convmesh.planner.searching import best_on, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
 from convmesh.plans.plan import BatchNorm, Reduction, Schedule
+from convmesh.plans.space_rows import LEAST_ROWS
 from convmesh.system import System
 
 Strategy = str | Plan | Splits
@@ -33,7 +34,7 @@ def plan(
     checkpoint: Sequence[str] = (),
     reduction: Reduction = "bucketed",
     sub_batches: int | None = None,
-    least_rows: int = 2,
+    least_rows: int = LEAST_ROWS,
     spatial_until: str | None = None,
     microbatches: int | None = None,
     schedule: Schedule = "1f1b",

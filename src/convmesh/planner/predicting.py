@@ -14,12 +14,12 @@ from convmesh.errors import PlanError
 from convmesh.graph import Captured
 from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Mesh
+from convmesh.layout.mesh import SPACE_AXES
 from convmesh.lowering.loss_node import with_loss
 from convmesh.lowering.lower import Lowering, lower_plan
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.stage_program import microbatch, on_stage
 from convmesh.oracle import Assumptions, Prediction, predict_programs
-from convmesh.oracle.simulate.stand_ins import SPACE
 from convmesh.plans import NodeProgram, Plan, Program, Step, Transfer, Wait
 from convmesh.system import System
 
@@ -71,7 +71,7 @@ def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
     With `borders` also one that is first along all those axes, and one that is last. Of uneven parts the larger ones
     come first, so that the second rank has the most work, and neighbours on both sides.
     """
-    space = {name: extent for name, extent in mesh.axes.items() if name in SPACE}
+    space = {name: extent for name, extent in mesh.axes.items() if name in SPACE_AXES}
     inside = {name: min(1, extent - 1) for name, extent in space.items()}
     first, last = dict.fromkeys(space, 0), {name: extent - 1 for name, extent in space.items()}
     places = [inside, *([first, last] if borders else [])]

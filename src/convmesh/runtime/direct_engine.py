@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import NonFiniteLossError, UnsupportedError
+from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_map
@@ -114,5 +115,5 @@ class LossCheck:
 def _finite(outputs: Any) -> torch.Tensor:
     """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
     found: list[torch.Tensor] = []
-    tree_map(lambda y: found.append(y.local.detach().isfinite().all()) if isinstance(y, Sharded) else None, outputs)
+    tree_map(lambda y: found.append(all_finite(y.local)) if isinstance(y, Sharded) else None, outputs)
     return torch.stack(found).all() if found else torch.tensor(True)

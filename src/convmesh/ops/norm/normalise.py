@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from convmesh.dist.wire import memory_format_of
 from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.rows import Rows
 

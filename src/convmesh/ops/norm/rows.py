@@ -14,9 +14,9 @@ from functools import cache
 
 import torch
 
-from convmesh.dist.wire import memory_format_of
 from convmesh.kernels import norm_shapes as _norm_shapes  # noqa: F401 - registers meta kernels with torch
 from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.core.precision import wide
 from convmesh.ops.norm.moments import Population, moments_of_parts
 

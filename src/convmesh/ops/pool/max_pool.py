@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist.wire import memory_format_of
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.convolution.conv import Ints
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.registry import implements

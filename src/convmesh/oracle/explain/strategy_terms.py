@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import cast
 
 from convmesh.errors import PlanError
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.channels import Algorithm, split_for
+from convmesh.layout.mesh import CHANNEL_AXES, Mesh, space_axes
 from convmesh.oracle.explain.typed_layer import LayerSpec
-from convmesh.plans.split import SPATIAL
-
-LEAST_ROWS = 2
-"""Rows that a rank has at least where space is cut, as `cm.plan` has it."""
+from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ def limit(strategy: str, layer: LayerSpec, algorithm: str = "auto") -> tuple[int
 
 
 def _limits(part: str, layer: LayerSpec, algorithm: str) -> list[tuple[int, str]]:
-    rows = [max(1, min(pair) // LEAST_ROWS) for pair in zip(layer.space, layer.made[2:], strict=True)]
+    rows = [max(1, extent // LEAST_ROWS) for extent in rows_by_axis(layer.given, layer.made).values()]
     dense = part == "hybrid" and layer.kind == "linear"
     if part in ("filter", "channel") or dense:
         least = layer.filters if algorithm == "y" or dense else min(layer.filters, layer.channels)
@@ -93,26 +92,22 @@ def _present(axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
 
 
 def _space(layer: LayerSpec, mesh: Mesh) -> dict[int, str]:
-    names = SPATIAL[len(SPATIAL) - len(layer.space) :]
-    return {dim: name for dim, name in enumerate(names) if name in mesh.axes}
+    return {dim: name for dim, name in enumerate(space_axes(len(layer.space))) if name in mesh.axes}
 
 
 def _channels(parts: list[str], mesh: Mesh, algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    axes = _present(("channel", "filter"), mesh)
-    if not axes:
-        return (), ()
-    chosen = ("x" if "channel" in parts else "y") if algorithm == "auto" else algorithm
-    if chosen == "w":
-        return axes[:1], axes[1:]
-    return (axes, ()) if chosen == "x" else ((), axes)
+    default: Algorithm = "x" if "channel" in parts else "y"
+    chosen = default if algorithm == "auto" else cast(Algorithm, algorithm)
+    split = split_for(chosen, _present(CHANNEL_AXES, mesh))
+    return split.kept, split.gathered
 
 
 def _check(made: LayerShares, layer: LayerSpec, strategy: str) -> None:
     """Every rank must have something of each dim that is cut."""
     needs = [(made.sample, layer.samples, "samples"), (made.kept, layer.channels, "channels")]
     needs += [(made.gathered + made.kept, layer.filters, "filters")]
-    for dim, axis in made.space.items():
-        least = min(layer.space[dim], layer.made[2 + dim])
+    for axis in made.space.values():
+        least = rows_by_axis(layer.given, layer.made)[axis]
         needs.append(((axis,), least // LEAST_ROWS, f"parts of {LEAST_ROWS} rows along {axis}"))
     for axes, extent, what in needs:
         if made.ranks(axes) > extent:

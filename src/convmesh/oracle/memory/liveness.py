@@ -8,16 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convmesh.oracle.memory.ledger import Key, Ledger
-from convmesh.plans.program import BYTES_OF, NodeProgram, Program, Saved
+from convmesh.plans.loss_memory import LOSS, bytes_backward, bytes_check
+from convmesh.plans.program import NodeProgram, Program
+from convmesh.plans.steps import Saved, bytes_each
 
-LOSS = "loss"
-"""The node of a program that has its loss in it."""
 OUTPUTS = "outputs"
 """Copies of the outputs of all micro-batches, which the last stage of a pipeline puts aside."""
-TRUTHS_LOOK = 3
-"""For each value of the outputs, of a byte, while they are looked at for numbers that are none; and absolute values."""
-COPIES_LOSS = 2
-"""Of the outputs that a loss has for a moment in backward: gradients of logarithms of probabilities, and of outputs."""
 
 
 @dataclass
@@ -63,19 +59,19 @@ class Liveness:
         kept = here + self._bytes_elsewhere() if here else 0
         staged = self._program.stages > 1
         self._ledger.hold(OUTPUTS, kept * self._program.repeats if staged else 0, "activations")
-        self._ledger.moment("forward", "loss", kept + (self._bytes_look() if here and not staged else 0))
+        self._ledger.moment("forward", "loss", kept + (self._bytes_check() if here and not staged else 0))
         self._release(key for name in self._ends() for key in self._main.tensors[name])
-        self._ledger.moment("backward", "loss", (1 + COPIES_LOSS) * kept)
+        self._ledger.moment("backward", "loss", bytes_backward(kept))
         self._seed(own=True)
         self._kept_by_loss = kept
 
-    def _bytes_look(self) -> int:
-        """Of a look at this rank's outputs."""
-        found = 0
-        for node in map(self._nodes.__getitem__, self._ends()):
-            for dtype, size in zip(node.dtypes, node.bytes_outputs(self._program.rank), strict=True):
-                found += size + TRUTHS_LOOK * size // BYTES_OF.get(dtype, 4)
-        return found
+    def _bytes_check(self) -> int:
+        """Scratch bytes while this rank's outputs are checked."""
+        ends = [self._nodes[name] for name in self._ends()]
+        pairs = (
+            pair for node in ends for pair in zip(node.bytes_outputs(self._program.rank), node.dtypes, strict=True)
+        )
+        return sum(bytes_check(size, dtype) for size, dtype in pairs)
 
     def _bytes_elsewhere(self) -> int:
         """Of the outputs' channels what other ranks hold: they come together for the loss."""
@@ -84,7 +80,7 @@ class Liveness:
             for layout, dtype in zip(node.outputs, node.dtypes, strict=True):
                 if len(layout.cuts) > 1 and layout.is_cut(1):
                     here, whole = (at.box(self._program.rank).shape for at in (layout, layout.with_whole([1])))
-                    found += (math.prod(whole) - math.prod(here)) * BYTES_OF.get(dtype, 4)
+                    found += (math.prod(whole) - math.prod(here)) * bytes_each(dtype)
         return found
 
     def send(self) -> None:

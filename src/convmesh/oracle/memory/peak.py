@@ -10,8 +10,9 @@ from convmesh.oracle.memory.ledger import Ledger
 from convmesh.oracle.memory.liveness import OUTPUTS, Liveness
 from convmesh.oracle.memory.stage_turns import Footprint, Turn, heaviest_turns
 from convmesh.oracle.pricing.assumptions import STATES, Assumptions
-from convmesh.plans.program import BYTES_OF, NodeProgram, Program, Saved, Step, Steps, Transfer, Work
+from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
+from convmesh.plans.steps import Saved, Step, Steps, Transfer, Work, bytes_each
 
 BYTES_BLOCK = 512
 """The caching allocator of a GPU gives whole blocks of so many bytes."""
@@ -181,7 +182,7 @@ def _hold_state(program: Program, assumed: Assumptions, ledger: Ledger) -> None:
     states = STATES[assumed.optimizer]
     for weight in program.weights:
         ledger.hold(("weight", weight.name), weight.bytes_held, "weights")
-        ledger.hold(("state", weight.name), weight.elements * BYTES_OF.get(weight.dtype, 4) * states, "optimizer")
+        ledger.hold(("state", weight.name), weight.elements * bytes_each(weight.dtype) * states, "optimizer")
     ledger.hold("buckets", program.bytes_buckets, "buffers")
 
 

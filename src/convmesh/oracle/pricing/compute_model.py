@@ -8,7 +8,7 @@ from convmesh.oracle.pricing.assumptions import STATES, Assumptions
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.interpolation import Interpolation, Near
 from convmesh.oracle.pricing.roofline import Roofline
-from convmesh.plans.program import Work
+from convmesh.plans.steps import Work
 from convmesh.system import System
 from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
 

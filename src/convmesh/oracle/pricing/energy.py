@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.estimate import Basis, Estimate
 from convmesh.oracle.simulate.step import Scheduled
-from convmesh.plans.program import Program, Transfer, Work
+from convmesh.plans.program import Program
+from convmesh.plans.steps import Transfer, Work
 from convmesh.system import Device, Figure, System
 
 LEVEL_ARITHMETIC = 0.9

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convmesh.oracle.pricing.roofline import Roofline
-from convmesh.plans.program import Shape, Work
+from convmesh.plans.steps import Shape, Work
 from convmesh.system.operator_table import OperatorTable, Timing
 
 NEAREST = 4

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convmesh.oracle.pricing.assumptions import Assumptions
-from convmesh.plans.program import BYTES_OF, Shape, Work
+from convmesh.plans.steps import Shape, Work, bytes_each
 from convmesh.system import Device
 
 TILE = 128
@@ -129,5 +129,5 @@ class Roofline:
 
     def update(self, elements: int, dtype: str, states: int) -> float:
         """Of the optimiser: parameters, gradients and states are read, parameters and states written."""
-        moved = elements * BYTES_OF.get(dtype, 4) * (3 + 2 * states)
+        moved = elements * bytes_each(dtype) * (3 + 2 * states)
         return max(self.memory(Work("update", (), (), dtype, 0, moved)), float(self._device.seconds_launch))

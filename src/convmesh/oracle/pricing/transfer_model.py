@@ -11,7 +11,7 @@ from convmesh.oracle.pricing.collectives.group_shape import Crossing, Shape
 from convmesh.oracle.pricing.collectives.messages import seconds_all_to_all, seconds_message, seconds_packing
 from convmesh.oracle.pricing.collectives.methods import PASSES, fastest
 from convmesh.oracle.pricing.estimate import Basis, Estimate
-from convmesh.plans.program import Transfer
+from convmesh.plans.steps import Transfer
 from convmesh.system import System
 from convmesh.system.transfer_table import Overlap, Timed, TransferTable
 

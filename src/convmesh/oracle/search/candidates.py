@@ -9,9 +9,10 @@ from functools import cached_property
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.plans import SPATIAL, Program, Split, Work, preset, split_nodes
+from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES, space_axes
+from convmesh.plans import Program, Split, Work, preset, split_nodes
 from convmesh.plans.presets import AXES_OF, CUTS_CHANNELS
+from convmesh.plans.space_rows import rows_by_axis
 from convmesh.plans.stage_graph import StageGraph
 
 MOST_FREED = 1024
@@ -34,7 +35,7 @@ class Candidate:
 
 def axes_of(strategy: str, spatial_dims: int) -> tuple[str, ...]:
     """The mesh axes of a strategy for inputs with so many spatial dims."""
-    space = SPATIAL[len(SPATIAL) - min(spatial_dims, len(SPATIAL)) :]
+    space = space_axes(spatial_dims)
     return tuple(name for part in strategy.split("+") for name in (space if part == "spatial" else AXES_OF[part]))
 
 
@@ -74,7 +75,7 @@ class Candidates:
     def _space(self) -> dict[str, int]:
         """Extents of the input by the axis that cuts them."""
         extents = self.shape[2:]
-        return dict(zip(SPATIAL[len(SPATIAL) - len(extents) :], extents, strict=True))
+        return dict(zip(space_axes(len(extents)), extents, strict=True))
 
     def of(self, strategy: str, ranks: int) -> list[Candidate]:
         """The strategy on every mesh of so many ranks that gives each of its parts work.
@@ -120,7 +121,7 @@ class Candidates:
     def _idle_axes(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
         """Axes that the preset leaves without work: space at the first layer, else in most of the arithmetic."""
         for axis, ranks in mesh.axes.items():
-            if axis in SPATIAL and (why := self._short_extent(axis, ranks, splits)):
+            if axis in SPACE_AXES and (why := self._short_extent(axis, ranks, splits)):
                 return why
             if axis in CHANNEL_AXES and (why := self._few_channels(axis, ranks, splits)):
                 return why
@@ -144,16 +145,15 @@ class Candidates:
     def _many_freed(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
         """Ranks that cut space in some layers and something else in others exchange with each other in between."""
         for layer, split in splits.items():
-            axes = [axis for axis in mesh.axes if axis in SPATIAL and axis not in getattr(split, axis)]
+            axes = [axis for axis in mesh.axes if axis in SPACE_AXES and axis not in getattr(split, axis)]
             if mesh.extent(axes) > MOST_FREED:
                 return f"{UNTRIED}: where space ends, at {layer}, {mesh.extent(axes)} ranks exchange with each other"
         return None
 
     def _rows(self, node: Node, axis: str) -> int:
         """The smaller extent of a layer's input and output along an axis of space; 1 where there is no space."""
-        dim = SPATIAL.index(axis) - len(SPATIAL)
-        shapes = self.graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
-        return min(shape[dim] if len(shape) - 2 >= -dim else 1 for shape in shapes)
+        given = self.graph.node(node.inputs[0]).outputs[0].shape
+        return rows_by_axis(given, node.outputs[0].shape).get(axis, 1)
 
     def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
         """The first layer with too few filters, if such layers do much of the work."""
@@ -177,7 +177,7 @@ class Candidates:
 
 def unevenness(mesh: Mesh, shape: Sequence[int]) -> float:
     """How much more than an equal share of the input the rank with most has."""
-    dims = {"data": 0, **{name: dim - len(SPATIAL) for dim, name in enumerate(SPATIAL)}}
+    dims = {"data": 0, **{name: dim - len(SPACE_AXES) for dim, name in enumerate(SPACE_AXES)}}
     found = 1.0
     for name, ranks in mesh.axes.items():
         if name in dims and -len(shape) <= dims[name] < len(shape):

@@ -13,8 +13,9 @@ from convmesh.oracle.simulate.rank_clocks import Clock, Flow, Join, ScriptPart
 from convmesh.oracle.simulate.rank_script import RankLines
 from convmesh.oracle.simulate.step_times import Scheduled, new_flow, spent
 from convmesh.oracle.simulate.timeline import Interval
-from convmesh.plans.program import NodeProgram, Program, Step, Transfer
+from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
+from convmesh.plans.steps import Step, Transfer
 
 KINDS: tuple[Kind, ...] = ("forward", "backward", "input", "weight")
 

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.transfer_model import TransferModel
-from convmesh.plans.program import Steps, Transfer, Wait, Work
+from convmesh.plans.steps import Steps, Transfer, Wait, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ class Script:
     pieces: tuple[Piece, ...]
     compute: Estimate
     transfers: Estimate
+
+    @property
+    def seconds(self) -> float:
+        """With nothing running behind anything else."""
+        return self.compute.value + self.transfers.value
 
     def stretched(self, factor: float) -> Script:
         """With all computation that many times as long."""

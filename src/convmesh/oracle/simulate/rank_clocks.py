@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from convmesh.oracle.simulate.priced_steps import Busy, Needed, Posted, Script
 from convmesh.oracle.simulate.stand_ins import Crowd
 from convmesh.oracle.simulate.timeline import Interval
+from convmesh.plans.program import BACKGROUND
 
 Key = Hashable
-BEHIND = ("reduction", "update")
-"""Phases whose transfers have groups of their own, so that what layers wait for does not queue behind them."""
 _Span = tuple[float, float, float]
 
 
@@ -136,7 +135,7 @@ class Flow:
         clock.intervals.append(Interval(rank, "compute", part.layer, part.phase, "compute", begin, clock.now))
 
     def _post(self, rank: int, clock: Clock, part: ScriptPart, piece: Posted, count: Counter[Key]) -> _Open:
-        channel: Key = (piece.axes, part.phase in BEHIND) if piece.is_collective else ""
+        channel: Key = (piece.axes, part.phase in BACKGROUND) if piece.is_collective else ""
         tag = (part.key, channel, count[channel])
         count[channel] += 1
         self._posts[rank, tag] = clock.now, piece.seconds

@@ -11,7 +11,8 @@ from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.simulate.priced_steps import Busy, Pricing, Script
 from convmesh.oracle.simulate.rank_clocks import Join, ScriptPart
 from convmesh.oracle.simulate.transfer_cuts import cut_of
-from convmesh.plans.program import BucketProgram, NodeProgram, Program, Steps
+from convmesh.plans.program import BucketProgram, NodeProgram, Program
+from convmesh.plans.steps import Steps
 
 Lines = Iterator[ScriptPart | Join]
 EMPTY = Script((), Estimate.exactly(0.0), Estimate.exactly(0.0))

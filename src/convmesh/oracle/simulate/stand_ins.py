@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from convmesh.layout.mesh import Mesh
-
-SPACE = ("depth", "height", "width")
-"""Axes along which ranks differ by where they stand: at the border or not."""
+from convmesh.layout.mesh import SPACE_AXES, Mesh
 
 
 class Crowd:
@@ -44,7 +41,8 @@ class Crowd:
     def _distance(self, rank: int, other: int) -> tuple[int, int, int]:
         here, there = self._mesh.coordinates(rank), self._places[other]
         stages = int(here.get("pipe") != there.get("pipe"))
-        kinds = sum(self._side(axis, here[axis]) != self._side(axis, there[axis]) for axis in SPACE if axis in here)
+        space = (axis for axis in SPACE_AXES if axis in here)  # along these, ranks at a border differ from others
+        kinds = sum(self._side(axis, here[axis]) != self._side(axis, there[axis]) for axis in space)
         return stages, kinds, sum(abs(here[axis] - there[axis]) for axis in here)
 
     def _side(self, axis: str, place: int) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.oracle.simulate.stand_ins import SPACE
-from convmesh.plans.program import Steps, Transfer
+from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
+from convmesh.plans.steps import Steps, Transfer
 
 
 def cut_of(steps: Steps) -> str | None:
@@ -13,6 +12,6 @@ def cut_of(steps: Steps) -> str | None:
     axes = {axis for transfer in sent for axis in transfer.axes}
     if axes & {*CHANNEL_AXES}:
         return "channels"
-    if axes & {*SPACE}:
+    if axes & {*SPACE_AXES}:
         return "space"
     return "samples" if sent else None

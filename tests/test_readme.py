@@ -47,7 +47,8 @@ def test_verbs_are_typed_as_printed() -> None:
     assert {"plan", "scale", "calibrate", "validate", "explain"} <= {verb for verb, _ in printed}
     for verb, rest in printed:
         module = importlib.import_module(VERBS[verb].module)
-        tyro.cli(module.Options, args=shlex.split(rest, comments=True), config=(tyro.conf.FlagCreatePairsOff,))
+        options = getattr(module, f"{verb.capitalize()}Options")
+        tyro.cli(options, args=shlex.split(rest, comments=True), config=(tyro.conf.FlagCreatePairsOff,))
 
 
 def test_the_oracles_page_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_losses_are_those_of_one_process(mesh: Mesh, strategy: str) -> None:
 def alone(kind: str) -> Any:
     """On NCCL and one rank: captured in a CUDA graph, in float16 with scaling, or compiled."""
     if kind == "compiled":
-        warnings.simplefilter("ignore")  # torch's compiler warns of torch's own modules
+        warnings.simplefilter("ignore")  # torch's compiler warns about torch's own modules
     dist.destroy_process_group()
     cm.init()
     model, x, target, loss_of = network(torch.float32)

@@ -1,4 +1,4 @@
-"""The three reductions with weights on a GPU: buckets are staged through the host, where Gloo carries them."""
+"""The three reductions with weights on a GPU: buckets go through the host, over Gloo."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Buckets: when they leave, what they hold and send, and what is refused."""
+"""Buckets: when they leave, what they hold and send, and what they refuse."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_buckets_leave_while_backward_goes_on(pools: Pools) -> None:
 
 
 def ways_of_updating() -> list[Any]:
-    """What becomes of `foreach` in a group of plain and cut weights, in a plain one, and where the user chose."""
+    """`foreach` of a group of plain and cut weights, of a plain group, and of one where the user chose."""
     net = Towers(opened(MESHES[2]))
     net.reducer = GradientReducer(opened(MESHES[2]), net.axes_of())
     chosen = {"params": [*net.unused.parameters()], "foreach": False}
@@ -123,7 +123,7 @@ def dry_traffic(mesh: Mesh) -> list[tuple[Traffic, Traffic, int]]:
 
 
 @pytest.mark.parametrize("mesh", MESHES[:2], ids=str)
-def test_traffic_is_counted_and_dry_traffic_is_the_real_one(mesh: Mesh, pools: Pools) -> None:
+def test_traffic_is_counted_and_dry_traffic_equals_it(mesh: Mesh, pools: Pools) -> None:
     real = pools[mesh.size].run(real_traffic, mesh)
     assert pools[1].run(dry_traffic, mesh)[0] == real
     for apart, sent, expected in real:
@@ -157,7 +157,7 @@ def test_what_cannot_be_reduced_is_refused(pools: Pools) -> None:
 
 
 def refires_after_failure() -> float:
-    """A backward that fails on all ranks is given up; the next one is whole."""
+    """A backward that fails on all ranks is abandoned; the next one is complete."""
     mesh = opened(Mesh(data=2))
     late, early = (nn.Parameter(torch.ones(3)) for _ in range(2))
     reducer = GradientReducer(mesh, [(early, ("data",)), (late, ("data",))], bytes_first=1)
@@ -175,7 +175,7 @@ def _fail(grad: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("broken")
 
 
-def test_a_failed_backward_can_be_given_up(pools: Pools) -> None:
+def test_a_failed_backward_can_be_abandoned(pools: Pools) -> None:
     assert pools[2].run(refires_after_failure) == [3.0, 3.0]
 
 

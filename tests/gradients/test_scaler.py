@@ -80,7 +80,7 @@ def test_clipping_between(pools: Pools) -> None:
 
 
 def overflow_at_the_root() -> tuple[float, bool]:
-    """Only the root has gradients; the others must take part in the decision all the same."""
+    """Only the root has gradients; the others must still take part in the decision."""
     net, optimizer, scaler = setup(Mesh(data=2), "broadcast")
     before = [whole(p) for p in net.parameters()]
     scaler.scale(net(batches()[0] * 1e200)).backward()

@@ -1,4 +1,4 @@
-"""A sharded optimiser gives the weights of an ordinary one and keeps a part of the state on each rank."""
+"""A sharded optimiser matches the weights of an ordinary one and keeps part of the state on each rank."""
 
 from typing import Any
 
@@ -102,7 +102,7 @@ def test_each_rank_keeps_its_part_of_the_state(pools: Pools) -> None:
     found = pools[4].run(state_of_training)
     weights = found[0][1]
     assert sum(state for state, _, _ in found) == 2 * weights  # two moments, each value on one rank
-    assert max(state for state, _, _ in found) <= 2 * weights / 4 + 2 * 2 * 4  # at most one value of padding a bucket
+    assert max(state for state, _, _ in found) <= 2 * weights / 4 + 2 * 2 * 4  # at most one value of padding per bucket
     assert all(left == 0 for _, _, left in found)
 
 
@@ -174,7 +174,7 @@ def in_bfloat16(sharded: bool) -> torch.Tensor:
 def test_weights_travel_in_their_own_type(pools: Pools) -> None:
     (expected, _), (found, other) = pools[2].run(in_bfloat16, False), pools[2].run(in_bfloat16, True)
     assert torch.equal(found, other)
-    # Torch rounds bfloat16 otherwise at the end of a tensor than inside, and pieces end elsewhere.
+    # Torch rounds bfloat16 differently at the end of a tensor, and pieces end elsewhere.
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-8)
 
 
@@ -193,6 +193,7 @@ def refusals() -> None:
     reducer = ShardedReducer(opened(Mesh(data=2)), axes_of)
     with pytest.raises(UnsupportedError, match=r"LBFGS.*AdamW"):
         ShardedOptimizer(reducer, torch.optim.LBFGS)
+    reducer.close()
     plain: Any = GradientReducer(opened(Mesh(data=2)), axes_of)
     with pytest.raises(UnsupportedError, match="sharded"):
         ShardedOptimizer(plain, torch.optim.SGD, lr=0.1)

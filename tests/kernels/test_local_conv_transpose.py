@@ -1,4 +1,4 @@
-"""Local transposed convolutions: blocks side by side are a matrix product with the numbers of the general kernel."""
+"""Local transposed convolutions: adjacent blocks are a matrix product, with the same numbers as the general kernel."""
 
 from collections.abc import Callable
 from functools import partial

@@ -52,7 +52,7 @@ def test_same_numbers_without_overlap(mesh: Mesh, data: st.DataObject, pools: di
 
 
 def order_of_events(mesh: Mesh) -> list[str]:
-    """What a rank does in a forward and a backward pass, in order."""
+    """The events of a rank's forward and backward pass, in order."""
     events: list[str] = []
 
     def note(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,9 +111,9 @@ def no_copy_of_the_activation(mesh: Mesh) -> list[int]:
     x = shard(torch.randn(1, 8, 16, 16, 16), opened(mesh), natural_cut(mesh, 5))
     x = x.like(x.local.contiguous(memory_format=torch.channels_last_3d))
     weight = torch.randn(8, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d)
-    with torch.profiler.profile(record_shapes=True) as seen:
+    with torch.profiler.profile(record_shapes=True) as counter:
         F.conv3d(x, weight, padding=1)  # type: ignore[call-overload]
-    shapes = [e.input_shapes[0] for e in seen.events() if e.name == "aten::copy_"]
+    shapes = [e.input_shapes[0] for e in counter.events() if e.name == "aten::copy_"]
     return [torch.Size(shape).numel() for shape in shapes if shape]
 
 
@@ -125,7 +125,7 @@ def test_halo_makes_no_copy_of_the_activation(pools: dict[int, RankPool]) -> Non
 
 
 def dense_terms(windows: list[Window], shape: tuple[int, ...], layout: Layout, rank: int) -> None:
-    """The terms' sources and taps meet every (output, tap) pair inside the input exactly once."""
+    """The terms' sources and taps cover every (output, tap) pair inside the input exactly once."""
     work = layout.with_shape([w.out_extent(n) for w, n in zip(windows, shape, strict=True)])
     out = work.box(rank)
     if not out.size:
@@ -141,7 +141,7 @@ def dense_terms(windows: list[Window], shape: tuple[int, ...], layout: Layout, r
 
 
 def _is_line(term: Any, terms: Any, dim: int) -> bool:
-    """Terms that differ from the first one in `dim` only."""
+    """Whether the terms differ from the first one in `dim` only."""
     first = terms.own or terms.late[0]
     return all(term.dims[d].source == first.dims[d].source for d in range(len(term.dims)) if d != dim)
 

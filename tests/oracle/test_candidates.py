@@ -1,4 +1,4 @@
-"""Strategies on meshes: which there are, and why some cannot be."""
+"""Strategies on meshes: the candidates, and why some are infeasible."""
 
 from __future__ import annotations
 

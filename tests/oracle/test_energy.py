@@ -1,4 +1,4 @@
-"""Energy of steps whose parts are known: closed forms."""
+"""Energy of steps with known parts: closed forms."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def used(spent: Scheduled, *steps: Step, ranks: int = 8) -> Energy:
     return energy_of(spent, SYSTEM, program(Mesh(data=ranks), *steps))
 
 
-def test_a_node_that_waits_draws_its_idle_power_its_hosts_and_switches_and_the_buildings_share() -> None:
+def test_a_waiting_node_draws_idle_host_and_network_power_and_the_facility_overhead() -> None:
     energy = used(seconds(idle=2.0))
     machine = 2 * (8 * IDLE + float(SYSTEM.power.watts_host) + float(SYSTEM.power.watts_network))
     assert energy.devices.value == pytest.approx(2 * 8 * IDLE)

@@ -70,10 +70,10 @@ def chain(layers: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(layers)))
 
 
-def test_kept_activations_grow_with_depth_and_not_with_blocks_that_run_again() -> None:
+def test_kept_activations_grow_with_depth_and_not_with_recomputed_blocks() -> None:
     shape, one = (2, 4, 32, 32), 2 * 4 * 32 * 32 * 4
     short, long = (memory_of(program_of(chain(n), shape)).bytes_activations for n in (4, 8))
-    assert long - short == 4 * one, "of each layer, what ReLU gives: it and the next convolution keep the same tensor"
+    assert long - short == 4 * one, "one ReLU output per layer: it and the next convolution keep the same tensor"
     again = memory_of(program_of(chain(8), shape, checkpoint=["0", "1", "2", "3", "4", "5", "6", "7"]))
     assert again.bytes_peak < memory_of(program_of(chain(8), shape)).bytes_peak
 
@@ -116,7 +116,7 @@ def test_storages_count_once_and_until_their_end() -> None:
         assert (held.bytes_held, held.bytes_peak) == (1024, 2048)
 
 
-def test_tensors_whose_shape_alone_is_asked_are_not_counted() -> None:
+def test_probes_are_not_counted() -> None:
     with HeldStorages("meta") as held:
         whole = torch.cat([probe_of((84, 64, 128), torch.float32), probe_of((84, 64, 128), torch.float32)], 1)
         real = torch.empty(10, device="meta", dtype=torch.float32)
@@ -124,7 +124,7 @@ def test_tensors_whose_shape_alone_is_asked_are_not_counted() -> None:
     assert held.bytes_peak == real.numel() * 4
 
 
-def test_devices_need_room_for_libraries_beside_the_tensors() -> None:
+def test_devices_need_room_for_libraries_and_tensors() -> None:
     plan = cm.plan(nn.Linear(8, 8), (4, 8), Mesh(data=2), "data")
     on_gpus, on_cpus = memory_of(lower_plan(plan).program, device="cuda"), memory_of(lower_plan(plan).program)
     assert on_cpus.bytes_needed == on_cpus.bytes_peak

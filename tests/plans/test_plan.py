@@ -1,4 +1,4 @@
-"""Plans as values and as files: what is written is read again, and every mistake is named."""
+"""Plans as values and as files: they round-trip, and every mistake is named."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The kind of device that a tensor is on, or stands for: a dry run takes the kernels of the one that it describes."""
+"""The kind of device that a tensor is on or, without data, stands for: a dry run uses that device's kernels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _STANDS_FOR: ContextVar[str] = ContextVar("stands_for", default="cuda")
 
 
 def kind_of(device: torch.device) -> str:
-    """`cpu`, `cuda`, …; for tensors without data what they stand for."""
+    """`cpu`, `cuda`, …; for tensors without data, the kind that they stand for."""
     return _STANDS_FOR.get() if device.type == "meta" else device.type
 
 
 @contextmanager
 def standing_for(kind: str) -> Iterator[None]:
-    """Tensors without data stand for tensors on such a device."""
+    """Let tensors without data stand for tensors on this kind of device."""
     token = _STANDS_FOR.set(kind)
     try:
         yield

@@ -37,7 +37,7 @@ class Mesh:
         return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
 
     def __reduce__(self) -> tuple[partial[Mesh], tuple[()]]:
-        """Made anew when unpickled: another process hashes names otherwise."""
+        """Rebuilt when unpickled: another process hashes names differently."""
         return partial(Mesh, **self.axes), ()
 
     @cached_property
@@ -46,7 +46,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def extent(self, axes: Iterable[str]) -> int:
-        """The number of ranks that a group over `axes` has."""
+        """The number of ranks in a group over `axes`."""
         return math.prod(self._size(name) for name in axes)
 
     def _size(self, name: str) -> int:
@@ -96,7 +96,7 @@ class Mesh:
 
 
 def _unknown(name: str) -> str:
-    return f"`{name}` is no mesh axis; the axes are {', '.join(AXES)}."
+    return f"`{name}` is not a mesh axis; the axes are {', '.join(AXES)}."
 
 
 def _check_axis(name: str, size: int) -> None:

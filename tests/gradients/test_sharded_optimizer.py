@@ -193,6 +193,7 @@ def refusals() -> None:
     reducer = ShardedReducer(opened(Mesh(data=2)), axes_of)
     with pytest.raises(UnsupportedError, match=r"LBFGS.*AdamW"):
         ShardedOptimizer(reducer, torch.optim.LBFGS)
+    reducer.close()
     plain: Any = GradientReducer(opened(Mesh(data=2)), axes_of)
     with pytest.raises(UnsupportedError, match="sharded"):
         ShardedOptimizer(plain, torch.optim.SGD, lr=0.1)

@@ -64,6 +64,22 @@ def test_distributed_checkpoints_move_between_meshes(pools: Pools, tmp_path: Pat
             assert all(torch.equal(found[name], value) for name, value in saved.items())
 
 
+def read_after_a_step() -> list[dict[str, torch.Tensor]]:
+    """`state_dict()` right after an update that is still on its way, and the weights once it has arrived."""
+    model, x, target, loss_of = fresh("lenet5")
+    mesh = Mesh(data=2)
+    net = cm.parallelize(model, cm.plan(model, x, mesh, "data", reduction="broadcast"), loss=loss_of)
+    net(net.shard_input(x), net.shard_target(target)).backward()
+    net.optimizer(torch.optim.SGD, lr=0.1).step()
+    read = {name: value.clone() for name, value in net.state_dict().items()}
+    return [read, net.full_state_dict()]
+
+
+def test_a_state_dict_waits_for_updates_that_are_on_their_way(pools: Pools) -> None:
+    for read, arrived in pools[2].run(read_after_a_step):
+        assert all(torch.equal(read[name], value) for name, value in arrived.items())
+
+
 def wide() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 12, 3, padding=1))
 

@@ -85,6 +85,7 @@ class ParallelNet(nn.Module):
         self.training = model.training
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self.register_state_dict_pre_hook(_wait_for_weights)
 
     @property
     def plan(self) -> Plan:
@@ -249,6 +250,13 @@ class ParallelNet(nn.Module):
         mine = {name: whole(p.grad, self.mesh) for name, p in self.named_parameters() if p.grad is not None}
         stages = self._running.stages
         return mine if stages is None else stages.everywhere(mine, dict(stages.template.named_parameters()))
+
+
+def _wait_for_weights(net: ParallelNet, *options: Any) -> None:
+    """Before `net.state_dict()`: updates that are still on their way arrive."""
+    del options
+    if net._running.reducer is not None:
+        net._running.reducer.wait()
 
 
 def _planned_target(output: Layout | None, given: Any, rank: int) -> Layout | None:

@@ -12,7 +12,7 @@ import weakref
 from torch import fx
 
 # torch.fx keeps the text of every module that it compiles, for tracebacks, for as long as the process lives.
-from torch.fx.graph_module import _loader as fx_sources
+from torch.fx.graph_module import _loader as _fx_sources
 
 # Nested arguments and results of a model, walked as torch.fx and torch.export walk them; there is no public spelling.
 from torch.utils._pytree import tree_flatten as tree_flatten
@@ -26,6 +26,11 @@ def forget_source_of(module: fx.GraphModule) -> None:
     weakref.finalize(module, _forget_source, module.forward.__code__.co_filename).atexit = False
 
 
+def sources_kept() -> int:
+    """The number of graphs whose text torch.fx keeps."""
+    return len(_fx_sources.eval_cache)
+
+
 def _forget_source(name: str) -> None:
-    fx_sources.eval_cache.pop(name, None)
+    _fx_sources.eval_cache.pop(name, None)
     linecache.cache.pop(name, None)

@@ -1,10 +1,10 @@
 """Optimisers whose state is sharded over `data` (ZeRO stage 1).
 
-Torch's two do not fit. `ZeroRedundancyOptimizer` assigns whole parameters to ranks, so one large dense layer puts most
-of the state on one rank; it all-reduces whole gradients first, and its broadcast has no rule for cut weights
+Torch's own two do not fit. `ZeroRedundancyOptimizer` gives whole parameters to ranks, so one large dense layer puts
+most of the state on one rank; it all-reduces whole gradients first, and its broadcast has no rule for cut weights
 (DTensors). `fully_shard` (FSDP2) reduces all parameters of a module over one mesh, while here each gradient is partial
-along its own axes (a norm's differ from its convolution's), and it refuses weights whose device mesh already names
-`data` ("overlapping meshes"), as those of cut weights do.
+along axes of its own (a norm's along others than its convolution's), and it refuses weights whose device mesh already
+names `data` ("overlapping meshes"), as those of cut weights do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from convmesh.gradients.scattered import AXIS, ShardedReducer
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
 )
-"""Torch's optimisers that update each value by its own history, so a parameter may come in pieces."""
+"""Torch's optimisers that update each value by its own history: they may see a parameter in pieces."""
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -31,8 +31,8 @@ Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 class ShardedOptimizer(Optimizer):
     """`ShardedOptimizer(reducer, torch.optim.AdamW, lr=1e-3)`: each rank along `data` updates and keeps its part.
 
-    `param_groups` hold this rank's runs of the parameters with their gradients, so schedulers and `GradScaler` work as
-    usual. `state_dict` is this rank's part: it loads on the same rank of the same mesh.
+    `param_groups` hold this rank's runs of the parameters, with their gradients, so schedulers and `GradScaler` work on
+    them as usual. `state_dict` is this rank's part: it loads on the same rank of the same mesh.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ShardedOptimizer(Optimizer):
         self._adopt()
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group with this rank's parts; parameters that are not scattered stay whole."""
+        """The same options for this rank's parts; parameters that are not scattered stay whole."""
         held = [self._shards.get(p, None if p in self._scattered else p) for p in group["params"]]
         return {**group, "params": [part for part in held if part is not None]}
 
@@ -63,7 +63,7 @@ class ShardedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update this rank's part, and receive the other ranks' parts."""
+        """Update this rank's part and take over the parts of the others."""
         loss = self.inner.step(closure)
         with torch.no_grad():
             for bucket in self.reducer.scattered:
@@ -73,7 +73,7 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients: those of the shards, and the unsummed ones that `no_sync` left on the parameters."""
+        """Forget the gradients: those of the parts, and parts of sums that `no_sync` left at the parameters."""
         self.inner.zero_grad(set_to_none)
         for parameter in self._scattered:
             parameter.grad = None

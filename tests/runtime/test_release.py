@@ -20,7 +20,7 @@ import convmesh as cm
 from convmesh import Mesh
 from convmesh.errors import LayoutError
 from convmesh.plans.plan import Reduction
-from convmesh.private_torch import sources_kept
+from convmesh.private_torch.graph_sources import sources_kept
 from convmesh.testing import opened
 from tests.conftest import Pools
 

@@ -18,7 +18,7 @@ def group_sums(mesh: Mesh) -> dict[tuple[str, ...], int]:
     """The sum of ranks over every group that this rank is in."""
     open_here = opened(mesh)
     sums = {}
-    for axes in open_here._groups:
+    for axes in open_here.groups:
         number = torch.tensor([open_here.rank])
         dist.all_reduce(number, group=open_here.group(axes))
         sums[axes] = int(number.item())

@@ -19,7 +19,8 @@ from torch.optim import optimizer as torch_optimizer
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.errors import LayoutError
-from convmesh.private_torch import fx_sources
+from convmesh.plans.plan import Reduction
+from convmesh.private_torch.graph_sources import sources_kept
 from convmesh.testing import opened
 from tests.conftest import Pools
 
@@ -63,7 +64,7 @@ def registered() -> dict[str, int]:
     return {
         "hooks before steps": len(torch_optimizer._global_optimizer_pre_hooks),
         "hooks after steps": len(torch_optimizer._global_optimizer_post_hooks),
-        "sources of graphs": len(fx_sources.eval_cache),
+        "sources of graphs": sources_kept(),
         "lines of graphs": sum("eval_with_key" in name for name in linecache.cache),
     }
 
@@ -158,7 +159,7 @@ def hooks_of(model: nn.Module) -> int:
     return sum(map(len, (*tables, *on_parameters)))
 
 
-def reused(reduction: str) -> tuple[int, int, bool]:
+def reused(reduction: Reduction) -> tuple[int, int, bool]:
     """Hooks on a model before and after its network is dropped; whether its next network trains it as the first did."""
     model, x, target = small_net(), torch.randn(8, 3, 8, 8), torch.arange(8) % 4
     fresh, gradients, counts = copy.deepcopy(model.state_dict()), [], []
@@ -178,7 +179,7 @@ def reused(reduction: str) -> tuple[int, int, bool]:
 
 
 @pytest.mark.parametrize("reduction", ["bucketed", "broadcast"])
-def test_a_model_is_free_again_without_its_network(pools: Pools, reduction: str) -> None:
+def test_a_model_is_free_again_without_its_network(pools: Pools, reduction: Reduction) -> None:
     for before, after, same in pools[2].run(reused, reduction):
         assert before > 0
         assert after == 0

@@ -101,7 +101,8 @@ def test_statistics_of_replicas_are_one_networks_choice(pools: Pools) -> None:
 def bare_layer(mesh: Mesh | None) -> Numbers:
     """Gradients of a layer on a sharded tensor, with a network on the same mesh."""
     torch.manual_seed(2)
-    layer, (x, _) = nn.Conv2d(3, 4, 3, padding=1).double(), batch()
+    layer = nn.Conv2d(3, 4, 3, padding=1).double()
+    x: Any = batch()[0]
     if mesh is not None:
         training = Training(mesh, "data")
         assert training.net.mesh is opened(mesh)
@@ -173,7 +174,9 @@ class Tied(nn.Module):
         super().__init__()
         torch.manual_seed(4)
         self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False).double()
-        self.unseen = Unseen(self.conv.weight)
+        weight = self.conv.weight
+        assert isinstance(weight, nn.Parameter)
+        self.unseen = Unseen(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.unseen(self.conv(x).relu())
@@ -189,8 +192,9 @@ def tied_gradient(mesh: Mesh | None) -> torch.Tensor:
             plan = cm.plan(model, x, mesh, "data+spatial")
         net = cm.parallelize(model, plan, loss=F.mse_loss, mesh=opened(mesh))
         net(net.shard_input(x), net.shard_target(target)).backward()
-    assert model.conv.weight.grad is not None
-    return model.conv.weight.grad
+    gradient: torch.Tensor | None = model.conv.weight.grad
+    assert gradient is not None
+    return gradient
 
 
 def test_a_weight_shared_with_a_module_that_is_not_traced_is_summed_once(pools: Pools) -> None:

@@ -1,4 +1,4 @@
-"""Weights that live only as shards: DTensors, so that optimisers, clipping and checkpoints know them."""
+"""Cut weights: DTensors, so that optimisers, clipping and checkpoints know them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Cuts = Mapping[int, tuple[str, ...]]
 
 
 def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
-    """This rank's shard of a whole weight, its dims cut by axes, outermost first; differentiable.
+    """This rank's shard of a whole weight whose dims are cut by axes, outermost first; differentiable.
 
-    A DTensor cuts a dim by mesh axes in their order, so its device mesh lists the axes in the order that is asked for.
+    A DTensor cuts a dim by the axes of its device mesh in their order, so that mesh lists them in the order of `cuts`.
     """
     names = _ordered(mesh, cuts)
     box = _box(weight.shape, mesh, cuts)
@@ -34,7 +34,7 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
 
 def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
     """This rank's shard of a cut weight; refused if it was cut for another mesh, whose shards would not fit."""
-    # Equal, not the same: torch's caches give results on whichever of two equal meshes came first.
+    # Compared by value: torch's caches return results on whichever of two equal meshes came first.
     if param.device_mesh not in mesh.device_meshes.values():
         raise UnsupportedError(
             f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; "
@@ -49,7 +49,7 @@ def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, 
 
 
 def weight_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> Layout:
-    """Where a cut weight lives: a DTensor cuts in chunks, whatever the axes."""
+    """The layout of a cut weight: a DTensor cuts dims into chunks, whatever the axes."""
     return Layout(mesh, [chunked_cut(mesh, n, cuts.get(dim, ())) for dim, n in enumerate(shape)])
 
 
@@ -67,7 +67,7 @@ def _box(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> Box:
 
 
 def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
-    """torch's view of an open mesh, over the same process groups, its axes in the order of `names`."""
+    """torch's view of an open mesh: the same process groups, with the axes in the order of `names`."""
     if names not in mesh.device_meshes:
         order = [list(mesh.mesh.axes).index(name) for name in names]
         ranks = torch.tensor(mesh.world_ranks).view(*mesh.mesh.axes.values()).permute(order).contiguous()

@@ -49,25 +49,30 @@ class OpenMesh:
     def is_dry(self) -> bool:
         return self.everyone is None
 
+    @property
+    def wire_device(self) -> torch.device:
+        """The device that messages leave from and arrive on."""
+        return torch.device("cpu") if self.stages_through_host else self.device
+
     def with_settings(self, settings: StepSettings) -> OpenMesh:
         """The same mesh for layers that run by other settings."""
         return replace(self, settings=settings)
 
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
-        """The ranks that differ from this one on `axes` only."""
+        """The ranks that differ from this one along `axes` only."""
         return self.groups[tuple(name for name in self.mesh.axes if name in axes)]
 
     def background(self, axes: Sequence[str]) -> dist.ProcessGroup:
-        """The same ranks once more, for what goes on behind other work: in one group, a few numbers that a layer waits
-        for would queue behind megabytes of gradients. Opened when all of them first ask for it."""
+        """A second group of the same ranks, for transfers behind other work. In one group, a few numbers that a layer
+        waits for would queue behind megabytes of gradients. Opened when all of its ranks first ask for it."""
         return _group(tuple(self.world_rank(rank) for rank in self.mesh.group(axes, self.rank)), in_background=True)
 
     def world_rank(self, rank: int) -> int:
-        """The rank in the whole job of a rank of this mesh."""
+        """The rank in the job of a rank of this mesh."""
         return self.world_ranks[rank]
 
     def members(self, axes: Sequence[str]) -> list[int]:
-        """The ranks of `group(axes)` in the group's own order, which is the job's."""
+        """The ranks of `group(axes)` in the group's order, which is that of the job."""
         return sorted(self.mesh.group(axes, self.rank), key=self.world_rank)
 
     def weight_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -86,14 +91,14 @@ class OpenMesh:
             raise DisagreementError(f"{what}: {problem}")
 
     def agree_once(self, what: str, value: str) -> None:
-        """`agree` when `value` first comes up: a check at the start that costs later steps nothing."""
+        """`agree` on each `value` once: a check in the first step that costs later ones nothing."""
         if (what, value) not in self._agreed:
             self.agree(what, value)
             self._agreed.add((what, value))
 
 
 def init(seconds_timeout: float = 600.0) -> None:
-    """Join the job that torchrun (or `srun` with its variables) started; alone without one. NCCL on GPUs, else Gloo."""
+    """Join the job that torchrun (or `srun` with its variables) started, or run alone. NCCL on GPUs, else Gloo."""
     if dist.is_initialized():
         return
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
@@ -129,9 +134,9 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
 
 
 def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
-    """One rank's view of a mesh of any size without processes.
+    """One rank's view of a mesh of any size, without processes.
 
-    Tensors on it live on the meta device; what would be sent is counted, and arrives without values.
+    Its tensors are on the meta device. Messages are counted, and arrive without values.
     """
     if not 0 <= rank < mesh.size:
         raise MeshError(f"`rank` (={rank}) must be one of the {mesh.size} ranks of {mesh}: 0 to {mesh.size - 1}.")
@@ -169,10 +174,10 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
 
 
 _opened: dict[tuple[object, tuple[int, ...], bool], dist.ProcessGroup] = {}
-"""Groups by job, members and use: meshes over the same ranks share connections."""
+"""Process groups by job, members and use: meshes over the same ranks share connections."""
 
 _timeouts: dict[object, timedelta] = {}
-"""How long jobs wait for a rank: torch gives a new group its own default, not the job's."""
+"""Each job's time-out: torch gives a new group its default, not the job's."""
 
 
 def _group(members: tuple[int, ...], in_background: bool = False) -> dist.ProcessGroup:

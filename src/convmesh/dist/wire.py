@@ -1,4 +1,4 @@
-"""Between tensors and the plain contiguous buffers that back-ends move."""
+"""Between tensors and the contiguous buffers that backends send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
 
 
 def _blocks(region: Region) -> Iterator[tuple[Slices, Slices]]:
-    """The boxes of a region with their places in its compact indices."""
+    """The boxes of a region, and where each lies among the region's values without gaps."""
     per_dim = [list(zip(spans, _compact(spans), strict=True)) for spans in region.dims]
     for choice in itertools.product(*per_dim):
         yield tuple(s.slice() for s, _ in choice), tuple(c.slice() for _, c in choice)

@@ -1,7 +1,7 @@
-"""The root scheme, for comparison: gradients are summed on one rank, it alone updates, and sends the weights back.
+"""The root scheme, for comparison: one rank sums the gradients, updates the weights and broadcasts them.
 
-Weights leave in chunks in the order of layers, so that the next forward starts while later layers are still under way.
-One link carries everything that a ring would share, which is why the other schemes are there.
+Weights leave in chunks in the order of layers, so that the next forward starts before those of later layers arrive.
+One link carries all that a ring would share among its links, which is why the other schemes exist.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Chunk:
 class BroadcastReducer(GradientReducer):
     """Sums gradients on the first rank along their axes; after its optimiser's step, weights follow in `chunks` chunks.
 
-    Any torch optimiser over `net`'s parameters will do: on the other ranks it finds no gradients and does nothing. Its
+    Any torch optimiser over `net`'s parameters works: on the other ranks it finds no gradients and does nothing. Its
     step starts the chunks, and each layer waits for its own before it runs. With gradient scaling use ConvMesh's
-    `GradScaler`, which lets ranks without gradients take part. Call `wait()` before weights are read outside of
-    forward (`net.state_dict()` does so itself), and before each forward if no `net` is given.
+    `GradScaler`, which includes ranks without gradients. Call `wait()` before weights are read outside of forward
+    (`net.state_dict()` does so itself), and before each forward if no `net` is given.
     """
 
     def __init__(
@@ -121,18 +121,18 @@ class BroadcastReducer(GradientReducer):
         self.wait()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Torch tells of every optimiser's step; those over other networks' parameters send nothing."""
+        """Torch calls this after the step of every optimiser; one over other parameters sends nothing."""
         del args, kwargs
         self.send({p for group in optimizer.param_groups for p in group["params"]})
 
     def wait(self) -> None:
-        """All weights are up to date when this returns."""
+        """Return when all weights are up to date."""
         for chunk in self.chunks:
             chunk.wait()
 
 
 def _cut(parameters: list[nn.Parameter], chunks: int) -> list[list[nn.Parameter]]:
-    """Parameters in their order, in at most `chunks` runs of about the same number of bytes."""
+    """Parameters in order, in at most `chunks` groups of about the same number of bytes."""
     sizes = [local_of(p).nbytes for p in parameters]
     total, done = sum(sizes), 0
     groups: list[list[nn.Parameter]] = [[] for _ in range(chunks)]

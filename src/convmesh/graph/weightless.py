@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
-from convmesh.private_torch import forget_source_of
+from convmesh.private_torch.graph_sources import forget_source_of
 
 Own = Mapping[str, "weakref.ref[Any]"]
 """By path: the modules, parameters and buffers of a model that a graph calls or reads, not kept alive."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from convmesh.private_torch import forget_source_of
+from convmesh.private_torch.graph_sources import forget_source_of
 
 Parts = Mapping[str, Any]
 """Modules, parameters and buffers by the path that a graph calls them by."""

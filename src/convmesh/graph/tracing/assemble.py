@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
-from convmesh.private_torch import forget_source_of
+from convmesh.private_torch.graph_sources import forget_source_of
 
 
 def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> fx.GraphModule:

@@ -24,6 +24,7 @@ from convmesh.errors import ConvMeshError, LayoutError
 from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_buckets
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
+from convmesh.gradients.owners import Held, distinct_axes, own
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 
@@ -62,6 +63,7 @@ class GradientReducer:
         if any(isinstance(p, DTensor) for p in self.axes_of):
             self._hooks.append(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+        own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
         mesh = self.mesh
@@ -187,6 +189,10 @@ class GradientReducer:
     @property
     def _slots(self) -> list[Slot]:
         return [slot for bucket in self.buckets for slot in bucket.slots]
+
+    def held(self, parameter: torch.Tensor) -> Held:
+        """What this rank holds of a parameter's gradient after backward, with the axes along which ranks differ."""
+        return [(parameter, distinct_axes(parameter))]
 
     def wait(self) -> None:
         """Parameters are up to date when this returns; here they always are."""

@@ -101,6 +101,10 @@ class ShapeError(ConvMeshError, ValueError):
     """A sample, target or weight whose shape is not the one that the plan was made for."""
 
 
+class LabelError(ConvMeshError, IndexError):
+    """A class label that is outside the classes and not ignored, raised on every rank."""
+
+
 class NonFiniteLossError(ConvMeshError, ArithmeticError):
     """A loss that is not a number, found on every rank."""
 

@@ -23,6 +23,7 @@ from convmesh.lowering.loss_node import target_layout
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.dropout import manual_seed
+from convmesh.ops.loss.labels import collecting_labels
 from convmesh.plans import Plan, Program
 from convmesh.private_torch import tree_map
 from convmesh.runtime.direct_engine import LossCheck
@@ -68,7 +69,7 @@ class Running:
     """None while the weights have no memory."""
     inputs: list[Layout]
     outputs: Any
-    check: LossCheck | None
+    check: LossCheck
     stages: StageWeights | None
     """In a pipeline: where the weights of other stages are."""
     reads_weights: bool
@@ -111,10 +112,9 @@ class ParallelNet(nn.Module):
             self._reducer.wait()
         if targets is None:
             return tree_map(lambda y: marked(y) if isinstance(y, Sharded) else y, run.engine.outputs(inputs))
-        with self._reducer.aside():
+        with self._reducer.aside(), collecting_labels() as labels:
             loss, outputs = run.engine.step(inputs, targets)
-        if run.check is not None:
-            run.check.see(loss, outputs)
+        run.check.see(loss, outputs, labels)
         return loss
 
     def _settle_buffers(self) -> None:

@@ -32,7 +32,7 @@ from convmesh.lowering.recorder import dtype_name
 from convmesh.lowering.stage_program import microbatch, on_stage, stages_by_node
 from convmesh.lowering.weight_cuts import Axes, DryWeights, shared_sums, weight_programs, without_data
 from convmesh.plans import NodeProgram, Plan, Program, Split, Work, split_nodes
-from convmesh.private_torch import tree_leaves
+from convmesh.private_torch import tree_leaves, tree_map
 
 Run = Callable[..., DryResult]
 
@@ -142,7 +142,8 @@ class Lowering:
         args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
-            self._env[node.name] = _call_of(self._captured.module, node)(*args[0], **args[1])
+            value = _call_of(self._captured.module, node)(*args[0], **args[1])
+            self._env[node.name] = tree_map(_learned_apart, value)
             return
         given = _layouts(args)
         try:
@@ -152,7 +153,7 @@ class Lowering:
             args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
             run = partial(self._opaque, spec, args) if unseen else self._ready(node, spec, module, split, args)
             result = run()
-        except (ConvMeshError, ValueError) as error:
+        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
         if result.decided is not None and module is not None:
             self._weights.settle(spec.layer, module, result.decided)
@@ -318,6 +319,12 @@ def _dries(value: Any) -> list[Dry]:
 
 def _layouts(args: Any) -> tuple[Layout, ...]:
     return tuple(leaf.layout for leaf in _dries(args))
+
+
+def _learned_apart(value: Any) -> Any:
+    """What a layer makes of constants alone: every rank has all of it, and its backward is the layer's own affair."""
+    is_learned = isinstance(value, torch.Tensor) and value.requires_grad
+    return without_data(value) if is_learned else value
 
 
 def _has_tensors(value: Any) -> bool:

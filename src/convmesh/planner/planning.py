@@ -43,11 +43,11 @@ def plan(
     """A plan for training `model` on global batches like `sample` (a tensor or a shape; several in a list).
 
     Needs no process group. `strategy` is a preset's name, "auto", a mapping of layer names or patterns to splits, or a
-    plan that was read from a file, which is checked. "auto" takes the splits that are predicted to be fastest on
-    `system`; with `gpus` in place of a mesh, the best mesh too. `sub_batches` parts of a batch travel one by one to
-    dense layers that are cut over the axis that cuts samples. `checkpoint` names modules whose activations are computed
-    again in backward. A spatial strategy stops where a rank would have fewer than `least_rows` rows, or at the layer
-    `spatial_until`. On a mesh with a pipe axis, layers go into stages of about equal predicted time, within
+    plan that was read from a file, which is checked and has its own mesh. "auto" takes the splits that are predicted to
+    be fastest on `system`; with `gpus` in place of a mesh, the best mesh too. `sub_batches` parts of a batch travel one
+    by one to dense layers that are cut over the axis that cuts samples. `checkpoint` names modules whose activations
+    are computed again in backward. A spatial strategy stops where a rank would have fewer than `least_rows` rows, or at
+    the layer `spatial_until`. On a mesh with a pipe axis, layers go into stages of about equal predicted time, within
     `bytes_stage` of weights and activations if that is given, and the batch goes through them in `microbatches`
     (default: up to four a stage) by `schedule`.
     """
@@ -60,10 +60,10 @@ def plan(
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),
         stages=StageOptions(microbatches, schedule, bytes_stage),
     )
+    if isinstance(strategy, Plan) and gpus is None:
+        return _bound(strategy, captured, mesh or strategy.mesh)
     if mesh is None or gpus is not None:
         return _searched(captured, mesh, strategy, gpus, system, options)
-    if isinstance(strategy, Plan):
-        return _bound(strategy, captured, mesh)
     if strategy == "auto":
         return best_on(captured, mesh, system, options)
     return lower(captured, draft(captured, mesh, strategy, options)).plan
@@ -91,7 +91,7 @@ def _searched(
 def _bound(read: Plan, captured: Captured, mesh: Mesh) -> Plan:
     """A plan from a file, for a model."""
     if read.mesh != mesh:
-        raise PlanError(f"the plan is for {read.mesh}, but `mesh` is {mesh}; give it `plan.mesh`.")
+        raise PlanError(f"the plan is for {read.mesh}, but `mesh` is {mesh}; leave `mesh` out.")
     read.check(captured.graph)
     shapes = tuple(node.outputs[0].shape for node in captured.graph.inputs)
     return lower(captured, replace(read, source=captured, shapes=shapes)).plan

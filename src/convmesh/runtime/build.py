@@ -71,7 +71,7 @@ def parallelize(
         reducer=reducer_for(model, lowered.sum_axes, opened, plan.reduction) if is_materialised(model) else None,
         inputs=[engine.layout_of(lowered.layouts[node.name][0]) for node in captured.graph.inputs],
         outputs=_output_layouts(captured, lowered, engine.layout_of),
-        check=LossCheck(opened) if check_loss else None,
+        check=LossCheck(opened, ends_on_nan=check_loss),
         stages=stages,
         reads_weights=any(node.op == "get_attr" for node in captured.module.graph.nodes),
     )

@@ -11,6 +11,7 @@ from torch import nn
 from convmesh.graph import Captured, capture
 from convmesh.oracle import Assumptions
 from convmesh.oracle.scaling_limits import Curve, limit_of, with_bandwidth, without_latency
+from convmesh.oracle.search import Refusal, RefusalKind
 from convmesh.planner.scaling import Scaling, scale
 from convmesh.system import System
 
@@ -55,7 +56,7 @@ def test_what_binds_is_the_term_without_which_it_would_go_on(strong: Scaling) ->
     assert limit.term in ("latency", "bandwidth", "computation")
 
 
-def test_speeds_rise_up_to_the_limit_and_nothing_is_worked_out_beyond(strong: Scaling) -> None:
+def test_speeds_rise_up_to_the_limit_and_nothing_is_evaluated_beyond(strong: Scaling) -> None:
     for found in strong.curves:
         assert found.limit is not None or found.points[-1].ranked is not None
         speeds = [p.samples_per_second for p in found.points if found.limit is None or p.ranks <= found.limit.ranks]
@@ -77,9 +78,9 @@ def test_ranks_that_make_no_mesh_are_no_limit() -> None:
     assert points[1].is_gap
 
 
-def test_what_was_not_worked_out_is_no_limit(strong: Scaling) -> None:
+def test_what_was_not_evaluated_is_no_limit(strong: Scaling) -> None:
     data = curve(strong, "data")
-    refused = replace(data.points[4], reason="not worked out: it takes long")
+    refused = replace(data.points[4], refusal=Refusal(kind=RefusalKind.NOT_EVALUATED, detail="; it takes long"))
     assert limit_of([*data.points[:4], refused], lambda _: "latency") is None
 
 

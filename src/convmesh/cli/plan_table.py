@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from convmesh.layout import Mesh
-from convmesh.oracle.search import Found, Ranked, Rejected
-from convmesh.oracle.search.candidates import UNTRIED
+from convmesh.oracle.search import Found, Ranked, RefusalKind, Rejected
 from convmesh.oracle.search.why_best import why
 
 if TYPE_CHECKING:
@@ -121,12 +120,12 @@ def _legend(plans: Sequence[Ranked]) -> str:
 
 
 def _show_rejected(console: Console, found: Found) -> None:
-    """Some of what cannot be, by strategy, and one line for all its meshes that were not worked out."""
-    untried = [one for one in found.rejected if one.reason.startswith(UNTRIED)]
-    refused = [one for one in found.rejected if not one.reason.startswith(UNTRIED)]
+    """Some refusals of each strategy, and one line for all its meshes that were not evaluated."""
+    untried = [one for one in found.rejected if one.refusal.kind is RefusalKind.NOT_EVALUATED]
+    refused = [one for one in found.rejected if one.refusal.kind is not RefusalKind.NOT_EVALUATED]
     lines = [*_some(refused, REJECTED_OF_EACH), *_some(untried, 1)]
     if lines:
-        console.print(f"rejected: {len(refused)}; not worked out: {len(untried)}", style="dim")
+        console.print(f"rejected: {len(refused)}; not evaluated: {len(untried)}", style="dim")
     for line in lines:
         console.print(f"  {escape(line)}", style="dim", soft_wrap=True)
 

@@ -37,7 +37,7 @@ def trained(name: str, mesh: Mesh | None, **options: Any) -> dict[str, Any]:
     if mesh is None:
         optimizer = make(groups(net), **settings)
     else:
-        reducer = ShardedReducer(opened(mesh), net.axes_of(), **options)
+        _reducer = ShardedReducer(opened(mesh), net.axes_of(), **options)
         optimizer = ShardedOptimizer(groups(net), make, **settings)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     for first, second in zip(batches(), reversed(batches()), strict=True):
@@ -89,7 +89,7 @@ def state_of_training() -> tuple[int, int, int]:
     """Bytes of this rank's state, of all weights, and how many bytes of gradients are left at the parameters."""
     mesh = opened(Mesh(data=4))
     net = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30))
-    reducer = ShardedReducer(mesh, [(p, ("data",)) for p in net.parameters()], bytes_first=1 << 10)
+    _reducer = ShardedReducer(mesh, [(p, ("data",)) for p in net.parameters()], bytes_first=1 << 10)
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=0.1)
     net(torch.ones(1, 50)).sum().backward()
     optimizer.step()
@@ -109,7 +109,7 @@ def test_each_rank_keeps_its_part_of_the_state(pools: Pools) -> None:
 def step_traffic(mesh: OpenMesh) -> tuple[Traffic, list[int]]:
     net = Towers(None if mesh.is_dry else mesh).to(mesh.device)
     net.mesh = mesh
-    reducer = ShardedReducer(mesh, net.axes_of())
+    _reducer = ShardedReducer(mesh, net.axes_of())
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
     with mesh.traffic.watch() as sent:
         net(batches()[0].to(mesh.device)).backward()
@@ -136,7 +136,7 @@ def test_traffic_and_dry_traffic(pools: Pools) -> None:
 
 def resumed(interrupted: bool) -> dict[str, Any]:
     net = Towers(opened(Mesh(data=2)))
-    reducer = ShardedReducer(opened(Mesh(data=2)), net.axes_of())
+    _reducer = ShardedReducer(opened(Mesh(data=2)), net.axes_of())
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
     for i, x in enumerate(batches()):
         if i == 2 and interrupted:

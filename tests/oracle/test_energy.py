@@ -3,7 +3,7 @@
 import pytest
 
 from convmesh import Mesh
-from convmesh.oracle.pricing.energy import (
+from convmesh.oracle.energy import (
     LEVEL_ARITHMETIC,
     LEVEL_MEMORY,
     LEVEL_WAITING,

@@ -21,7 +21,7 @@ from convmesh.graph import Captured, Node
 from convmesh.kernels.memory_format import channels_last_order, is_channels_last
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arrange, arranged_layout
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_run import Dry, DryResult, DryRunner, Strides
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.gradient_sums import with_sums

@@ -12,7 +12,7 @@ from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Weight
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arranged_layout
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_run import Dry, DryResult
 from convmesh.lowering.lower import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights

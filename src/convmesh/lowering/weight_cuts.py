@@ -16,7 +16,7 @@ from convmesh.graph import Weight
 from convmesh.kernels.memory_format import memory_format_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.channel_cuts import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
+from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from convmesh.layout.mesh import Mesh
+from convmesh.oracle.energy import Energy, energy_of
 from convmesh.oracle.memory.peak import Memory, memory_of
 from convmesh.oracle.prediction_summary import page, plain
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.compute_model import ComputeModel
-from convmesh.oracle.pricing.energy import Energy, energy_of
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.stragglers import seconds_straggling
 from convmesh.oracle.pricing.transfer_model import TransferModel

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from convmesh.oracle.search.candidates import UNTRIED
+from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.oracle.search.results import Ranked
 from convmesh.system import Figure, System
 
 Term = Literal["batch", "filters", "extent", "stages", "memory", "latency", "bandwidth", "idle", "computation"]
 
-TERMS: Mapping[str, Term] = {
-    "data": "batch", "depth": "extent", "height": "extent", "width": "extent", "filter": "filters",
-    "channel": "filters", "hybrid": "filters", "pipe": "stages", "memory": "memory",
+TERMS: Mapping[RefusalKind, Term] = {
+    RefusalKind.SAMPLES: "batch", RefusalKind.ROWS: "extent", RefusalKind.FILTERS: "filters",
+    RefusalKind.DENSE: "filters", RefusalKind.STAGES: "stages", RefusalKind.MEMORY: "memory",
 }  # fmt: skip
-"""By the first word of the reason for which a strategy is refused."""
+"""What binds, by the kind of a refusal; what planning refuses with an error of its own is nearly always an extent."""
 
 LEAST_GAIN = 0.1
 """What twice the ranks must at least add to the samples a second, for a strategy to be said to scale."""
@@ -26,14 +26,29 @@ LEAST_GAIN = 0.1
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """A strategy on so many ranks with a batch: the best plan, or why there is none."""
+    """A strategy on some ranks with a batch: the best plan, or why there is none."""
 
     ranks: int
     batch: int
     ranked: Ranked | None
-    reason: str = ""
-    is_gap: bool = False
-    """Whether so many ranks make no mesh for the strategy, as 2 for data+spatial, where more may."""
+    refusal: Refusal | None = None
+
+    @property
+    def reason(self) -> str:
+        return "" if self.refusal is None else str(self.refusal)
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether these ranks make no mesh for the strategy where more may: 2 ranks have no data+spatial mesh."""
+        return self._is(RefusalKind.NO_MESH)
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether memory is short."""
+        return self._is(RefusalKind.MEMORY)
+
+    def _is(self, kind: RefusalKind) -> bool:
+        return self.refusal is not None and self.refusal.kind is kind
 
     @property
     def samples_per_second(self) -> float:
@@ -67,7 +82,7 @@ def limit_of(points: Sequence[ScalingPoint], binding: Callable[[Ranked], Term]) 
     points = [point for point in points if not point.is_gap]
     reached = [point for point in points if point.ranked is not None]
     if not reached:
-        scarce = (point for point in reversed(points) if point.reason.startswith("memory"))
+        scarce = (point for point in reversed(points) if point.is_scarce)
         return _ends(0, next(scarce, points[-1])) if points else None
     for before, after in itertools.pairwise(reached):
         gain = after.samples_per_second / before.samples_per_second - 1
@@ -79,12 +94,10 @@ def limit_of(points: Sequence[ScalingPoint], binding: Callable[[Ranked], Term]) 
 
 
 def _ends(ranks: int, refused: ScalingPoint) -> Limit | None:
-    return None if refused.reason.startswith(UNTRIED) else Limit(ranks, term_of(refused.reason), refused.reason)
-
-
-def term_of(reason: str) -> Term:
-    """What binds where a plan is refused."""
-    return TERMS.get(reason.partition(":")[0], "extent")
+    refusal = refused.refusal
+    if refusal is None or refusal.kind is RefusalKind.NOT_EVALUATED:
+        return None
+    return Limit(ranks, TERMS.get(refusal.kind, "extent"), str(refusal))
 
 
 def binding_term(ranked: Ranked, price: Callable[[System], float]) -> Term:

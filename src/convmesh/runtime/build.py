@@ -15,7 +15,7 @@ from convmesh.gradients.reducers import reducer_for
 from convmesh.graph import Captured, capture
 from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Layout
-from convmesh.lowering.channel_cuts import replace_tensor
+from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan

@@ -23,10 +23,9 @@ from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, halo, output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import extend
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
-
-Ints = int | Sequence[int]
 
 
 @implements(F.conv1d, F.conv2d, F.conv3d, takes_cut_weights=True)
@@ -175,12 +174,3 @@ def _pads(
     if isinstance(padding, str):
         raise UnsupportedError(f"`padding` (={padding!r}) must be whole numbers, 'same' or 'valid'.")
     return [(p, p) for p in spread("padding", padding, len(kernel), smallest=0)]
-
-
-def spread(name: str, value: Ints, dims: int, smallest: int = 1) -> tuple[int, ...]:
-    """One number for all dims, or one per dim."""
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
-    values = values * dims if len(values) == 1 else values
-    if len(values) != dims or min(values) < smallest:
-        raise UnsupportedError(f"`{name}` (={value}) must be one or {dims} whole numbers of at least {smallest}.")
-    return values

@@ -12,12 +12,13 @@ from convmesh.kernels.local_conv_transpose import conv_transpose as conv_transpo
 from convmesh.layout import Box
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess
 from convmesh.ops.channels.channel_layers import cut_conv_transpose, is_cut
-from convmesh.ops.convolution.conv import Ints, check_operands, spread
+from convmesh.ops.convolution.conv import check_operands
 from convmesh.ops.core.autocast import autocast_inputs
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import pad_dim
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 

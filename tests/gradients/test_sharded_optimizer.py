@@ -114,7 +114,7 @@ def step_traffic(mesh: OpenMesh) -> tuple[Traffic, list[int]]:
     with mesh.traffic.watch() as sent:
         net(batches()[0].to(mesh.device)).backward()
         optimizer.step()
-    return sent, [bucket.elements * 8 for bucket in reducer.buckets]
+    return sent, [bucket.elements * 8 for bucket in _reducer.buckets]
 
 
 def real_traffic(mesh: Mesh) -> tuple[Traffic, list[int]]:

@@ -169,12 +169,12 @@ class ShardedReducer(GradientReducer):
         self.scattered_parameters = {slot.parameter for bucket in self.scattered for slot in bucket.slots}
         self._axes_of_shards = {shard: (AXIS, *distinct_axes(p)) for p, shard in self.shards.items()}
         own(self._axes_of_shards, self)
-        self._hooks.append(register_optimizer_step_pre_hook(_refuse_scattered))
+        self._hooks.add(register_optimizer_step_pre_hook(_refuse_scattered))
 
     def held(self, parameter: torch.Tensor) -> Held:
         """Of a scattered parameter this rank's run, if it has one."""
         if parameter in self.scattered_parameters:
-            shard = self.shards.get(parameter)  # type: ignore[call-overload]
+            shard = self.shards.get(parameter)
             return [] if shard is None else [(shard, self._axes_of_shards[shard])]
         if parameter in self._axes_of_shards:
             return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]

@@ -62,7 +62,7 @@ def plan(
     )
     if isinstance(strategy, Plan) and gpus is None:
         return _bound(strategy, captured, mesh or strategy.mesh)
-    if mesh is None or gpus is not None:
+    if mesh is None or gpus is not None or isinstance(strategy, Plan):
         return _searched(captured, mesh, strategy, gpus, system, options)
     if strategy == "auto":
         return best_on(captured, mesh, system, options)

@@ -15,7 +15,7 @@ from convmesh.private_torch.arguments import parse_to
 @implements(torch.Tensor.to)
 def to(x: Sharded, *targets: Any, copy: bool = False, **options: Any) -> Sharded:
     """`x.to(dtype)`, `x.to(device, dtype)` and `x.to(other)`, with torch's options."""
-    plain = (target.local if isinstance(target, Sharded) else target for target in targets)
+    plain: Any = (target.local if isinstance(target, Sharded) else target for target in targets)
     device, dtype, _, memory_format = parse_to(*plain, **options)
     # Shards of a dry run have no device, so any is right for them.
     if device is not None and device.type not in (x.device.type, x.mesh.device.type) and not x.mesh.is_dry:

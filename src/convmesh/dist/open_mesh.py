@@ -29,6 +29,7 @@ class OpenMesh:
         groups: dict[tuple[str, ...], dist.ProcessGroup],
         everyone: dist.ProcessGroup | None,
         device: torch.device,
+        stands_for: str | None = None,
     ) -> None:
         self.mesh = mesh
         self.world_ranks = ranks
@@ -36,6 +37,8 @@ class OpenMesh:
         self.everyone = everyone
         self.is_dry = everyone is None
         self.device = device
+        self.stands_for = stands_for or device.type
+        """The kind of device, `cpu` or `cuda`, whose kernels run on tensors without data."""
         self.traffic = Traffic()
         self.seeds = torch.Generator().manual_seed(0)
         self.overlap = True
@@ -51,6 +54,10 @@ class OpenMesh:
         self._groups = groups
         self._agreed: set[tuple[str, str]] = set()
         self.stages_through_host = device.type == "cuda" and dist.get_backend(everyone) == "gloo"
+
+    def device_kind(self, tensor: torch.Tensor) -> str:
+        """The kind of device that a tensor is on; one without data stands for a tensor on the mesh's devices."""
+        return self.stands_for if tensor.is_meta else tensor.device.type
 
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
         """The ranks that differ from this one on `axes` only."""
@@ -125,14 +132,15 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     return OpenMesh(mesh, members, here, _open_groups(mesh, members), everyone, where)
 
 
-def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
+def dry_mesh(mesh: Mesh, rank: int = 0, device: str = "cuda") -> OpenMesh:
     """One rank's view of a mesh of any size without processes.
 
-    Tensors on it live on the meta device; what would be sent is counted, and arrives without values.
+    Tensors on it live on the meta device; what would be sent is counted, and arrives without values. Operators choose
+    the kernels of `device`, which is `cpu` or `cuda`.
     """
     if not 0 <= rank < mesh.size:
         raise MeshError(f"`rank` (={rank}) must be one of the {mesh.size} ranks of {mesh}: 0 to {mesh.size - 1}.")
-    return OpenMesh(mesh, range(mesh.size), rank, {}, None, torch.device("meta"))
+    return OpenMesh(mesh, range(mesh.size), rank, {}, None, torch.device("meta"), device)
 
 
 def _check_members(members: tuple[int, ...]) -> None:

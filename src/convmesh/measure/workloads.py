@@ -39,17 +39,18 @@ class Workload:
         with torch.device("meta"):
             return cls(found.name, made.create(), (batch or found.small_batch, *sample), made.task)
 
-    def programs(self, ranks: Sequence[int]) -> Iterator[Program]:
-        """Of every strategy that the network has work for on so many ranks."""
+    def programs(self, ranks: Sequence[int], device: str) -> Iterator[Program]:
+        """Of every strategy that the network has work for on that many ranks, each driving a `device`."""
         captured = capture(self.model, self.shape)
         for count in ranks:
             for strategy, mesh in _meshes(count, len(self.shape) - 2):
-                yield from self._lowered(captured, strategy, mesh)
+                yield from self._lowered(captured, strategy, mesh, device)
 
-    def _lowered(self, captured: Captured, strategy: str, mesh: Mesh) -> Iterator[Program]:
+    def _lowered(self, captured: Captured, strategy: str, mesh: Mesh, device: str) -> Iterator[Program]:
         try:
             made = plan(captured, self.shape, mesh, strategy)
-            yield from programs_of(made, representatives(mesh, borders=True), self._criterion()).values()
+            ranks = representatives(mesh, borders=True)
+            yield from programs_of(made, ranks, self._criterion(), device=device).values()
         except ConvMeshError:  # too few samples, rows or filters for so many ranks: nothing to time
             return
 

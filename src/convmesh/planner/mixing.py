@@ -47,7 +47,7 @@ def mixes_on(
     """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan that cuts nothing."""
     if all(len(splits_of(node, captured.graph, mesh)) == 1 for node in split_nodes(captured.graph)):
         return  # nothing to choose
-    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0]), mesh)
+    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0], system.torch_device), mesh)
     network.explore()
     prices = _Prices(system, mesh, assumptions, network.lowering)
     beside = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
@@ -194,7 +194,7 @@ class _Prices:
         self._compute = ComputeModel(system, assumptions)
         self._transfer = TransferModel(system, mesh, assumptions)
         self._assumptions = assumptions
-        self._open = dry_mesh(mesh, representatives(mesh)[0])
+        self._open = dry_mesh(mesh, representatives(mesh)[0], system.torch_device)
         self._weights = {weight.name: weight for weight in lowering.weights}
         self._known: dict[Any, float] = {}
         self._kept: list[Steps] = []

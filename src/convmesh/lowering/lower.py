@@ -37,30 +37,34 @@ from convmesh.private_torch import tree_leaves, tree_map
 Run = Callable[..., DryResult]
 
 
-def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = None) -> Lowered:
-    """Work out a plan for one rank; needs no processes.
+def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = None, device: str = "cuda") -> Lowered:
+    """Lower a plan for one rank; needs no processes.
 
-    `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own.
+    `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own. `device` is the kind of
+    device, cpu or cuda, whose kernels the program names.
     """
     if plan.pipeline is None:
-        return Lowering(captured, plan, rank, samples).run()
+        return Lowering(captured, plan, rank, samples, device).run()
     micro = samples or microbatch(captured.graph, plan.pipeline)
-    return on_stage(Lowering(captured, plan, rank, micro).run(), captured.graph, dry_mesh(plan.mesh, rank))
+    whole = Lowering(captured, plan, rank, micro, device).run()
+    return on_stage(whole, captured.graph, dry_mesh(plan.mesh, rank, device))
 
 
-def lower_plan(plan: Plan, rank: int = 0) -> Lowered:
-    """The plan worked out for a rank of its mesh, if it was made from a model."""
+def lower_plan(plan: Plan, rank: int = 0, device: str = "cuda") -> Lowered:
+    """The plan lowered for a rank of its mesh, if it was made from a model; `device`: whose kernels run."""
     if plan.source is None:
         raise PlanError("the plan was read from a file; give it a model with `cm.plan(model, sample, mesh, plan)`.")
-    return lower(plan.source, plan, rank)
+    return lower(plan.source, plan, rank, device=device)
 
 
 class Lowering:
     """Walks the graph once; values are kept by node."""
 
-    def __init__(self, captured: Captured, plan: Plan, rank: int, samples: int | None) -> None:
+    def __init__(
+        self, captured: Captured, plan: Plan, rank: int, samples: int | None = None, device: str = "cuda"
+    ) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
-        self._mesh = dry_mesh(plan.mesh, rank).with_settings(StepSettings().for_plan(plan))
+        self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
         self._runner = DryRunner(self._mesh)
         self._weights = DryWeights()
         self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
@@ -88,6 +92,7 @@ class Lowering:
         return Lowered(
             plan=self._weights.decided_plan(self._plan),
             program=program,
+            device=self._mesh.stands_for,
             layouts={node.node: node.outputs for node in self._nodes},
             arranged=self._arranged,
             shared=self._shared,

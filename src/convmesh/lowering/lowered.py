@@ -19,6 +19,8 @@ class Lowered:
 
     plan: Plan
     program: Program
+    device: str
+    """The kind of device, cpu or cuda, whose kernels the program names."""
     layouts: dict[str, tuple[Layout, ...]]
     """By node: the layouts of what it gives."""
     arranged: dict[str, Split]

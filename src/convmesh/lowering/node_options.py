@@ -39,8 +39,8 @@ class Single:
 class SingleLowering(Lowering):
     """Works out nodes one by one, each for many layouts; calls that are alike run once."""
 
-    def __init__(self, captured: Captured, plan: Plan, rank: int) -> None:
-        super().__init__(captured, plan, rank, None)
+    def __init__(self, captured: Captured, plan: Plan, rank: int, device: str) -> None:
+        super().__init__(captured, plan, rank, device=device)
         self.run()
         self.nodes = {node.name: node for node in captured.module.graph.nodes}
         self.values = dict(self._env)

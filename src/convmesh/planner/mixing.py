@@ -39,7 +39,7 @@ def mixes_on(
     """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan that cuts nothing."""
     if all(len(splits_of(node, captured.graph, mesh)) == 1 for node in split_nodes(captured.graph)):
         return  # nothing to choose
-    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0]), mesh)
+    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0], system.torch_device), mesh)
     network.explore()
     prices = NodePrices(system, mesh, assumptions, network.lowering.weights)
     beside = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)

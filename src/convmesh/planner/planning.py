@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch.distributed as dist
 from torch import nn
 
 from convmesh.errors import PlanError
 from convmesh.graph import Captured
 from convmesh.layout import Mesh
-from convmesh.lowering.lower import lower
 from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
-from convmesh.planner.searching import best_on, search_captured
+from convmesh.planner.searching import best_on, decided, loaded, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
 from convmesh.plans.plan import BatchNorm, Reduction, Schedule
@@ -61,12 +61,21 @@ def plan(
         stages=StageOptions(microbatches, schedule, bytes_stage),
     )
     if isinstance(strategy, Plan) and gpus is None:
-        return _bound(strategy, captured, mesh or strategy.mesh)
+        return decided(captured, _bound(strategy, captured, mesh or strategy.mesh), _device_kind(system))
     if mesh is None or gpus is not None or isinstance(strategy, Plan):
         return _searched(captured, mesh, strategy, gpus, system, options)
+    device = _device_kind(system)
     if strategy == "auto":
         return best_on(captured, mesh, system, options)
-    return lower(captured, draft(captured, mesh, strategy, options)).plan
+    return decided(captured, draft(captured, mesh, strategy, options, device), device)
+
+
+def _device_kind(system: System | str | None) -> str:
+    """The kind of device to plan for: the system's; without one that of this job's ranks; without a job GPUs."""
+    if system is not None:
+        return loaded(system).torch_device
+    is_on_cpus = dist.is_initialized() and dist.get_backend() != "nccl"
+    return "cpu" if is_on_cpus else "cuda"
 
 
 def _searched(
@@ -94,4 +103,4 @@ def _bound(read: Plan, captured: Captured, mesh: Mesh) -> Plan:
         raise PlanError(f"the plan is for {read.mesh}, but `mesh` is {mesh}; leave `mesh` out.")
     read.check(captured.graph)
     shapes = tuple(node.outputs[0].shape for node in captured.graph.inputs)
-    return lower(captured, replace(read, source=captured, shapes=shapes)).plan
+    return replace(read, source=captured, shapes=shapes)

@@ -13,7 +13,6 @@ from convmesh.dist import OpenMesh, open_mesh
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
 from convmesh.graph import Captured, capture
-from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Layout
 from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
@@ -51,8 +50,7 @@ def parallelize(
     plan.check(captured.graph)
     opened = _opened(plan, mesh)
     inside = opened.with_settings(opened.settings.for_plan(plan))
-    with standing_for(opened.device.type):
-        lowered = lower(captured, plan, opened.rank)
+    lowered = lower(captured, plan, opened.rank, device=opened.device.type)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)

@@ -36,6 +36,6 @@ def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "au
 def _with_stages(captured: Captured, plan: Plan) -> Plan:
     """Stages are cut by what layers cost; where some cannot run at all, the survey is to list them first."""
     try:
-        return with_stages(captured, plan, StageOptions())
+        return with_stages(captured, plan, StageOptions(), "cpu")  # verification runs on processors
     except UnsupportedError:
         return plan

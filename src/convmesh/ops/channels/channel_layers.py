@@ -70,7 +70,7 @@ def cut_conv(
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
     local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
     term = _covering_term(x.layout, output, windows, x.mesh.rank)
-    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups)
+    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups, x.device_kind)
     return _run(x, weight, bias, split, plans_of(split), local)
 
 
@@ -197,7 +197,7 @@ def _layer(
         reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
-        wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
+        wire=best_format(x.dtype, x.device_kind, x.dim(), weight_here.shape[2:]),
     )
 
 

@@ -54,8 +54,8 @@ def _overlapped(
 ) -> Sharded:
     maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
-    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.settings.overlap)
-    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain):
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.settings.overlap, x.device_kind)
+    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain, x.device_kind):
         return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
     with without_autocast(x.device):
         y = SplitConvFunction.apply(x.local, weight, bias, split, x.mesh, x.mesh.weight_axes(work.axes))
@@ -75,14 +75,14 @@ def _alone(
 
 
 @cache
-def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool) -> SplitConv:
+def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool, kind: str) -> SplitConv:
     held, out = source.box(rank), work.box(rank)
     windows = tuple(m for m in maps if isinstance(m, Window))
     terms = Terms(None, ())
     if out.size:
         terms = split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
-    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups)
+    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups, kind)
 
 
 def _folded(

@@ -48,7 +48,7 @@ def conv_transpose(
     out = work.box(x.mesh.rank)
     if fetched.numel():
         crop = excess(steps, Box(out.spans[2:]), x.shape[2:])
-        y = _local(fetched, weight_here, bias_here, steps, groups, crop)
+        y = _local(fetched, weight_here, bias_here, steps, groups, crop, x.device_kind)
     else:  # an empty box, or one that no input writes to
         y = _with_bias(empty_result(fetched, out.shape, weight_here), bias_here)
     return Sharded(y, work, x.mesh)
@@ -61,12 +61,13 @@ def _local(
     steps: tuple[Transposed, ...],
     groups: int,
     excess: list[tuple[int, int]],
+    kind: str,
 ) -> torch.Tensor:
     """Everything that the fetched inputs write, cropped (or zero-padded) to the rank's output box."""
     crop = tuple(max(0, min(low, high)) for low, high in excess)
     params = ConvParams(tuple(s.stride for s in steps), crop, tuple(s.dilation for s in steps), groups)
     filled = any(min(low, high) < 0 for low, high in excess)  # with zeros, which still need the bias
-    y = conv_transpose_here(x, weight, None if filled else bias, params)
+    y = conv_transpose_here(x, weight, None if filled else bias, params, kind)
     for dim, ((low, high), both) in enumerate(zip(excess, crop, strict=True), start=2):
         y = pad_dim(y, dim, both - low, both - high)
     return _with_bias(y, bias) if filled else y

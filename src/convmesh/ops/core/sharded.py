@@ -90,6 +90,11 @@ class Sharded(ShardedOperators):
         return self.local.device
 
     @property
+    def device_kind(self) -> str:
+        """`cpu`, `cuda`, …: where the shard is, or would be if it had data."""
+        return self.mesh.device_kind(self.local)
+
+    @property
     def requires_grad(self) -> bool:
         return self.local.requires_grad
 

@@ -33,7 +33,7 @@ def layer_norm(
     if not axes:
         return x.like(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
     population = Population(x.mesh, axes, math.prod(x.shape[dim] for dim in dims))
-    rows = rows_of_groups(x.local, math.prod(x.local.shape[: dims[0]]), 1, 1)
+    rows = rows_of_groups(x.local, math.prod(x.local.shape[: dims[0]]), 1, 1, x.device_kind)
     result = normalise(rows, statistics(rows, population), (None, None), Normaliser(population, eps))
     here = x.box.slices()[dims[0] :]
     return x.like(_affine(result.view(x.local.shape), *(None if p is None else p[here] for p in (weight, bias))))

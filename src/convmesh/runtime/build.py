@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
-from convmesh.graph import Captured, capture
+from convmesh.graph import Captured, capture, compared
 from convmesh.layout import Layout
 from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
@@ -106,7 +106,7 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
         )
     known = plan.source.of_model(model) if isinstance(plan.source, Captured) else None
     if known is not None:
-        return known
+        return compared(known, model)
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)

@@ -41,10 +41,11 @@ def parallelize(
 ) -> ParallelNet:
     """This rank's part of `model` under `plan`: call it on every rank of the job.
 
-    The model's own parameters are used: cut weights become DTensors in it. With `loss`, `net(x, target)` is the global
-    loss, and after `backward()` every gradient is the single device's. Every rank starts from the first one's weights.
-    `compile` puts the network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose
-    loss is not a number with the step and the ranks to blame.
+    The net uses the model's own parameters; weights that the plan cuts become DTensors. With `loss`, `net(x, target)`
+    is the global loss, and after `backward()` every gradient is that of a single device. Every rank starts from the
+    first one's weights. `mesh` is the plan's mesh if it is open already; it stays as it is. `compile` puts the
+    network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose loss is NaN with an
+    error that names the step and the ranks to blame.
     """
     captured = _captured(model, plan)
     plan.check(captured.graph)
@@ -87,7 +88,7 @@ def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
 
 
 def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None) -> None:
-    """The first rank's weights on this rank's device; those of other stages go before they take its memory."""
+    """Copy the first rank's weights to this rank's device; those of other stages are dropped first."""
     if stages is None and is_materialised(model):
         model.to(mesh.device)
     if is_materialised(model):
@@ -99,7 +100,7 @@ def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None
 
 
 def _captured(model: nn.Module, plan: Plan) -> Captured:
-    """The network as it was captured for the plan, if from this very model; else captured anew."""
+    """The network as captured for the plan, if that was from this very model; else captured again."""
     if any(isinstance(p, DTensor) for p in model.parameters()):
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
@@ -123,7 +124,7 @@ def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
 
 
 def _output_layouts(captured: Captured, lowered: Lowered, layout_of: Callable[[Layout], Layout]) -> Any:
-    """The layouts of what the network gives, in the structure in which it gives them."""
+    """The layouts of the network's outputs, in their structure."""
     (output,) = (n for n in captured.module.graph.nodes if n.op == "output")
     names = torch.fx.map_arg(output.args[0], lambda n: n.name)
     return tree_map(lambda n: layout_of(lowered.layouts[n][0]) if n in lowered.layouts else n, names)

@@ -1,4 +1,4 @@
-"""One step of a network whose layers all run on every rank: shards in, shards or the global loss out."""
+"""A step of a network whose layers all run on every rank: from input shards to output shards or the global loss."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class DirectEngine:
         return whole_loss(self.loss(outputs, targets)), outputs
 
     def rebind(self, owner: nn.Module) -> None:
-        """Parameters that the network reads itself, not through a layer, are looked up anew."""
+        """Look up again the parameters that the network reads itself, not through a layer."""
         rebind(self.module, owner)
 
     def layout_of(self, planned: Layout) -> Layout:
-        """Layouts were worked out for whole batches."""
+        """The plan's layouts are those of whole batches."""
         return planned
 
 
 def rebind(module: nn.Module, owner: nn.Module) -> None:
-    """Give the parameters and buffers of `module`'s own containers the tensors that `owner` has under their names."""
+    """Replace the parameters and buffers of `module` by the tensors that `owner` has under their names."""
     for path, container in module.named_modules():
         for table in (container._parameters, container._buffers):
             for name in table:
-                found = _tensor_at(owner, f"{path}.{name}" if path else name)
-                table[name] = found if found is not None else table[name]
+                tensor = _tensor_at(owner, f"{path}.{name}" if path else name)
+                table[name] = tensor if tensor is not None else table[name]
 
 
 def _tensor_at(owner: nn.Module, name: str) -> Any:
@@ -70,7 +70,7 @@ def _tensor_at(owner: nn.Module, name: str) -> Any:
 
 
 def whole_loss(loss: Any) -> torch.Tensor:
-    """The loss as a plain tensor, which must be one number that all ranks share."""
+    """The loss as a plain tensor; it must be one number, the same on all ranks."""
     if isinstance(loss, Sharded):
         if loss.layout.axes or loss.numel() != 1:
             raise UnsupportedError(

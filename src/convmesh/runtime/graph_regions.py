@@ -1,4 +1,4 @@
-"""Parts of a traced network as modules of their own: blocks to compute again, stages of a pipeline."""
+"""Parts of a traced network as modules of their own: recomputed blocks, stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GraphRegion:
-    """Nodes in a row as a module: it takes the values of `inputs` and gives a tuple with those of `outputs`."""
+    """A run of nodes as a module: it takes the values of `inputs` and returns a tuple of those of `outputs`."""
 
     module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
@@ -25,7 +25,7 @@ class GraphRegion:
 
 
 def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
-    """The nodes as a module. Attributes are read inside, wherever they were read before."""
+    """The nodes as a module. It reads attributes itself, even those that nodes outside read."""
     inside = {*nodes}
     inputs = dict.fromkeys(
         source for node in nodes for source in node.all_input_nodes if source not in inside and source.op != "get_attr"
@@ -35,7 +35,7 @@ def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
     copies: dict[fx.Node, fx.Node] = {source: graph.placeholder(source.name) for source in inputs}
     for node in nodes:
         for source in node.all_input_nodes:
-            if source not in copies:  # an attribute that was read outside
+            if source not in copies:  # an attribute that a node outside reads
                 copies[source] = graph.node_copy(source, copies.__getitem__)
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
@@ -56,19 +56,18 @@ def replace_regions(
     wrap: Callable[[fx.GraphModule], nn.Module],
     least: int = 1,
 ) -> None:
-    """Put one call in place of each run of at least so many nodes that `key` gives the same name; None leaves a node
-    where it is."""
+    """Replace each run of at least `least` nodes with the same `key` by one call; nodes whose key is None stay."""
     for index, (name, nodes) in enumerate(_runs(graph, key)):
-        found = region(parts, nodes)
-        if not found.outputs or len(nodes) < least:
+        block = region(parts, nodes)
+        if not block.outputs or len(nodes) < least:
             continue
         path = f"convmesh_region_{index}_{name.replace('.', '_')}"
-        parts[path] = wrap(found.module)
-        # Right after the last: every input is computed by then, and no user comes before it.
+        parts[path] = wrap(block.module)
+        # After the last node: all inputs are computed by then, and all users come later.
         with graph.inserting_after(nodes[-1]):
-            call = graph.call_module(path, found.inputs)
+            call = graph.call_module(path, block.inputs)
         with graph.inserting_after(call):
-            for place, node in reversed(list(enumerate(found.outputs))):
+            for place, node in reversed(list(enumerate(block.outputs))):
                 node.replace_all_uses_with(graph.call_function(_item, (call, place)))
         for node in reversed(nodes):
             graph.erase_node(node)

@@ -25,7 +25,7 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.ops.loss.labels import collecting_labels
 from convmesh.plans import Plan, Program
-from convmesh.private_torch import tree_map
+from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.runtime.direct_engine import LossCheck
 from convmesh.runtime.full_state import (
     State,
@@ -43,7 +43,7 @@ from convmesh.runtime.placing import cut, for_batch, marked, on_layout
 
 
 class Engine(Protocol):
-    """What runs a step."""
+    """Runs a step."""
 
     loss: Any
 
@@ -55,12 +55,12 @@ class Engine(Protocol):
         """Use the tensors that `owner` has now."""
 
     def layout_of(self, planned: Layout) -> Layout:
-        """The layout of a whole batch's tensor, from the one that was worked out."""
+        """The layout of a whole batch's tensor, from the lowered one."""
 
 
 @dataclass
 class Running:
-    """What a split network holds besides its weights; in one place, so that no name of the model's is taken."""
+    """All that a split network holds besides its weights; in one place, so that it takes no name of the model's."""
 
     lowered: Lowered
     mesh: OpenMesh
@@ -71,12 +71,12 @@ class Running:
     outputs: Any
     check: LossCheck
     stages: StageWeights | None
-    """In a pipeline: where the weights of other stages are."""
+    """In a pipeline: the ranks that hold the weights of other stages."""
     reads_weights: bool
-    """Whether the network reads weights itself, not through a layer that waits for its own to arrive."""
+    """Whether the network reads weights itself, not through a layer, which waits for its own updates."""
     shapes_seen: bool = False
     replicas_differ: bool = False
-    """Whether ranks along `data` have other running statistics since the last training step."""
+    """Whether running statistics differ along `data` since the last training step."""
 
 
 class ParallelNet(nn.Module):
@@ -92,12 +92,12 @@ class ParallelNet(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        """The plan, every algorithm named."""
+        """The plan, with every algorithm named."""
         return self._running.lowered.plan
 
     @property
     def program(self) -> Program:
-        """What this rank computes and sends in a step."""
+        """This rank's computations and transfers in a step."""
         return self._running.lowered.program
 
     @property
@@ -119,7 +119,7 @@ class ParallelNet(nn.Module):
         return loss
 
     def _settle_buffers(self) -> None:
-        """Replicas that keep statistics of their own go on with the first one's when training pauses, as with DDP."""
+        """Give replicas with statistics of their own those of the first when training pauses, as DDP does."""
         run = self._running
         if self.training:
             run.replicas_differ = run.lowered.plan.batchnorm == "replica"
@@ -128,7 +128,7 @@ class ParallelNet(nn.Module):
             run.replicas_differ = False
 
     def _placed(self, args: tuple[Any, ...]) -> tuple[list[Sharded], Any]:
-        """Inputs and targets with their layouts; at the first step all ranks check theirs together."""
+        """Inputs and targets with their layouts; in the first step all ranks check theirs together."""
         problem: str | None = None
         inputs: list[Sharded] = []
         targets: Any = None
@@ -161,17 +161,15 @@ class ParallelNet(nn.Module):
         return on_layout(given, _planned_target(output, given, self.mesh.rank), self.mesh, "the target")
 
     def _output_layout(self, samples: int | None = None) -> Layout | None:
-        """Of the network's first output, for a batch of so many samples."""
-        found: list[Layout] = []
-        tree_map(lambda at: found.append(at) if isinstance(at, Layout) else None, self._running.outputs)
-        if not found or samples is None or not found[0].shape:
-            return found[0] if found else None
-        planned = self._running.inputs[0].shape[0]
-        grown = found[0].shape[0] == planned
-        return found[0].with_shape((samples, *found[0].shape[1:])) if grown else found[0]
+        """The layout of the network's first output, for a batch of `samples`."""
+        layouts = [leaf for leaf in tree_leaves(self._running.outputs) if isinstance(leaf, Layout)]
+        if not layouts or samples is None:
+            return layouts[0] if layouts else None
+        first, planned = layouts[0], self._running.inputs[0].shape[:1]
+        return first.with_shape((samples, *first.shape[1:])) if first.shape[:1] == planned != () else first
 
     def shard_input(self, *tensors: torch.Tensor) -> Any:
-        """This rank's shard of each global input tensor; other numbers of samples than the plan's are fine."""
+        """This rank's shard of each global input tensor; batches may have another size than the plan's."""
         run = self._running
         if len(tensors) != len(run.inputs):
             raise ShapeError(f"`shard_input` was given {len(tensors)} tensors; the network takes {len(run.inputs)}.")
@@ -229,7 +227,7 @@ class ParallelNet(nn.Module):
         manual_seed(self.mesh, seed)
 
     def _give_memory(self) -> None:
-        """A network that was made on the meta device gets memory for this rank's shards alone."""
+        """Allocate this rank's shards of a network that was made on the meta device."""
         run = self._running
         if not is_materialised(self):
             materialise(self, run.mesh.device)
@@ -283,14 +281,14 @@ class ParallelNet(nn.Module):
 
 
 def _wait_for_weights(net: ParallelNet, *options: Any) -> None:
-    """Before `net.state_dict()`: updates that are still on their way arrive."""
+    """Before `net.state_dict()`: wait for updates that are on their way."""
     del options
     if net._running.reducer is not None:
         net._running.reducer.wait()
 
 
 def _planned_target(output: Layout | None, given: Any, rank: int) -> Layout | None:
-    """Where a plain target must lie, told by its shape: that of the output's shard, or with its channels left out."""
+    """The layout of a plain target, from its shape: that of the output's shard, with or without channels."""
     if output is None or isinstance(given, Sharded):
         return None
     shape, full = tuple(given.shape), output.shape

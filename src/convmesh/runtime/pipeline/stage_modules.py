@@ -1,4 +1,4 @@
-"""Stages as modules: runs of the network's calls that take and give plain tensors."""
+"""Stages as modules: runs of the network's calls, from plain tensors to plain tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from convmesh.runtime.graph_regions import Parts, graph_module, region
 
 @dataclass(frozen=True)
 class StageRegion:
-    """The calls of one stage on shards: which values they take and give, and which the stage as a whole does."""
+    """The calls of one stage on shards, with the values that they take and return, and those that the stage does."""
 
     index: int
     mesh: OpenMesh
@@ -36,7 +36,7 @@ class StageRegion:
     received: tuple[str, ...]
     sent: tuple[str, ...]
     masks_before: int
-    """How many random masks earlier stages draw for a micro-batch."""
+    """The number of random masks that earlier stages draw for a micro-batch."""
 
 
 def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None) -> list[StageRegion]:
@@ -55,7 +55,7 @@ def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend:
 def _tuned(
     module: fx.GraphModule, captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
 ) -> fx.GraphModule:
-    """A stage with its blocks to recompute, and its parts to compile, put in."""
+    """A stage with its recomputed blocks and compiled parts."""
     if not lowered.plan.checkpoint and backend is None:
         return module
     parts, graph = parts_of(module), fx.Graph()
@@ -65,7 +65,7 @@ def _tuned(
 
 
 def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> list[list[fx.Node]]:
-    """The calls of every stage; a change of layout goes with the call that asks for it, which comes after it."""
+    """The calls of every stage; a change of layout belongs to the stage of the call after it, which needs it."""
     calls: list[list[fx.Node]] = [[] for _ in itertools.pairwise(bounds)]
     waiting: list[fx.Node] = []
     for node in graph.nodes:
@@ -113,7 +113,7 @@ def output_names(captured: Captured) -> tuple[str, ...]:
 
 
 class StageModule(nn.Module):
-    """One stage for one size of micro-batch: the first takes input shards, the others runs of what crosses."""
+    """One stage for micro-batches of one size: the first takes input shards, the others packed values."""
 
     def __init__(self, calls: StageRegion, lowered: Lowered, wire: torch.device) -> None:
         super().__init__()
@@ -121,14 +121,14 @@ class StageModule(nn.Module):
         self.takes = parcel_of(calls.received, lowered)
         self.gives = parcel_of(calls.sent, lowered)
         self.seeds: Sequence[int] = ()
-        """Of the random masks of each micro-batch."""
+        """One for the random masks of each micro-batch."""
         self.chunk = 0
-        """The micro-batch that runs next."""
+        """The number of the micro-batch that runs next."""
         self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, calls.mesh, wire
 
     @property
     def examples(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """What it takes and gives, without data."""
+        """Its inputs and outputs, without data."""
         return self._input_examples(), self.gives.examples(self._mesh.rank)
 
     def _input_examples(self) -> tuple[torch.Tensor, ...]:
@@ -140,8 +140,10 @@ class StageModule(nn.Module):
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         known: dict[str, Any] = dict(zip(self.takes.names, self._received(given), strict=True))
         with self._seeded():
-            made = self.calls(*(known[name] if name in known else self._numbers[name] for name in self._region.inputs))
-        known |= zip(self._region.outputs, made, strict=True)
+            results = self.calls(
+                *(known[name] if name in known else self._numbers[name] for name in self._region.inputs)
+            )
+        known |= zip(self._region.outputs, results, strict=True)
         return self.gives.pack([known[name] for name in self.gives.names], self._wire)
 
     def _received(self, given: Sequence[torch.Tensor]) -> list[Sharded]:
@@ -151,7 +153,7 @@ class StageModule(nn.Module):
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Masks as if the whole network ran here on the micro-batch: they do not change with the cut into stages."""
+        """Draw masks as if the whole network ran here on the micro-batch, so that the cut into stages changes none."""
         if not self.seeds:
             yield
             return
@@ -166,7 +168,7 @@ class StageModule(nn.Module):
 
 
 def returned(tree: Any, values: Mapping[str, Sharded], numbers: Mapping[str, Any]) -> Any:
-    """What the network returns, in its structure, from the values of its nodes."""
+    """The network's outputs, in their structure, from the values of its nodes."""
     known: dict[str, Any] = {**numbers, **values}
     return fx.map_arg(tree, lambda node: known[node.name])
 

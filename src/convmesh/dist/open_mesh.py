@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.dist.meeting import meet, telling_refusals
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
@@ -127,11 +128,14 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     if not dist.is_initialized():
         raise MeshError("`open_mesh` needs a process group; call `convmesh.init()` first.")
     members = tuple(range(dist.get_world_size())) if ranks is None else tuple(ranks)
-    _check_members(members)
+    with telling_refusals():
+        _check_members(members)
+    meet(members, f"{mesh} over {_listed(members)}", _timeouts.get(dist.group.WORLD))
     everyone = _group(members)
     # Before any group is opened along axes: ranks that disagree about them would wait for each other there.
     agree(everyone, members, "`mesh`", f"{mesh} over {_listed(members)}")
-    _check_size(mesh, members, given=ranks is not None)
+    with telling_refusals():
+        _check_size(mesh, members, given=ranks is not None)
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, open_mesh
+from convmesh.dist.meeting import telling_refusals
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
 from convmesh.graph import Captured, capture, compared
@@ -47,8 +48,9 @@ def parallelize(
     network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose loss is NaN with an
     error that names the step and the ranks to blame.
     """
-    captured = _captured(model, plan)
-    plan.check(captured.graph)
+    with telling_refusals():
+        captured = _captured(model, plan)
+        plan.check(captured.graph)
     opened = _opened(plan, mesh)
     inside = opened.with_settings(opened.settings.for_plan(plan))
     lowered = lower(captured, plan, opened.rank, device=opened.device.type)
@@ -82,6 +84,7 @@ def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
     if "pipe" in plan.mesh.axes and plan.pipeline is None:
         raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
     opened = mesh if mesh is not None else open_mesh(plan.mesh)
+    opened.agree("the plan's mesh", str(plan.mesh))
     if opened.mesh != plan.mesh:
         raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
     return opened

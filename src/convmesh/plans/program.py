@@ -184,9 +184,15 @@ class Program:
         return posted
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
-        """With how often each runs in a step."""
+        """Up to the end of backward, each with how often it runs in a step."""
         yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
         yield from ((transfer, 1) for transfer in self.reduction)
+
+    def transfers_with_update(self) -> Iterator[tuple[Transfer, int]]:
+        """Those of `transfers`, and those that follow the optimiser's step."""
+        yield from self.transfers()
+        sent = (step for part in self.shown for step in (*part.start, *part.finish))
+        yield from ((step, 1) for step in sent if isinstance(step, Transfer))
 
     @property
     def flops(self) -> int:

@@ -22,11 +22,11 @@ class LayerShares:
     space: dict[int, str] = field(default_factory=dict)
     """The axis by spatial dim, counted from 0."""
     kept: tuple[str, ...] = ()
-    """Axes that cut the weight's channels: x stays, sums of y travel."""
+    """Axes that cut the weight's input channels: x stays, sums of y are sent."""
     gathered: tuple[str, ...] = ()
     """Axes that cut the weight's filters: x is gathered, y stays."""
     by_samples: bool = False
-    """Whether what is gathered are samples, not channels: the hybrid strategy's dense layers."""
+    """Whether samples are gathered, not channels: dense layers of the hybrid strategy."""
     stages: int = 1
 
     def ranks(self, axes: tuple[str, ...]) -> int:
@@ -34,23 +34,23 @@ class LayerShares:
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """Axes along which ranks find parts of the same weight gradient."""
+        """Axes along which the weight gradient is summed."""
         return (*self.sample, *(self.space[dim] for dim in sorted(self.space)))
 
     @property
     def algorithm(self) -> str:
-        """x, y or w, by what stays where it is; nothing where channels are whole."""
+        """x, y or w, whichever tensor stays in place; empty where channels are whole."""
         if self.kept and self.gathered:
             return "w"
         return "x" if self.kept else "y" * bool(self.gathered)
 
 
 def sharing(strategy: str, layer: LayerSpec, mesh: Mesh, algorithm: str = "auto") -> LayerShares:
-    """What a strategy means for one layer; a layer that has too little of what is cut is refused with the limit."""
+    """How a strategy shares out one layer; refused with the limit if the layer is too small."""
     parts = strategy.split("+")
     dense = "hybrid" in parts and layer.kind == "linear" and "data" in mesh.axes
     kept, gathered = _channels(parts, mesh, algorithm)
-    made = LayerShares(
+    shares = LayerShares(
         mesh=mesh,
         sample=_present(("data",), mesh) if {"data", "hybrid"} & {*parts} and not dense else (),
         space=_space(layer, mesh) if "spatial" in parts else {},
@@ -59,19 +59,17 @@ def sharing(strategy: str, layer: LayerSpec, mesh: Mesh, algorithm: str = "auto"
         by_samples=dense,
         stages=mesh.axes.get("pipe", 1),
     )
-    _check(made, layer, strategy)
-    return made
+    _check(shares, layer, strategy)
+    return shares
 
 
 def limit(strategy: str, layer: LayerSpec, algorithm: str = "auto") -> tuple[int | None, str]:
-    """The most ranks that a strategy has work for in this layer, and why; None where the network's depth decides."""
-    found: list[tuple[int, str]] = []
-    for part in strategy.split("+"):
-        found += _limits(part, layer, algorithm)
-    words = [what for _, what in found]
+    """The most ranks that a strategy can use in this layer, and why; None if the network's depth decides."""
+    limits = [limit for part in strategy.split("+") for limit in _limits(part, layer, algorithm)]
+    words = [what for _, what in limits]
     if "pipeline" in strategy.split("+"):
         return None, " × ".join([*words, "a stage for each layer"])
-    return math.prod(number for number, _ in found), " × ".join(words)
+    return math.prod(number for number, _ in limits), " × ".join(words)
 
 
 def _limits(part: str, layer: LayerSpec, algorithm: str) -> list[tuple[int, str]]:
@@ -102,16 +100,16 @@ def _channels(parts: list[str], mesh: Mesh, algorithm: str) -> tuple[tuple[str, 
     return split.kept, split.gathered
 
 
-def _check(made: LayerShares, layer: LayerSpec, strategy: str) -> None:
-    """Every rank must have something of each dim that is cut."""
-    needs = [(made.sample, layer.samples, "samples"), (made.kept, layer.channels, "channels")]
-    needs += [(made.gathered + made.kept, layer.filters, "filters")]
-    for axis in made.space.values():
+def _check(shares: LayerShares, layer: LayerSpec, strategy: str) -> None:
+    """Every rank must get a part of each cut dim."""
+    needs = [(shares.sample, layer.samples, "samples"), (shares.kept, layer.channels, "channels")]
+    needs += [(shares.gathered + shares.kept, layer.filters, "filters")]
+    for axis in shares.space.values():
         least = rows_by_axis(layer.given, layer.made)[axis]
         needs.append(((axis,), least // LEAST_ROWS, f"parts of {LEAST_ROWS} rows along {axis}"))
     for axes, extent, what in needs:
-        if made.ranks(axes) > extent:
+        if shares.ranks(axes) > extent:
             raise PlanError(
-                f"`ranks` (={made.mesh.size}): {strategy} puts {made.ranks(axes)} along {' and '.join(axes)}, but "
+                f"`ranks` (={shares.mesh.size}): {strategy} puts {shares.ranks(axes)} along {' and '.join(axes)}, but "
                 f"{layer} has {extent} {what} to share; use fewer ranks or a larger layer."
             )

@@ -1,4 +1,4 @@
-"""Who stands for whom: a few ranks are worked out, the others do as one of them."""
+"""Stand-ins: a few ranks are evaluated, and each other rank behaves like one of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from convmesh.layout.mesh import SPACE_AXES, Mesh
 
 
 class Crowd:
-    """The ranks that were worked out, of a mesh."""
+    """The evaluated ranks of a mesh."""
 
     def __init__(self, mesh: Mesh, ranks: Iterable[int]) -> None:
         self._mesh = mesh
         self.ranks = tuple(ranks)
         self._places = {rank: mesh.coordinates(rank) for rank in self.ranks}
         self._values = {axis: sorted({place[axis] for place in self._places.values()}) for axis in mesh.axes}
-        self._known: dict[int, int] = {}
+        self._stand_ins: dict[int, int] = {}
         self._groups: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
 
     def stand_in(self, rank: int) -> int:
-        """The one that does as `rank`: itself, or who stands likewise, at a border or between, and nearest."""
+        """The evaluated rank that behaves like `rank`: itself, or the nearest that is also at a border, or inside."""
         if rank in self._places:
             return rank
-        if rank not in self._known:
-            self._known[rank] = min(self.ranks, key=lambda other: self._distance(rank, other))
-        return self._known[rank]
+        if rank not in self._stand_ins:
+            self._stand_ins[rank] = min(self.ranks, key=lambda other: self._distance(rank, other))
+        return self._stand_ins[rank]
 
     def group(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """Who stands for the ranks that differ from `rank` along `axes` only; itself among them."""
+        """Stand-ins of the ranks that differ from `rank` along `axes` only, `rank` included."""
         key = (rank, axes)
         if key not in self._groups:
             here = self._places[rank]

@@ -1,4 +1,4 @@
-"""What a node's transfers cut, which decides what the runtime's Python takes for them."""
+"""Which dims a node's transfers cut: the runtime's Python overhead depends on it."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from convmesh.dist.wire import add, put, take
 from convmesh.kernels.memory_format import empty_like_format
 from convmesh.layout import ExchangePlan, Region, Route
 from convmesh.layout.exchange_plan import Carrier
+from convmesh.private_torch.tensor_internals import is_view
 
 # torch 2.13 renamed the collective and warns about the name that 2.11 has.
 _gather_equal = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -205,7 +206,7 @@ def accumulate(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torc
     own = Pieces([(plan.frame, grad)], grad).gather(plan.held)
     if not arrived:
         return own
-    out = own.clone() if own._base is not None or own is grad else own
+    out = own.clone() if is_view(own) or own is grad else own
     add_arrived(plan, out, arrived)
     return out
 

@@ -15,6 +15,7 @@ from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import LayoutError
 from convmesh.gradients.local_gradients import local_gradient
 from convmesh.gradients.owners import Axes, Held, held_of, mesh_of
+from convmesh.private_torch.tensor_internals import multiply_all_, norms_of
 
 
 def clip_grad_norm_(
@@ -72,7 +73,7 @@ def clip_held_(
     grads = [local_gradient(tensor) for _, held in present for tensor, _ in held]
     if grads:
         # As torch: without a branch, so that nothing waits for a GPU.
-        torch._foreach_mul_(grads, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(grads[0].device))
+        multiply_all_(grads, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(grads[0].device))
     return norm
 
 
@@ -81,7 +82,7 @@ def _total_norm(held: Held, norm_type: float, mesh: OpenMesh) -> torch.Tensor:
     if not norm_type > 0:
         raise LayoutError(f"`norm_type` (={norm_type}) must be positive, e.g. 2.0, or math.inf for the largest value.")
     grads = [local_gradient(tensor) for tensor, distinct in held if _contributes(mesh, distinct)]
-    norms = [n.double() for n in torch._foreach_norm([g for g in grads if g.numel()], norm_type)] if grads else []
+    norms = [n.double() for n in norms_of([g for g in grads if g.numel()], norm_type)] if grads else []
     parts = torch.stack([n.to(mesh.device) for n in norms]) if norms else torch.zeros(1, device=mesh.device).double()
     axes = tuple(mesh.mesh.axes)
     if math.isinf(norm_type):

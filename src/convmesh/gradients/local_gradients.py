@@ -6,11 +6,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from convmesh.errors import UnsupportedError
+from convmesh.private_torch.tensor_internals import local_shard
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a tensor: the same memory, not a copy."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local = local_shard(tensor) if isinstance(tensor, DTensor) else tensor
     return local.detach() if local.requires_grad else local
 
 

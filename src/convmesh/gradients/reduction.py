@@ -27,6 +27,7 @@ from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
 from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
 from convmesh.gradients.owners import Held, distinct_axes, own
+from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, running_node
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 
@@ -139,14 +140,14 @@ class GradientReducer:
             self._next += 1
 
     def _finish_after_backward(self) -> None:
-        task = torch._C._current_graph_task_id()
+        task = backward_number()
         if task not in self._tasks:
             self._tasks.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+            at_end_of_backward(self._at_end)
 
     def _at_end(self) -> None:
         """Called when a backward ends. One inside another (a reentrant checkpoint) leaves the sums to the outer one."""
-        outer = torch._C._current_autograd_node()
+        outer = running_node()
         if outer is None:
             self.reduce_now()
             return

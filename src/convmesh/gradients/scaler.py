@@ -13,9 +13,10 @@ from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import LayoutError
 from convmesh.gradients.local_gradients import local_gradient, local_of
 from convmesh.gradients.owners import mesh_of
+from convmesh.private_torch.unscaling import OpenGradScaler
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(OpenGradScaler):
     """`torch.amp.GradScaler` for split networks: an overflow on one rank, in its shard or stage, counts for all.
 
     Torch's own looks at the gradients of its rank, and refuses plain and cut weights together. The mesh is that of the
@@ -26,14 +27,14 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(device or ("cuda" if torch.cuda.is_available() else "cpu"), **options)
         self._mesh = mesh
 
-    def _unscale_grads_(
+    def unscaled(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale what this rank holds; then every rank learns whether any has an overflow."""
         mesh = self._mesh or _mesh_of(optimizer)
         groups = [{"params": [_held(p) for p in group["params"]]} for group in optimizer.param_groups]
         local_view: Any = SimpleNamespace(param_groups=groups)
-        flags = super()._unscale_grads_(local_view, inv_scale, found_inf, allow_fp16)
+        flags = super().unscaled(local_view, inv_scale, found_inf, allow_fp16)
         here = torch.stack([flag.to(found_inf.device) for flag in flags.values()]).max() if flags else found_inf
         everywhere = all_reduce(here.float().reshape(1), mesh, tuple(mesh.mesh.axes), dist.ReduceOp.MAX)
         return {found_inf.device: everywhere[0]}

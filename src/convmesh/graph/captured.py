@@ -23,9 +23,10 @@ from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
 from convmesh.graph.tracing.keys import VALUE
 from convmesh.graph.tracing.settings import intercepted
-from convmesh.graph.tracing.tracer import LayerTracer, has_hooks, hooks_notice
+from convmesh.graph.tracing.tracer import LayerTracer, hooks_notice
 from convmesh.graph.tracing.whole import whole_graph, whole_output
 from convmesh.graph.weightless import Own, is_from, own_parts, weightless_graph
+from convmesh.private_torch.module_tables import has_hooks, parameters_of
 
 Sample = torch.Tensor | Sequence[int]
 
@@ -168,7 +169,7 @@ def _exported_notice(closed: Closed) -> str:
 
 def _check_initialised(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        if any(nn.parameter.is_lazy(p) for p in module._parameters.values()):
+        if any(nn.parameter.is_lazy(p) for p in parameters_of(module).values()):
             raise CaptureError(
                 f"layer `{path}` ({type(module).__name__}) is lazy and not initialised: run a batch through the model "
                 "before it is captured."

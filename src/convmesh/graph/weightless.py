@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from convmesh.private_torch.graph_sources import forget_source_of
+from convmesh.private_torch.module_tables import buffers_of, children_of, parameters_of
 
 Own = Mapping[str, "weakref.ref[Any]"]
 """By path: the modules, parameters and buffers of a model that a graph calls or reads, not kept alive."""
@@ -74,7 +75,7 @@ def _copy_module(module: Some, copies: dict[int, Any]) -> Some:
         made = copies[id(module)] = object.__new__(type(module))
         # Tables of hooks and submodules are copied too, so that later changes of the module do not show here.
         made.__dict__.update({n: v.copy() if isinstance(v, dict) else v for n, v in module.__dict__.items()})
-        for table in (made.__dict__, made._parameters, made._buffers, made._modules):
+        for table in (made.__dict__, parameters_of(made), buffers_of(made), children_of(made)):
             table.update({name: _copy(value, copies) for name, value in table.items()})
     copied: Some = copies[id(module)]
     return copied

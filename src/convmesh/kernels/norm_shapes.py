@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from convmesh.private_torch.dispatching import has_meta_kernel
+
 _LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
 
 
@@ -43,5 +45,5 @@ _KERNELS = {
     "batch_norm_backward_elemt": _backward_elemt,
 }
 for _name, _kernel in _KERNELS.items():
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+    if not has_meta_kernel(_name):
         _LIBRARY.impl(_name, _kernel)

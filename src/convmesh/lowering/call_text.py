@@ -35,7 +35,7 @@ def _with_last(tensor: Any) -> Any:
 def written(func: Any, args: Any, kwargs: Any) -> str:
     """`relu.default(float32(8, 64, 32, 32, last=1))`: a Python expression whose tensors are calls of their types."""
     parts = [*map(_written, args), *(f"{name}={_written(value)}" for name, value in kwargs.items())]
-    return f"{func.overloadpacket.__name__}.{func._overloadname}({', '.join(parts)})"
+    return f"{func.__name__}({', '.join(parts)})"
 
 
 def _written(value: Any) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from convmesh.dist import OpenMesh
 from convmesh.kernels.memory_format import Order, order_of, strides_of
@@ -19,6 +18,7 @@ from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held, Saved, Step
 from convmesh.private_torch import tree_flatten, tree_unflatten
+from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
 
 Axes = tuple[str, ...]
 Gradients = list[torch.Tensor | None]

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Saved
+from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode
+from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
 
 class HeldStorages(TorchDispatchMode):
@@ -47,7 +47,7 @@ class HeldStorages(TorchDispatchMode):
         self.bytes_peak = max(self.bytes_peak, self.bytes_held)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         if key not in self._alive:
             self._alive[key] = storage.nbytes()
             self.bytes_held += storage.nbytes()
@@ -72,8 +72,8 @@ def owned(tensors: Sequence[torch.Tensor], groups: Groups) -> tuple[Saved, ...]:
     for name, members in groups:
         for index, tensor in enumerate(members):
             if tensor is not None:
-                owners.setdefault(_key(tensor), (name, index))
-    return tuple(Saved(*owners[_key(t)], bytes_kept=t.untyped_storage().nbytes()) for t in tensors)
+                owners.setdefault(memory_key(tensor), (name, index))
+    return tuple(Saved(*owners[memory_key(t)], bytes_kept=t.untyped_storage().nbytes()) for t in tensors)
 
 
 def owned_by(tensors: Sequence[torch.Tensor | None], groups: Groups) -> tuple[Saved | None, ...]:
@@ -84,9 +84,4 @@ def owned_by(tensors: Sequence[torch.Tensor | None], groups: Groups) -> tuple[Sa
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Of their storages, each once."""
-    return sum({_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def _key(tensor: torch.Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return sum({memory_key(t): t.untyped_storage().nbytes() for t in tensors}.values())

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from convmesh.dist import OpenMesh
@@ -15,6 +14,8 @@ from convmesh.dist.traffic import Awaited, Sent
 from convmesh.lowering.call_text import in_kernel_format, written
 from convmesh.ops.core.probe import is_probing
 from convmesh.plans import Saved, Step, Transfer, Wait, Work
+from convmesh.private_torch.dispatching import TorchDispatchMode
+from convmesh.private_torch.tensor_internals import memory_key
 
 FREE = frozenset(
     {
@@ -118,7 +119,7 @@ class SavedTensors:
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        self._kept.setdefault(memory_key(tensor), tensor)
         return tensor
 
     def listed(
@@ -127,7 +128,7 @@ class SavedTensors:
         """What was kept, told apart by whose memory it is; from here on only the graph keeps it."""
         owners: dict[int, tuple[Any, int]] = {}
         for what, tensors in (("weight", weights), ("output", outputs), ("input", inputs)):
-            owners |= {t.untyped_storage()._cdata: (what, index) for index, t in enumerate(tensors)}
+            owners |= {memory_key(t): (what, index) for index, t in enumerate(tensors)}
         kept, self._kept = self._kept, {}
         return tuple(
             Saved(*owners.get(key, ("own", index)), bytes_kept=tensor.untyped_storage().nbytes())

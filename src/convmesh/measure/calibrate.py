@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from convmesh.measure.device_figures import Progress, measure_device, silent
 from convmesh.measure.growing import Growing
@@ -205,7 +204,7 @@ def _updates_and_overheads(device: torch.device, quick: bool) -> tuple[dict[str,
 
 def _in_a_job_of_one(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
     """Run in this process, as the only rank of a job."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=ranks)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=ranks)  # type: ignore[attr-defined]
     try:
         return [call(*args)]
     finally:

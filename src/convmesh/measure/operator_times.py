@@ -22,6 +22,7 @@ import torch
 from convmesh.dist.heap import keep_freed_memory
 from convmesh.measure.replay import Call, Replay
 from convmesh.plans import Program, Work
+from convmesh.private_torch.tensor_internals import occupy_gpu
 from convmesh.system.operator_table import Timing
 
 Clock = Callable[[Sequence[Call], "Repeats", int], tuple[float, float, float]]
@@ -156,7 +157,7 @@ def _round(calls: Sequence[Call], count: int, seconds_host: float) -> tuple[floa
     """Device and host seconds per call, over `count` calls back to back."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
-    torch.cuda._sleep(int(1.5 * count * seconds_host * CYCLES_PER_SECOND))
+    occupy_gpu(int(1.5 * count * seconds_host * CYCLES_PER_SECOND))
     begin.record()
     started = time.perf_counter()
     for index in range(count):

@@ -17,6 +17,7 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.loss.labels import Notes, raise_wrong_labels
 from convmesh.ops.loss.nan_flag import NanFlag, can_be_read
 from convmesh.private_torch import tree_map
+from convmesh.private_torch.module_tables import buffers_of, parameters_of
 from convmesh.runtime.placing import in_view
 
 Loss = Callable[..., Any]
@@ -55,7 +56,7 @@ class DirectEngine:
 def rebind(module: nn.Module, owner: nn.Module) -> None:
     """Replace the parameters and buffers of `module` by the tensors that `owner` has under their names."""
     for path, container in module.named_modules():
-        for table in (container._parameters, container._buffers):
+        for table in (parameters_of(container), buffers_of(container)):
             for name in table:
                 tensor = _tensor_at(owner, f"{path}.{name}" if path else name)
                 table[name] = tensor if tensor is not None else table[name]

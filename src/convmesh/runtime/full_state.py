@@ -15,6 +15,7 @@ from convmesh.dist.cut_weights import cut_weight, cuts_of, weight_layout
 from convmesh.errors import ShapeError, UnsupportedError
 from convmesh.gradients.local_gradients import as_gradient_of, local_of
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.module_tables import buffers_of, give_tables, parameters_of
 
 State = dict[str, torch.Tensor]
 
@@ -65,7 +66,7 @@ def reset(
     `drawn_like` has all layers. Those of other ranks' stages are drawn too, so that stages do not change the weights.
     """
     for path, owner in drawn_like.named_modules():
-        tensors = {**owner._parameters, **owner._buffers}
+        tensors = {**parameters_of(owner), **buffers_of(owner)}
         if not any(tensor is not None for tensor in tensors.values()):
             continue
         if not hasattr(owner, "reset_parameters"):
@@ -85,10 +86,10 @@ def reset(
 def _whole_copy(owner: nn.Module) -> nn.Module:
     """A layer with the same options and whole, uninitialised tensors of its own."""
     layer = copy.copy(owner)
-    layer._parameters = {
-        n: p if p is None else nn.Parameter(_empty(p), p.requires_grad) for n, p in owner._parameters.items()
+    parameters = {
+        n: p if p is None else nn.Parameter(_empty(p), p.requires_grad) for n, p in parameters_of(owner).items()
     }
-    layer._buffers = {n: b if b is None else _empty(b) for n, b in owner._buffers.items()}
+    give_tables(layer, parameters, {n: b if b is None else _empty(b) for n, b in buffers_of(owner).items()})
     return layer
 
 
@@ -100,10 +101,10 @@ def materialise(module: nn.Module, device: torch.device) -> None:
     """Allocate tensors that are on the meta device; those that two layers share stay shared."""
     allocated: dict[int, torch.Tensor] = {}
     for owner in module.modules():
-        for table in (owner._parameters, owner._buffers):
+        for table in (parameters_of(owner), buffers_of(owner)):
             for name, tensor in table.items():
                 if tensor is not None and tensor.is_meta:
-                    table[name] = allocated.setdefault(id(tensor), _with_memory(tensor, device))  # type: ignore[assignment]
+                    table[name] = allocated.setdefault(id(tensor), _with_memory(tensor, device))
 
 
 def _with_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

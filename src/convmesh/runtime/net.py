@@ -26,6 +26,7 @@ from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.ops.loss.labels import collecting_labels
 from convmesh.plans import Plan, Program
 from convmesh.private_torch import tree_leaves, tree_map
+from convmesh.private_torch.module_tables import share_state
 from convmesh.runtime.direct_engine import LossCheck
 from convmesh.runtime.full_state import (
     State,
@@ -86,8 +87,7 @@ class ParallelNet(nn.Module):
         super().__init__()
         self._running = running
         self.training = model.training
-        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
-        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        share_state(self, model)
         self.register_state_dict_pre_hook(_wait_for_weights)
 
     @property

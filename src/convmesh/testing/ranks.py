@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 _fork = multiprocessing.get_context("fork")
 
@@ -193,10 +192,10 @@ class RankPool:
         timeout = timedelta(seconds=2 * self.seconds_timeout + _SECONDS_TO_JOIN)
         port, listener = self._listener.getsockname()[1], self._listener.detach()
         if rank == 0:
-            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)  # type: ignore[attr-defined]
         else:
             os.close(listener)
-            store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=self.n, timeout=timeout)
 
 

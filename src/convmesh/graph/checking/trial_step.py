@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call
 
 from convmesh.graph.checking.drawn_values import cotangents
+from convmesh.graph.unchanged_module import unchanged
 from convmesh.private_torch import tree_leaves
 
 Tensors = dict[str, torch.Tensor]
@@ -104,18 +105,6 @@ class _ForwardAndBackward(nn.Module):
         if pairs:
             torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
         return outputs
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Afterwards the attributes of a module and its parts are as they were, whatever a forward stored in them."""
-    kept = [(part, dict(part.__dict__)) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, attributes in kept:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
 
 
 def _without_meta_default() -> AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from convmesh.private_torch.graph_sources import forget_source_of
+from convmesh.private_torch.module_tables import copy_state
 
 
 def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> fx.GraphModule:
@@ -18,8 +19,7 @@ def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Te
     forget_source_of(module)
     module.__dict__.update(_tensors(model))
     module.training = model.training
-    for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-        getattr(module, kind).update(getattr(model, kind))
+    copy_state(module, model)
     for name, tensor in constants.items():
         module.register_buffer(name, tensor, persistent=False)
     module.graph = graph

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from convmesh.errors import CaptureError
 from convmesh.graph.graph import Graph, Node, Value, Weight
@@ -17,6 +16,7 @@ from convmesh.graph.tracing.closed import Closed
 from convmesh.graph.tracing.keys import LAYER, VALUE, function_name
 from convmesh.graph.tracing.options import function_options, module_options
 from convmesh.graph.tracing.whole import WholeValue
+from convmesh.private_torch import tree_leaves
 
 
 def describe(graph: fx.Graph, model: nn.Module, closed: Mapping[str, Closed]) -> Graph:
@@ -104,7 +104,7 @@ def _unknown(op: str) -> dict[str, object]:
 
 
 def _values(value: Any) -> Iterable[Value]:
-    for leaf in pytree.tree_leaves(value):
+    for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield Value(tuple(leaf.shape), _dtype(leaf))
 

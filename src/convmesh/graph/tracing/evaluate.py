@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from convmesh.graph.tracing.closed import ClosedError
+from convmesh.graph.unchanged_module import unchanged
+from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.module_tables import (
+    buffers_of,
+    children_of,
+    give_tables,
+    has_forward_hooks,
+    parameters_of,
+)
 
 META = torch.device("meta")
 
@@ -98,17 +106,11 @@ class Evaluator:
 
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:
-        """The module with tensors without data; afterwards it is as it was, whatever its forward stored in it."""
-        kept = [(part, dict(part.__dict__)) for part in module.modules()]
-        try:
-            for part, _ in kept:
-                part.__dict__["_parameters"] = self._stand_ins(part._parameters)
-                part.__dict__["_buffers"] = self._stand_ins(part._buffers)
+        """The module with tensors without data."""
+        with unchanged(module):
+            for part in module.modules():
+                give_tables(part, self._stand_ins(parameters_of(part)), self._stand_ins(buffers_of(part)))
             yield
-        finally:
-            for part, attributes in kept:
-                part.__dict__.clear()
-                part.__dict__.update(attributes)
 
     def _stand_ins(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return {name: tensor if tensor is None else self.tensor(tensor) for name, tensor in tensors.items()}
@@ -116,12 +118,12 @@ class Evaluator:
 
 def _identity(module: nn.Module, args: Sequence[Any]) -> object:
     """What decides the shape of a torch.nn module's output; None where that is more than its settings."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    if module._modules or hooks or not type(module).__module__.startswith("torch.nn.modules"):
+    is_simple = not children_of(module) and not has_forward_hooks(module)
+    if not is_simple or not type(module).__module__.startswith("torch.nn.modules"):
         return None
     if len(args) != 1 or not isinstance(args[0], torch.Tensor):
         return None
-    weights = ((name, w.shape, w.dtype) for name, w in module._parameters.items() if w is not None)
+    weights = ((name, w.shape, w.dtype) for name, w in parameters_of(module).items() if w is not None)
     settings = type(module), module.extra_repr(), module.training
     return *settings, *weights, args[0].shape, args[0].dtype
 
@@ -133,6 +135,6 @@ def needs_data(error: Exception) -> bool:
 
 def failure(error: Exception, args: Any, kwargs: Any) -> str:
     """What went wrong, and the shapes that came."""
-    shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     came = ", ".join(map(str, shapes)) or "no tensor"
     return f"{type(error).__name__}: {error} (it was given {came})"

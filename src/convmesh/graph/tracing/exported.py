@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from convmesh.graph.tracing.aten import SKIPPED, torch_call
 from convmesh.graph.tracing.closed import ClosedError
 from convmesh.graph.tracing.evaluate import Evaluator
 from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
+from convmesh.private_torch import tree_leaves, tree_unflatten
+from convmesh.private_torch.exporting import calling_module, is_guard
+from convmesh.private_torch.module_tables import children_of
 
 
 def exported(
@@ -35,11 +37,11 @@ def exported(
     writer = _Writer(model, samples, evaluator, found)
     for node in found.graph.nodes:
         writer.add(node)
-    flat = pytree.tree_leaves([*found.graph.nodes][-1].args[0])
+    flat = tree_leaves([*found.graph.nodes][-1].args[0])
     outputs = [writer.new.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf for leaf in flat]
     spec = program.call_spec.out_spec
     assert spec is not None
-    writer.graph.output(pytree.tree_unflatten(outputs, spec))
+    writer.graph.output(tree_unflatten(outputs, spec))
     return writer.graph, writer.constants
 
 
@@ -59,7 +61,7 @@ class _Writer:
         self._first_names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         self._taken = {name for name, _ in model.named_modules()}
         self._counts: dict[str, Counter[str]] = {}
-        self._modules = _module_calls(model, found.graph)  # type: ignore[arg-type]
+        self._module_calls = _module_calls(model, found.graph)  # type: ignore[arg-type]
 
     def add(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -67,18 +69,18 @@ class _Writer:
             self._keep(node, self.graph.placeholder(name), value, name)
         elif node.op == "get_attr":
             self._attribute(node)
-        elif node in self._modules:
-            if self._modules[node] is not None:
-                path, argument = self._modules[node]
+        elif node in self._module_calls:
+            if self._module_calls[node] is not None:
+                path, argument = self._module_calls[node]
                 self._call(node, "call_module", path, (self.new[argument],), {}, path)
         elif node.op == "call_function":
             self._function(node)
-        elif node.op == "call_module" and node.target != "_guards_fn":
+        elif node.op == "call_module" and not is_guard(node):
             raise ClosedError(f"torch.export made a part of it a graph of its own (`{node.target}`)")
 
     def _attribute(self, node: fx.Node) -> None:
         path = str(node.target)
-        if not node.users or all(user in self._modules for user in node.users):
+        if not node.users or all(user in self._module_calls for user in node.users):
             return
         value = self._own.get(path)
         if value is None:
@@ -92,7 +94,7 @@ class _Writer:
 
     def _function(self, node: fx.Node) -> None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: self.new[argument])
-        packet = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
+        packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
         if packet in SKIPPED:
             return
         call = torch_call(packet, args, dict(kwargs)) if packet else None
@@ -104,7 +106,7 @@ class _Writer:
         created = self.graph.create_node(kind, target, args, kwargs)
         given = fx.node.map_arg((created.args, created.kwargs), lambda argument: argument.meta[VALUE])
         value = self._evaluator.call(kind, target, *given)
-        key, path = _caller(node)
+        key, path = calling_module(node)
         name = layer or fresh_layer(path, function_name(created), self._counts.setdefault(key, Counter()), self._taken)
         self._keep(node, created, value, name)
 
@@ -117,8 +119,8 @@ def _module_calls(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, Any]:
     """For nodes in calls of simple torch.nn modules: path and input at the one with the result, else None."""
     calls: dict[tuple[str, str], list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and _is_simple(model, _caller(node)[1]):
-            calls.setdefault(_caller(node), []).append(node)
+        if node.op == "call_function" and _is_simple(model, calling_module(node)[1]):
+            calls.setdefault(calling_module(node), []).append(node)
     found: dict[fx.Node, Any] = {}
     for (_, path), nodes in calls.items():
         inside = set(nodes)
@@ -135,12 +137,5 @@ def _is_simple(model: nn.Module, path: str) -> bool:
     if not path:
         return False
     module = model.get_submodule(path)
-    is_torchs = type(module).__module__.startswith("torch.nn.modules") and not module._modules
+    is_torchs = type(module).__module__.startswith("torch.nn.modules") and not children_of(module)
     return is_torchs and len(inspect.signature(module.forward).parameters) == 1
-
-
-def _caller(node: fx.Node) -> tuple[str, str]:
-    """The call of a module that made this node: a key of its own, and the module's path."""
-    stack = node.meta.get("nn_module_stack") or {}
-    key, (path, _) = next(reversed(stack.items()), ("", ("", None)))
-    return (key, path.split("@")[0]) if not key.startswith("_empty") else ("", "")

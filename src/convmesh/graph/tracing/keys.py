@@ -19,7 +19,7 @@ def function_name(node: fx.Node) -> str:
     """What a reader calls the function or method of a node."""
     if isinstance(node.target, str):
         return readable(node.target)
-    packet = getattr(node.target, "_overloadpacket", node.target)
+    packet = getattr(node.target, "overloadpacket", node.target)
     return readable(getattr(packet, "__name__", str(packet)))
 
 

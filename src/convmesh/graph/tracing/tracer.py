@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentError, FailedError
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
@@ -18,6 +17,8 @@ from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
 from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.graph.tracing.settings import Ambient, this_line
 from convmesh.graph.tracing.trial import trial_output
+from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.module_tables import buffers_of, has_hooks, parameters_of
 
 _CALLS = ("call_function", "call_method", "call_module")
 
@@ -208,7 +209,7 @@ class LayerTracer(fx.Tracer):
         if node.op not in ("call_function", "call_method"):
             return str(node.target)
         path, counts = self._calls[-1]
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta[VALUE])):
+        if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(node.meta[VALUE])):
             return fresh_layer(path, function_name(node), counts, self._taken)
         return f"{path}.{function_name(node)}".lstrip(".")
 
@@ -224,13 +225,13 @@ class LayerTracer(fx.Tracer):
         """Tensors made in a forward are made in every run: noise stays noise, and sizes follow the batch."""
         if self._evaluating:
             return function(*args, **kwargs)
-        for leaf in pytree.tree_leaves(args):  # torch asks for the number only to see that it is one
+        for leaf in tree_leaves(args):  # torch asks for the number only to see that it is one
             if type(leaf) is ValueProxy:
                 self._asked.pop(leaf.node, None)
         return self.create_proxy("call_function", function, tuple(args), dict(kwargs))
 
     def autograd_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self._evaluating or not any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
+        if self._evaluating or not any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
             return function(*args, **kwargs)
         raise ClosedError("it uses a torch.autograd.Function of its own")
 
@@ -259,11 +260,6 @@ class LayerTracer(fx.Tracer):
             self.notices[hooks_notice(path)] = None
 
 
-def has_hooks(module: nn.Module) -> bool:
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
-
-
 def hooks_notice(path: str) -> str:
     return (
         f"layer `{path or '(the model)'}` has hooks: what forward hooks change is captured, but hooks do not run again "
@@ -272,7 +268,7 @@ def hooks_notice(path: str) -> str:
 
 
 def _plain_attribute(module: nn.Module, name: str) -> Any:
-    for found in (module._parameters, module._buffers, module.__dict__):
+    for found in (parameters_of(module), buffers_of(module), module.__dict__):
         if name in found:
             return found[name]
     raise ClosedError(f"the attribute `{name}` cannot be found again")

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from convmesh.graph.tracing.closed import FailedError
+from convmesh.private_torch import tree_leaves, tree_map
 
 _SAMPLES = 2
 """Enough for batch statistics, and few enough for any machine."""
@@ -23,15 +23,15 @@ def trial_output(module: nn.Module, args: Any, kwargs: Any, layer: str) -> Any:
             "the shape of its output depends on the data, and its weights are on the meta device; build it on a real "
             "device to capture the model",
         )
-    samples = next((leaf.shape[0] for leaf in pytree.tree_leaves((args, kwargs)) if _has_samples(leaf)), 0)
+    samples = next((leaf.shape[0] for leaf in tree_leaves((args, kwargs)) if _has_samples(leaf)), 0)
     few = min(samples, _SAMPLES)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        args, kwargs = pytree.tree_map(lambda leaf: _with_data(leaf, samples, few), (args, kwargs))
+        args, kwargs = tree_map(lambda leaf: _with_data(leaf, samples, few), (args, kwargs))
         try:
             output = copy.deepcopy(module).cpu()(*args, **kwargs)
         except Exception as error:
             raise FailedError(layer, f"{type(error).__name__}: {error}") from error
-    return pytree.tree_map(lambda leaf: _without_data(leaf, few, samples), output)
+    return tree_map(lambda leaf: _without_data(leaf, few, samples), output)
 
 
 def _has_samples(leaf: object) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from convmesh.layout import ExchangePlan, Layout
 from convmesh.layout.channels import ChannelSplit
+from convmesh.private_torch.tensor_internals import as_subclass_leaf
 
 Plans = tuple[Layout, ExchangePlan, ExchangePlan]
 Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int], ChannelSplit]
@@ -24,6 +25,6 @@ class PlannedWeight(torch.Tensor):
 
     @classmethod
     def of(cls, weight: torch.Tensor, decide: Decide | None = None) -> PlannedWeight:
-        planned = torch.Tensor._make_subclass(cls, torch.empty_like(weight, device="meta"), weight.requires_grad)
+        planned = as_subclass_leaf(cls, torch.empty_like(weight, device="meta"), weight.requires_grad)
         planned.decide, planned.decided = decide, None
         return planned

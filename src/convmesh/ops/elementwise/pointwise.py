@@ -15,6 +15,7 @@ from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.private_torch.tensor_internals import is_view
 
 _T = torch.Tensor
 
@@ -42,7 +43,7 @@ def _register_unary(function: Callable[..., Any]) -> None:
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
         if kwargs.get("inplace"):
             # A shard may be a view returned by an exchange, which autograd does not allow to be overwritten.
-            x.local = function(x.local, *args, **{**kwargs, "inplace": not x.local._is_view()})
+            x.local = function(x.local, *args, **{**kwargs, "inplace": not is_view(x.local)})
             return x
         return x.like(function(x.local, *args, **kwargs))
 

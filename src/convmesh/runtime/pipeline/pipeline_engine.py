@@ -24,6 +24,7 @@ from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import equal_share, microbatches_for, stages_of
+from convmesh.private_torch import tree_flatten, tree_map, tree_unflatten
 from convmesh.runtime.direct_engine import Loss, rebind, whole_loss
 from convmesh.runtime.pipeline.micro_batch_loss import KINDS, REFUSED, Kind, compare, kind_of, shares
 from convmesh.runtime.pipeline.micro_batches import MicroBatches, Runner
@@ -152,7 +153,7 @@ class PipelineEngine:
         replica = MicroBatches(batch.lowered, self._names, batch.outputs.names, dry)
         pairs = zip(batch.outputs.layouts, batch.outputs.dtypes, strict=True)
         values = [Sharded(torch.empty(at.box(dry.rank).shape, dtype=t, device="meta"), at, dry) for at, t in pairs]
-        without_data = torch.utils._pytree.tree_map(lambda t: _on(t, dry), targets)
+        without_data = tree_map(lambda t: _on(t, dry), targets)
         assert self.loss is not None
         try:
             whole_loss(self.loss(self._returned(batch, values), replica.targets(without_data)[0]))
@@ -211,9 +212,9 @@ class PipelineEngine:
         if any(layout.shape[:1] != batch.micro.shape[:1] for layout in batch.outputs.layouts):
             return "other"
         values = [batch.joined(outputs) for outputs in runner.parts(packed)]
-        leaves = [torch.utils._pytree.tree_flatten(target) for target in self._targets]
+        leaves = [tree_flatten(target) for target in self._targets]
         joined = [_joined(batch, list(column)) for column in zip(*(flat for flat, _ in leaves), strict=True)]
-        targets = torch.utils._pytree.tree_unflatten(joined, leaves[0][1])
+        targets = tree_unflatten(joined, leaves[0][1])
         whole = whole_loss(self.loss(self._returned(batch, values), targets))
         return compare(whole, [part / share for part, share in zip(parts, self._shares, strict=True)])
 

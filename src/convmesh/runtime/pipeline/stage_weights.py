@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ from convmesh.graph.weightless import weightless
 from convmesh.plans import Plan
 from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
+from convmesh.private_torch.module_tables import buffers_of, parameters_of
 from convmesh.runtime.full_state import State, named_tensors
 
 
@@ -46,7 +46,7 @@ class StageWeights:
             if home != self._mine:
                 path, _, last = name.rpartition(".")
                 owner = model.get_submodule(path)
-                table: dict[str, Any] = owner._parameters if last in owner._parameters else owner._buffers
+                table = parameters_of(owner) if last in parameters_of(owner) else buffers_of(owner)
                 table[last] = None
 
     def everywhere(self, mine: Mapping[str, torch.Tensor], names: Mapping[str, torch.Tensor]) -> State:

@@ -21,6 +21,7 @@ from convmesh.errors import MeshError
 from convmesh.lowering.stage_program import CARRIER
 from convmesh.ops.core.autocast import without_autocast
 from convmesh.plans.pipeline_rules import rank_of
+from convmesh.private_torch.backward_engine import keeps_its_graph
 from convmesh.runtime.pipeline.stage_modules import StageModule
 
 LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
@@ -86,10 +87,7 @@ def graphs_keep_functions() -> bool:
     assert end.grad_fn is not None
     function = end.grad_fn.next_functions[0][0]
     end.detach_()
-    try:
-        return function is not None and bool(function._input_metadata)
-    except RuntimeError:
-        return False
+    return keeps_its_graph(function)
 
 
 def make_schedule(name: str, stages: Sequence[CountedStage], microbatches: int, loss: LossOf | None) -> Any:

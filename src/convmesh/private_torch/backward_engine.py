@@ -1,0 +1,32 @@
+"""What the autograd engine does around a backward pass: DDP uses the same, no public call exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import autograd
+
+
+def backward_number() -> int:
+    """The number of the backward pass under way in this thread, which tells it from one inside another."""
+    return torch._C._current_graph_task_id()
+
+
+def running_node() -> Any:
+    """The node of the graph whose backward is running, or None between passes."""
+    return torch._C._current_autograd_node()
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call back when the backward pass under way ends, before `backward()` returns."""
+    autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def keeps_its_graph(function: Any) -> bool:
+    """Whether a node written in Python still knows its inputs after the graph around it is gone (2.13 and later)."""
+    try:
+        return function is not None and bool(function._input_metadata)
+    except RuntimeError:
+        return False

@@ -1,0 +1,12 @@
+"""Seeing every operator that runs: torch documents the mode only in its notes for extenders."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses import FakeTensor as FakeTensor  # what DTensor computes shapes with; it holds no memory
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+
+def has_meta_kernel(operator: str) -> bool:
+    """Whether torch can tell the shape of an aten operator's result: a second registration would be an error."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", "Meta")

@@ -1,0 +1,17 @@
+"""What torch.export writes into its graphs, undocumented."""
+
+from __future__ import annotations
+
+from torch import fx
+
+
+def is_guard(node: fx.Node) -> bool:
+    """Whether a node checks inputs against the exported shapes; graphs of ours have checks of their own."""
+    return node.op == "call_module" and node.target == "_guards_fn"
+
+
+def calling_module(node: fx.Node) -> tuple[str, str]:
+    """The call of a module that made a node: a key of its own, and the module's path. Empty for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    key, (path, _) = next(reversed(stack.items()), ("", ("", None)))
+    return (key, path.split("@")[0]) if not key.startswith("_empty") else ("", "")

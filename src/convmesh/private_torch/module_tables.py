@@ -1,0 +1,55 @@
+"""The tables in which an nn.Module keeps its state: public methods list them, but do not let one replace an entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+Table = dict[str, Any]
+
+
+def parameters_of(module: nn.Module) -> Table:
+    """A module's own parameters by name: the table itself, so that entries can be replaced by any tensor or None."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> Table:
+    """A module's own buffers by name: the table itself."""
+    return module._buffers
+
+
+def children_of(module: nn.Module) -> Table:
+    """A module's own parts by name: the table itself, None entries included."""
+    return module._modules
+
+
+def give_tables(module: nn.Module, parameters: Table, buffers: Table) -> None:
+    """Replace a module's tables, with no check of what is in them: a module may stand on tensors without data."""
+    module.__dict__["_parameters"] = parameters
+    module.__dict__["_buffers"] = buffers
+
+
+def share_state(module: nn.Module, model: nn.Module) -> None:
+    """Let `module` keep its state in the tables of `model`, under the names that it has there."""
+    give_tables(module, model._parameters, model._buffers)
+    module.__dict__["_modules"] = model._modules
+    module.__dict__["_non_persistent_buffers_set"] = model._non_persistent_buffers_set
+
+
+def copy_state(module: nn.Module, model: nn.Module) -> None:
+    """Give `module` the parameters, buffers and parts of `model` in tables of its own."""
+    module._parameters.update(model._parameters)
+    module._buffers.update(model._buffers)
+    module._modules.update(model._modules)
+    module._non_persistent_buffers_set.update(model._non_persistent_buffers_set)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether forward is more than the module's own: torch has no public question."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """The same for forward and backward."""
+    return has_forward_hooks(module) or bool(module._backward_hooks or module._backward_pre_hooks)

@@ -1,0 +1,55 @@
+"""What tensors and their storages tell only in private."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.tensor import DTensor
+
+Subclass = TypeVar("Subclass", bound=torch.Tensor)
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """The identity of the memory itself: its Python objects come and go, and meta tensors have no address."""
+    key: int = storage._cdata
+    return key
+
+
+def memory_key(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory."""
+    return storage_key(tensor.untyped_storage())
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another, which it lets nobody overwrite at will."""
+    return bool(tensor._is_view())
+
+
+def local_shard(tensor: DTensor) -> torch.Tensor:
+    """This rank's memory of a DTensor; `to_local` would record a step of autograd."""
+    local: torch.Tensor = tensor._local_tensor
+    return local
+
+
+def as_subclass_leaf(kind: type[Subclass], data: torch.Tensor, learns: bool) -> Subclass:
+    """A leaf of a tensor subclass; `as_subclass` makes one that is no leaf."""
+    made: Subclass = torch.Tensor._make_subclass(kind, data, learns)
+    return made
+
+
+def multiply_all_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply many tensors in place by one kernel, as torch's own clipping does."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
+def norms_of(tensors: Sequence[torch.Tensor], norm_type: float) -> tuple[torch.Tensor, ...]:
+    """The norms of many tensors by one kernel."""
+    norms: Any = torch._foreach_norm(list(tensors), norm_type)
+    return tuple(norms)
+
+
+def occupy_gpu(cycles: int) -> None:
+    """Keep the current CUDA stream busy, so that calls queue behind it and then run back to back."""
+    torch.cuda._sleep(cycles)

@@ -1,0 +1,319 @@
+"""Every private part of torch that ConvMesh uses still does what it is used for, and nothing else is used."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.utils import checkpoint
+
+import convmesh
+from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, keeps_its_graph, running_node
+from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
+from convmesh.private_torch.exporting import calling_module, is_guard
+from convmesh.private_torch.interception import checkpoint_generators, function_apply
+from convmesh.private_torch.module_tables import (
+    buffers_of,
+    children_of,
+    copy_state,
+    give_tables,
+    has_forward_hooks,
+    has_hooks,
+    parameters_of,
+    share_state,
+)
+from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
+from convmesh.private_torch.tensor_internals import (
+    as_subclass_leaf,
+    is_view,
+    local_shard,
+    memory_key,
+    multiply_all_,
+    norms_of,
+    storage_key,
+)
+from convmesh.private_torch.unscaling import OpenGradScaler
+from convmesh.testing import RankPool
+
+SOURCE = Path(convmesh.__file__).parent
+
+
+def test_trees_flatten_in_order_and_come_back() -> None:
+    tree = {"a": [1, (2, None)], "b": 3}
+    leaves, spec = tree_flatten(tree)
+    assert leaves == tree_leaves(tree) == [1, 2, None, 3]
+    assert tree_unflatten(leaves, spec) == tree == tree_map(lambda leaf: leaf, tree)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> Any:
+        return gradient * 2
+
+
+def test_apply_of_an_autograd_function_takes_its_class_and_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = function_apply()
+    x = torch.ones(2, requires_grad=True)
+    apply(Doubled, x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0]
+    monkeypatch.setattr(torch.autograd.Function, "apply", classmethod(lambda cls, *args: (cls, args)))
+    assert Doubled.apply(x) == (Doubled, (x,))
+
+
+def test_checkpoint_runs_one_of_the_generators_that_tracing_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def around(name: str) -> Any:
+        def generator(*settings: Any, **named: Any) -> Iterator[None]:
+            used.append(name)
+            yield
+
+        return generator
+
+    for name in checkpoint_generators():
+        monkeypatch.setattr(checkpoint, name, around(name))
+    x = torch.ones(2, requires_grad=True)
+    assert checkpoint.checkpoint(torch.exp, x, use_reentrant=False).requires_grad
+    assert len(used) == 1
+
+
+def test_reentrant_checkpoints_are_applied_by_a_function_that_tracing_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Instead:
+        apply = staticmethod(lambda *args: ("replaced", args[2:]))
+
+    monkeypatch.setattr(checkpoint, "CheckpointFunction", Instead)
+    assert checkpoint.checkpoint(torch.exp, 1, use_reentrant=True) == ("replaced", (1,))
+
+
+def test_tables_of_a_module_hold_its_state() -> None:
+    norm = nn.BatchNorm1d(2)
+    assert [*parameters_of(norm)] == ["weight", "bias"]
+    assert [*buffers_of(norm)] == ["running_mean", "running_var", "num_batches_tracked"]
+    assert [*children_of(nn.Sequential(norm))] == ["0"]
+    stand_in = torch.empty(2, device="meta")
+    give_tables(norm, {**parameters_of(norm), "weight": stand_in}, {})
+    assert norm.weight is stand_in
+    assert [*norm.buffers()] == []
+
+
+@pytest.mark.parametrize("give", [share_state, copy_state])
+def test_a_module_takes_the_state_of_another(give: Any) -> None:
+    model, taker = nn.Sequential(nn.Linear(2, 2)), nn.Module()
+    model.register_buffer("kept", torch.zeros(1), persistent=False)
+    give(taker, model)
+    assert [*taker.state_dict()] == [*model.state_dict()] == ["0.weight", "0.bias"]
+    assert all(p is q for p, q in zip(taker.parameters(), model.parameters(), strict=True))
+    assert [name for name, _ in taker.named_buffers()] == ["kept"]
+
+
+def test_hooks_of_a_module_are_seen() -> None:
+    module = nn.Tanh()
+    assert not has_hooks(module)
+    module.register_full_backward_hook(lambda *_: None)
+    assert has_hooks(module)
+    assert not has_forward_hooks(module)
+    module.register_forward_pre_hook(lambda *_: None)
+    assert has_forward_hooks(module)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_memory_is_told_apart_by_its_storage(device: str) -> None:
+    x = torch.empty(4, 4, device=device)
+    assert memory_key(x) == memory_key(x[1:]) == storage_key(x.untyped_storage())
+    assert memory_key(x) != memory_key(torch.empty(4, 4, device=device))
+
+
+def test_views_are_known() -> None:
+    x = torch.ones(4)
+    assert is_view(x[1:])
+    assert not is_view(x)
+    assert not is_view(x[1:].clone())
+
+
+def shards() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    whole = torch.arange(4.0, requires_grad=True)
+    made = DTensor.from_local(whole.detach(), mesh)
+    assert memory_key(local_shard(made)) == memory_key(whole)
+    assert local_shard(made).grad_fn is None
+
+
+def test_a_dtensor_gives_its_memory(pools: dict[int, RankPool]) -> None:
+    pools[1].run(shards)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def test_a_subclass_can_be_a_leaf_that_learns() -> None:
+    made = as_subclass_leaf(Marked, torch.empty(2, device="meta"), True)
+    assert type(made) is Marked
+    assert made.is_leaf
+    assert made.requires_grad
+
+
+def test_many_tensors_are_scaled_and_measured_at_once() -> None:
+    tensors = [torch.full((2,), 3.0), torch.full((2,), 4.0)]
+    multiply_all_(tensors, torch.tensor(2.0))
+    assert [norm.item() for norm in norms_of(tensors, float("inf"))] == [6.0, 8.0]
+
+
+def test_the_end_of_a_backward_calls_back_before_backward_returns() -> None:
+    seen: list[Any] = []
+    x = torch.ones(2, requires_grad=True)
+
+    def hook(gradient: torch.Tensor) -> None:
+        seen.append((backward_number() >= 0, running_node() is not None))
+        at_end_of_backward(lambda: seen.append("end"))
+
+    x.register_hook(hook)
+    (x * 2).sum().backward()
+    assert seen == [(True, True), "end"]
+    assert running_node() is None
+
+
+def test_a_node_without_a_graph_is_asked_for_its_inputs() -> None:
+    x: Any = Doubled.apply(torch.ones(1, requires_grad=True))
+    assert keeps_its_graph(x.grad_fn)
+    assert not keeps_its_graph(None)
+
+
+def test_a_dispatch_mode_sees_operators() -> None:
+    class Names(TorchDispatchMode):
+        names: list[str] = []  # noqa: RUF012
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Names() as mode:
+        torch.ones(2).relu()
+    assert mode.names[-1] == "relu.default"
+    assert issubclass(FakeTensor, torch.Tensor)
+
+
+def test_registered_shape_functions_are_known() -> None:
+    assert has_meta_kernel("relu")
+    assert not has_meta_kernel("mkldnn_max_pool2d_backward")
+
+
+def test_exported_graphs_name_the_module_of_a_call() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Sequential(nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.part(x) + 1
+            return y
+
+    graph = torch.export.export(Net(), (torch.ones(2, 3),), strict=False).module().graph
+    assert isinstance(graph, fx.Graph)
+    calls = {node.target.__name__: node for node in graph.nodes if node.op == "call_function"}
+    assert calling_module(calls["tanh.default"])[1] == "part.0"
+    assert calling_module(calls["add.Tensor"])[1] == ""
+    assert all(is_guard(node) for node in graph.nodes if node.op == "call_module")
+
+
+def test_a_grad_scaler_unscales_where_a_subclass_can_change_it() -> None:
+    class Seen(OpenGradScaler):
+        def unscaled(self, *args: Any) -> Any:
+            calls.append(len(args))
+            return super().unscaled(*args)
+
+    calls: list[int] = []
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), Seen("cpu", init_scale=4.0)
+    scaler.scale(parameter.sum()).backward()
+    scaler.unscale_(optimizer)
+    assert calls == [4]
+    assert parameter.grad is not None
+    assert parameter.grad.item() == 1.0
+
+
+def test_backward_of_a_stage_comes_in_two_parts() -> None:
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    gradients, groups = stage_backward_input([layer(x)], [torch.ones(1, 2)], [x], iter(layer.parameters()))
+    assert gradients[0] is not None
+    assert layer.weight.grad is None
+    stage_backward_weight(iter(layer.parameters()), groups)
+    assert layer.weight.grad is not None
+
+
+def test_stages_of_a_pipeline_have_the_methods_that_ours_override() -> None:
+    from torch.distributed.pipelining import PipelineStage
+
+    for name, arguments in {
+        "forward_one_chunk": ["fwd_chunk_id"],
+        "get_fwd_send_ops": ["fwd_chunk_id"],
+        "get_bwd_send_ops": ["bwd_chunk_id"],
+        "backward_one_chunk": ["bwd_chunk_id", "loss"],
+        "backward_weight_one_chunk": ["bwd_chunk_id"],
+    }.items():
+        taken = [*inspect.signature(getattr(PipelineStage, name)).parameters]
+        assert taken[1 : 1 + len(arguments)] == arguments, name
+
+
+PRIVATE_OF = (nn.Module(), torch.Tensor(), torch.UntypedStorage(), DTensor, torch.ops.aten.relu.default)
+TORCHS = {name for owner in PRIVATE_OF for name in dir(owner) if name.startswith("_") and not name.endswith("__")}
+"""Private names of the torch objects that code meets most."""
+
+
+def private_uses(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    foreign = TORCHS - {*own_names(tree)}
+    for node in ast.walk(tree):
+        text = ast.unparse(node) if isinstance(node, (ast.ImportFrom, ast.Attribute, ast.Constant)) else ""
+        if isinstance(node, ast.ImportFrom):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            is_bad = names[0] == "torch" and any(map(_is_private, names))
+        elif isinstance(node, ast.Attribute):
+            is_bad = node.attr in foreign or (text.startswith("torch.") and _is_private(node.attr))
+        else:
+            is_bad = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in foreign
+        if is_bad:
+            yield f"{path}:{node.lineno}: {text}"  # type: ignore[attr-defined]
+
+
+def own_names(tree: ast.AST) -> Iterator[str]:
+    """Names that a file gives to attributes and functions of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not _is_python(name)
+
+
+def _is_python(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def test_no_other_module_uses_a_private_part_of_torch() -> None:
+    files = [path for path in SOURCE.rglob("*.py") if "private_torch" not in path.parts]
+    assert len(files) > 300
+    assert [use for path in files for use in private_uses(path)] == []
+
+
+def test_a_private_use_would_be_found(tmp_path: Path) -> None:
+    lines = ["from torch.utils._pytree import tree_map", "torch._C.f()", "module._buffers", "getattr(x, '_modules')"]
+    (tmp_path / "bad.py").write_text("\n".join([*lines, "self._own = self._own"]))
+    assert sorted({use.split(":")[1] for use in private_uses(tmp_path / "bad.py")}) == ["1", "2", "3", "4"]

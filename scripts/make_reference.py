@@ -11,7 +11,6 @@ import inspect
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from scripts.signatures import constructor_text, doc_of, members_of, node_of, plain, signature_text
 
@@ -112,14 +111,14 @@ def _verb(name: str) -> str:
     module = importlib.import_module(VERBS[name].module)
     node = node_of(getattr(module, f"{name.capitalize()}Options"))
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
-    docs = [item.value.value for item in node.body if isinstance(item, ast.Expr)][1:]
+    docs = [ast.literal_eval(item.value) for item in node.body if isinstance(item, ast.Expr)][1:]
     summary = VERBS[name].summary
     rows = [_option(field, doc) for field, doc in zip(fields, docs, strict=True)]
     head = [f"## convmesh {name}", "", f"{summary[0].upper()}{summary[1:]}.", "", "| option | default | meaning |"]
     return "\n".join([*head, "| --- | --- | --- |", *rows, ""])
 
 
-def _option(field: ast.AnnAssign, doc: Any) -> str:
+def _option(field: ast.AnnAssign, doc: str) -> str:
     kind, name = ast.unparse(field.annotation), ast.unparse(field.target)
     metavar = re.search(r"metavar='([^']+)'", kind)
     option = f"`{metavar[1]}`" if metavar and "Positional" in kind else f"`--{name.replace('_', '-')}`{_choices(kind)}"

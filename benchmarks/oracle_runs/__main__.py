@@ -22,7 +22,6 @@ from benchmarks.oracle_runs.steps import Steps, measure_steps
 from benchmarks.oracle_runs.table import Point, section
 from benchmarks.pages import put_section
 from benchmarks.timing import machine
-from convmesh.kernels.device_kind import standing_for
 from convmesh.measure.calibrate import Budget, calibrate
 from convmesh.measure.growing import Growing
 from convmesh.measure.machine import this_machine
@@ -161,8 +160,8 @@ def _growing(options: argparse.Namespace) -> Growing:
 def _programs(case: Case) -> list[cm.Program]:
     plan = case.plan()
     criterion = Criterion(case.loss, case.target())
-    with standing_for("cpu"):
-        return list(programs_of(plan, representatives(plan.mesh, borders=True), criterion).values())
+    ranks = representatives(plan.mesh, borders=True)
+    return list(programs_of(plan, ranks, criterion, device="cpu").values())
 
 
 def predicted(folder: Path) -> str:

@@ -23,7 +23,7 @@ def clipped(mesh: Mesh | None, max_norm: float, norm_type: float) -> tuple[float
     if mesh is None:
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm, norm_type)
     else:
-        norm = clip_grad_norm_(net.parameters(), max_norm, norm_type, mesh=opened(mesh))
+        norm = clip_grad_norm_(net.parameters(), max_norm, norm_type)
     return norm.item(), gradients(net)
 
 

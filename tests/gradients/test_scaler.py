@@ -23,10 +23,10 @@ def setup(mesh: Mesh | None, reduction: str) -> tuple[Towers, Any, torch.amp.Gra
     settings: dict[str, Any] = {"init_scale": 2.0**10, "growth_interval": 2}
     if mesh is None:
         return net, torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu", **settings)
-    scaler = GradScaler(opened(mesh), **settings)
+    scaler = GradScaler("cpu", **settings)
     if reduction == "sharded":
-        reducer = ShardedReducer(opened(mesh), net.axes_of())
-        return net, ShardedOptimizer(reducer, torch.optim.SGD, lr=0.1), scaler
+        _reducer = ShardedReducer(opened(mesh), net.axes_of())
+        return net, ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1), scaler
     if reduction == "broadcast":
         net.reducer = BroadcastReducer(opened(mesh), net.axes_of(), net)
     else:
@@ -47,7 +47,7 @@ def trained(mesh: Mesh | None, reduction: str = "bucketed", clips: bool = False)
         if clips and mesh is None:
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         elif clips and mesh is not None:
-            clip_grad_norm_(net.parameters(), 0.5, mesh=opened(mesh))
+            clip_grad_norm_(net.parameters(), 0.5)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """What capture cannot see or preserve: closed layers, models for export, hooks, modes, and models that fail."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from convmesh.errors import CaptureError, CaptureWarning, OpaqueLayerWarning
 from convmesh.graph.captured import capture
+from convmesh.graph.tracing import settings
 from convmesh.graph.tracing.aten import _BY_NAME, _METHODS, _REORDERED
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.testing import RankPool
@@ -245,3 +247,45 @@ class Strict(nn.Module):
 def test_models_that_cannot_be_captured(model: Any, samples: list[Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(model, *samples)
+
+
+class Residual(nn.Module):
+    """Its parts have two names each, and it adds in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.ConvTranspose2d(2, 2, 2, 2), nn.Conv2d(2, 2, 3, stride=2, padding=1)
+        self.again = nn.ModuleDict({"up": self.up})
+
+    def forward(self, x: Any) -> Any:
+        strange(x)
+        y = self.again["up"](self.down(x))
+        y += x
+        return y
+
+
+def test_an_exported_weight_with_two_names_goes_by_its_first() -> None:
+    """By another it would be no weight of the plan's, and its gradient would be left unsummed."""
+    with pytest.warns(CaptureWarning, match="captured by torch.export"):
+        captured = capture(Residual(), (2, 2, 8, 8))
+    read = {str(node.target) for node in captured.module.graph.nodes if node.op == "get_attr"}
+    assert read == {"up.weight", "up.bias"}
+    (node,) = captured.graph.layer("again.up.conv_transpose2d")
+    assert {weight.name for weight in node.weights} == {"up.weight", "up.bias"}
+
+
+def test_an_exported_in_place_sum_has_a_split_version() -> None:
+    with pytest.warns(CaptureWarning, match="captured by torch.export"):
+        captured = capture(Residual(), (2, 2, 8, 8))
+    assert operator.iadd in {node.target for node in captured.module.graph.nodes}
+
+
+def test_a_torch_that_cannot_be_intercepted_is_not_taken_for_a_model_that_cannot_be_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> Any:
+        raise AttributeError("torch has no such part")
+
+    monkeypatch.setattr(settings, "function_apply", missing)
+    with pytest.raises(AttributeError, match="no such part"):
+        capture(nn.Sequential(nn.Tanh()), (1, 2))

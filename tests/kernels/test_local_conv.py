@@ -56,9 +56,10 @@ def compare(
     dy = torch.randn(y.shape, generator=generator).contiguous(memory_format=format_dy)
     every = [True, True, False]
     expected = torch.ops.aten.convolution_backward(dy.double(), wide_x, wide_weight, None, *aten(params), every)
-    gradients = convolution_backward(dy, x, weight, params, (True, True))
-    assert convolution_backward(dy, x, weight, params, (False, False)) == (None, None)
-    for ours, theirs in zip((convolution(x, weight, bias, params), *gradients), (y, *expected[:2]), strict=True):
+    gradients = convolution_backward(dy, x, weight, params, (True, True), "cpu")
+    assert convolution_backward(dy, x, weight, params, (False, False), "cpu") == (None, None)
+    y_here = convolution(x, weight, bias, params, "cpu")
+    for ours, theirs in zip((y_here, *gradients), (y, *expected[:2]), strict=True):
         assert ours is not None
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5 * max(1.0, theirs.abs().max().item()))
 
@@ -70,9 +71,9 @@ def kernels_of_a_small_shard(channels: int, filters: int, extents: tuple[int, ..
     dy = torch.randn(1, filters, *extents).contiguous(memory_format=last)
     weight = torch.randn(filters, channels, 3, 3, 3)
     params = ConvParams((1,) * 3, (1,) * 3, (1,) * 3, 1)
-    with torch.profiler.profile() as seen:
-        convolution(x, weight, None, params)
-        convolution_backward(dy, x, weight, params, (True, True))
+    with torch.profiler.profile(acc_events=True) as seen:
+        convolution(x, weight, None, params, "cpu")
+        convolution_backward(dy, x, weight, params, (True, True), "cpu")
     return {event.name for event in seen.events()}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from convmesh import Mesh, UnsupportedError, shard
+from convmesh import Mesh, Split, UnsupportedError, plan, shard
 from convmesh.lowering.channel_cuts import cut_channels, plan_channels
 from convmesh.ops.channels.channel_layers import GATHERS_AGAIN
 from convmesh.testing import RankPool, natural_cut, opened
@@ -304,3 +304,22 @@ def test_weights_cut_for_another_mesh_are_refused_before_anything_is_sent(pools:
     for said in pools[2].run(refusals_of_foreign_weights, Mesh(channel=2)):
         assert all("is no cut weight of Mesh(channel=2); cut weights with `convmesh.cut_channels`." in s for s in said)
         assert len(said) == 2
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if {"channel", "filter"} & {*mesh.axes}], ids=str)
+def test_a_plan_with_the_same_cuts_decides_alike(mesh: Mesh) -> None:
+    net = Bottleneck()
+    bare = plan_channels(net, SAMPLE, mesh, natural_cut(mesh, 4))
+    splits = {name: _split(mesh, name, name in bare.layers) for name in (*bare.layers, "norm")}
+    planned = plan(net, SAMPLE, mesh, splits)
+    algorithms = {name: cut.split.algorithm for name, cut in bare.layers.items()}
+    assert {name: planned.split(name).algorithm for name in bare.layers} == algorithms
+
+
+def _split(mesh: Mesh, layer: str, cuts_channels: bool) -> Split:
+    present = lambda *axes: tuple(axis for axis in axes if axis in mesh.axes)  # noqa: E731
+    return Split(
+        sample=present("data"),
+        height=present("height") if layer != "head" else (),
+        channel=present("channel", "filter") if cuts_channels else (),
+    )

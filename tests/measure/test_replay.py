@@ -12,8 +12,7 @@ from benchmarks.oracle_runs.table import Point, section
 
 import convmesh as cm
 from convmesh import models
-from convmesh.kernels.device_kind import standing_for
-from convmesh.lowering.loss_node import LOSS, with_loss
+from convmesh.lowering.loss_node import with_loss
 from convmesh.measure.clock import one_thread
 from convmesh.measure.operator_times import Repeats, bytes_of_caches, distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
@@ -21,6 +20,7 @@ from convmesh.measure.replay import Replay
 from convmesh.measure.sending import SPLITS, measure_sending
 from convmesh.measure.updates import measure_updates, measure_updates_at_once
 from convmesh.plans import Program, Work
+from convmesh.plans.loss_memory import LOSS
 from convmesh.system.operator_table import OperatorTable, Overheads, UpdateTiming
 from tests.conftest import Pools
 
@@ -36,9 +36,8 @@ def program_of(name: str, last: bool = False) -> Program:
     x = small.draw_input()
     target = small.draw_target()
     dtype = torch.float32 if target.is_floating_point() else target.dtype
-    with standing_for("cpu"):
-        lowered = cm.lower_plan(cm.plan(model, tuple(x.shape), cm.Mesh(data=1), "data"))
-        return with_loss(lowered, small.task.loss(), target.shape, dtype)
+    lowered = cm.lower_plan(cm.plan(model, tuple(x.shape), cm.Mesh(data=1), "data"), device="cpu")
+    return with_loss(lowered, small.task.loss(), target.shape, dtype)
 
 
 @pytest.fixture(autouse=True)

@@ -183,7 +183,7 @@ def copies_of_a_gather(mesh: Mesh, memory_format: torch.memory_format, samples: 
     local = x.local.contiguous(memory_format=memory_format)
     layouts = channel_layouts(x.layout, (Same(),) * 4, 8, ChannelSplit(gathered=("channel",)))
     plan = plan_exchange(x.layout, layouts.input_needs, opened(mesh).rank)
-    with torch.profiler.profile(record_shapes=True) as counter:
+    with torch.profiler.profile(record_shapes=True, acc_events=True) as counter:
         whole = fetch(opened(mesh), plan, local, memory_format)
     assert torch.equal(whole[x.box.slices()], local)
     shapes = [e.input_shapes[0] for e in counter.events() if e.name == "aten::copy_"]

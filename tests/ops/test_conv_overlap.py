@@ -111,7 +111,7 @@ def no_copy_of_the_activation(mesh: Mesh) -> list[int]:
     x = shard(torch.randn(1, 8, 16, 16, 16), opened(mesh), natural_cut(mesh, 5))
     x = x.like(x.local.contiguous(memory_format=torch.channels_last_3d))
     weight = torch.randn(8, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d)
-    with torch.profiler.profile(record_shapes=True) as counter:
+    with torch.profiler.profile(record_shapes=True, acc_events=True) as counter:
         F.conv3d(x, weight, padding=1)  # type: ignore[call-overload]
     shapes = [e.input_shapes[0] for e in counter.events() if e.name == "aten::copy_"]
     return [torch.Size(shape).numel() for shape in shapes if shape]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, UnsupportedError, replicated, shard
+from convmesh.layout.mesh import SPACE_AXES
 from convmesh.testing import SplitCase, assert_close, natural_cut, opened
-from convmesh.testing.case import SPATIAL_AXES
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
 from tests.draws import draws
 from tests.ops.grids import on_grids
@@ -114,7 +114,7 @@ def group_norm(x: Any, *params: Any, groups: int, shift: float = 0.0) -> Any:
 @pytest.mark.operator("group_norm", "any number of groups; affine or not; float32 with a mean far from 0")
 def test_group_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     dtype, shift, fewest = data.draw(PRECISIONS)
-    shift *= any(name in mesh.axes for name in SPATIAL_AXES)  # else torch's own kernel runs
+    shift *= any(name in mesh.axes for name in SPACE_AXES)  # else torch's own kernel runs
     shape = shapes(mesh, data, 6, fewest, largest=17)
     groups, affine = data.draw(st.sampled_from([1, 2, 3, 6])), data.draw(st.integers(0, 2))
     check(SplitCase(partial(group_norm, groups=groups, shift=shift), mesh, (shape,), ((6,),) * affine, dtype=dtype))
@@ -295,7 +295,7 @@ def refusals(mesh: Mesh) -> None:
         F.batch_norm(x, None, None)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match=r"`normalized_shape` \(=\(6,\)\) must be the last dims"):
         F.layer_norm(x, (6,))  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match="`out` must be None"):
+    with pytest.raises(UnsupportedError, match="`normalize`: `out=` has no split version"):
         F.normalize(x, out=torch.empty(1))  # type: ignore[arg-type]
     for norm in (nn.BatchNorm1d(6), nn.InstanceNorm1d(6), nn.GroupNorm(6, 6)):
         with pytest.raises(ValueError, match="Expected more than 1 value per channel"):

@@ -3,7 +3,7 @@
 import pytest
 
 from convmesh import Mesh
-from convmesh.oracle.pricing.energy import (
+from convmesh.oracle.energy import (
     LEVEL_ARITHMETIC,
     LEVEL_MEMORY,
     LEVEL_WAITING,
@@ -13,7 +13,8 @@ from convmesh.oracle.pricing.energy import (
 )
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.simulate.step import Scheduled
-from convmesh.plans.program import NodeProgram, Program, Step, Transfer, Work
+from convmesh.plans.program import NodeProgram, Program
+from convmesh.plans.steps import Step, Transfer, Work
 from convmesh.system import System
 
 SYSTEM = System.load("dgx-a100")

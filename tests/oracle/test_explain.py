@@ -116,7 +116,7 @@ def test_layers_read_back_as_they_are_written(text: str) -> None:
         ("conv 4x4 on 1x4", "the weight of a conv must be filters x channels x kernel"),
         ("linear 4x4x3 on 1x4x8", "the weight of a linear must be filters x channels"),
         ("conv 4x4x9x9 on 1x4x4x4 padding 0", "the kernel is larger than the padded input"),
-        ("conv 4x4x3x3 on 1x4x8x8 dilation 2", "'dilation' is no option; there are stride and padding"),
+        ("conv 4x4x3x3 on 1x4x8x8 dilation 2", "'dilation' is not an option; the options are stride and padding"),
         ("conv 4x4x3x3 on 0x4x8x8", "at least 1"),
     ],
 )

@@ -9,12 +9,14 @@ from torch import nn
 
 import convmesh as cm
 from convmesh import Mesh, models
+from convmesh.kernels.finite_check import all_finite
 from convmesh.lowering.live_bytes import HeldStorages
 from convmesh.lowering.lower import lower_plan
 from convmesh.measure.measured_memory import Training, measure_training
 from convmesh.ops.core.probe import probe_of
 from convmesh.oracle.memory.peak import BYTES_BLOCK, memory_of
 from convmesh.oracle.pricing.assumptions import Assumptions
+from convmesh.plans.loss_memory import bytes_check
 from tests.conftest import Pools
 
 TOLERANCE = 0.05
@@ -129,3 +131,12 @@ def test_devices_need_room_for_libraries_and_tensors() -> None:
     on_gpus, on_cpus = memory_of(lower_plan(plan).program, device="cuda"), memory_of(lower_plan(plan).program)
     assert on_cpus.bytes_needed == on_cpus.bytes_peak
     assert on_gpus.bytes_peak < on_gpus.bytes_needed < on_gpus.bytes_reserved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_check_of_a_loss_holds_what_its_rule_says(dtype: torch.dtype) -> None:
+    outputs = torch.empty(8, 125, dtype=dtype)
+    with HeldStorages("cpu") as held:
+        before = held.start([outputs])
+        all_finite(outputs)
+    assert held.bytes_peak - before == bytes_check(outputs.nbytes, str(dtype).removeprefix("torch."))

@@ -11,6 +11,7 @@ from torch import nn
 from convmesh.graph import Captured, capture
 from convmesh.oracle import Assumptions
 from convmesh.oracle.scaling_limits import Curve, limit_of, with_bandwidth, without_latency
+from convmesh.oracle.search import Refusal, RefusalKind
 from convmesh.planner.scaling import Scaling, scale
 from convmesh.system import System
 
@@ -79,7 +80,7 @@ def test_rank_counts_without_a_mesh_are_not_a_limit() -> None:
 
 def test_unevaluated_points_are_not_a_limit(strong: Scaling) -> None:
     data = curve(strong, "data")
-    refused = replace(data.points[4], reason="not worked out: it takes long")
+    refused = replace(data.points[4], refusal=Refusal(kind=RefusalKind.NOT_EVALUATED, detail="; it takes long"))
     assert limit_of([*data.points[:4], refused], lambda _: "latency") is None
 
 

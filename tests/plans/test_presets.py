@@ -56,7 +56,7 @@ def test_channels_are_cut_where_there_are_filters_enough(resnet: Graph) -> None:
     made = preset("data+filter", resnet, Mesh(data=2, filter=128))
     assert list(made.splits.values())[-1] == Split(sample=("data",), channel=("filter",))
     assert not next(iter(made.splits.values())).channel
-    assert any("128 ranks, 64 filters" in note for note in made.notes)
+    assert any("64 filters < 128 ranks" in note for note in made.notes)
 
 
 def test_hybrid_cuts_dense_layers_by_filters_over_the_same_ranks(vgg: Graph) -> None:

@@ -19,7 +19,8 @@ from convmesh.graph import Graph, capture
 from convmesh.plans import Plan
 from convmesh.plans.balance import BalanceLimits, Cost, balance
 from convmesh.plans.pipeline_rules import in_flight, microbatches_for
-from convmesh.plans.plan_file import dumps, loads
+from convmesh.plans.plan_file import loads
+from convmesh.plans.plan_text import dumps
 from convmesh.plans.stage_graph import StageGraph, cut_stages
 
 costs = st.builds(Cost, st.integers(0, 9).map(float), st.integers(0, 5), st.integers(0, 5))

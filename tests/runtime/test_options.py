@@ -91,7 +91,7 @@ def accumulate(mesh: Mesh | None, syncs: bool) -> dict[str, torch.Tensor]:
             assert "all_reduce" not in seen.bytes_sent or mesh.axes.keys() != {"data"} or seen.bytes_total < 1000
         else:
             (net(*args) / 2).backward()
-    clip_grad_norm_(net.parameters(), 0.1, mesh=net.mesh)
+    clip_grad_norm_(net.parameters(), 0.1)
     return net.full_gradients()
 
 
@@ -272,7 +272,7 @@ def scaled(mesh: Mesh) -> tuple[float, float, bool]:
     net = cm.parallelize(
         model, cm.plan(model, (2, 2, 8, 8), mesh, strategy_for(mesh)), loss=lambda y, t: ((y - t) ** 2).mean()
     )
-    scaler = GradScaler(net.mesh, init_scale=2.0**10)
+    scaler = GradScaler(init_scale=2.0**10)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     before = net.full_state_dict()["weight"]
     x, target = torch.randn(2, 2, 8, 8), torch.zeros(2, 4, 8, 8)

@@ -179,7 +179,8 @@ class Tied(nn.Module):
         self.unseen = Unseen(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.unseen(self.conv(x).relu())
+        result: torch.Tensor = self.unseen(self.conv(x).relu())
+        return result
 
 
 def tied_gradient(mesh: Mesh | None) -> torch.Tensor:

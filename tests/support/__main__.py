@@ -1,8 +1,10 @@
 """`python -m tests.support` writes docs/support.md."""
 
-from convmesh.testing import run_ranks
+from convmesh.testing import RankPool
 from tests.support.page import PAGE, page
 from tests.support.trials import try_all
 
 if __name__ == "__main__":
-    PAGE.write_text(page(run_ranks(2, try_all)[0]), encoding="utf-8")
+    pool = RankPool(2)
+    PAGE.write_text(page(try_all(pool)), encoding="utf-8")
+    pool.close()

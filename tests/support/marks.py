@@ -38,4 +38,6 @@ def _of_module(stem: str) -> Iterator[Drawn]:
     for value in vars(importlib.import_module(f"tests.ops.{stem}")).values():
         marks: list[pytest.Mark] = getattr(value, "pytestmark", [])
         grids = [mark.args[1] for mark in marks if mark.name == "parametrize" and mark.args[0] == "mesh"]
-        yield from (Drawn(*mark.args, tuple(itertools.chain(*grids))) for mark in marks if mark.name == "operator")
+        meshes = tuple(itertools.chain.from_iterable(grids))
+        for operator, options in (mark.args for mark in marks if mark.name == "operator"):
+            yield Drawn(operator, options, meshes)

@@ -27,6 +27,8 @@ class Sample:
     params: tuple[tuple[int, ...], ...] = ()
     classes: bool = False
     """Whether the last input holds class indices."""
+    takes_mesh: bool = False
+    """Whether the call has the mesh as its argument `mesh`."""
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -78,20 +80,11 @@ def _of_two(call: Callable[..., Any]) -> Sample:
 def _masked(call: Callable[..., Any], dims: int) -> Sample:
     """Dropout: one device takes the masks of the split operator, which depend on the global index alone."""
 
-    def run(x: Any) -> Any:
-        mesh = x.mesh if isinstance(x, Sharded) else _masked.mesh
+    def run(x: Any, mesh: OpenMesh) -> Any:
         manual_seed(mesh, 1)
         return call(x, 0.5, True) if isinstance(x, Sharded) else call(replicated(x, mesh), 0.5, True).local
 
-    return Sample(run, (LABELS[dims],))
-
-
-_masked.mesh = None  # type: ignore[attr-defined]
-
-
-def use_masks_of(mesh: OpenMesh) -> None:
-    """Name the mesh on which one device's dropout draws its masks."""
-    _masked.mesh = mesh  # type: ignore[attr-defined]
+    return Sample(run, (LABELS[dims],), takes_mesh=True)
 
 
 def _windows(dims: int) -> dict[str, Sample]:

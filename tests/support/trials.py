@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from convmesh import Mesh, UnsupportedError
 from convmesh.dist import OpenMesh
 from convmesh.ops import supported
-from convmesh.testing import check_split, opened
-from tests.support.samples import EXTENTS, Sample, sample_of, use_masks_of
+from convmesh.testing import RankPool, check_split, opened
+from tests.support.samples import EXTENTS, Sample, sample_of
 
 AXES = {"N": "data", "C": "channel", "D": "depth", "H": "height", "W": "width"}
 EXACT, REFUSED, UNTRIED, NO_DIM = "✓", "✗", "?", ""
 
 Cells = tuple[str, ...]
 
+CHUNK = 24
+"""Functions in one call of the pool, which has a time limit."""
 
-def try_all() -> dict[str, Cells]:
-    """By function: the outcome for each dim. Run it on both ranks of a pool of two."""
-    return {name: _cells(name) for name in supported()}
+
+def try_all(pool: RankPool) -> dict[str, Cells]:
+    """By function: the outcome for each dim, the same on both ranks of the pool."""
+    names, outcomes = supported(), dict[str, Cells]()
+    for begin in range(0, len(names), CHUNK):
+        cells, others = pool.run(try_some, names[begin : begin + CHUNK])
+        assert cells == others
+        outcomes |= cells
+    return outcomes
+
+
+def try_some(names: list[str]) -> dict[str, Cells]:
+    """Try some functions, on this rank and its peer."""
+    return {name: _cells(name) for name in names}
 
 
 def _cells(name: str) -> Cells:
@@ -47,8 +62,8 @@ def _check(sample: Sample, mesh: OpenMesh, label: str, axis: str) -> None:
         inputs[-1] = torch.randint(0, EXTENTS["C"], sample.shapes[-1], generator=generator)
     params = [_drawn(shape, generator) for shape in sample.params]
     cuts = [{labels.index(label): axis} if label in labels else {} for labels in sample.labels]
-    use_masks_of(mesh)
-    check_split(sample.call, inputs, params, mesh, cuts)
+    call = partial(sample.call, mesh=mesh) if sample.takes_mesh else sample.call
+    check_split(call, inputs, params, mesh, cuts)
 
 
 def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

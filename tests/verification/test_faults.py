@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import convmesh as cm
+from convmesh.errors import CaptureError
 from convmesh.ops import Sharded
 from convmesh.ops.core import registry
 from convmesh.verification import Verification
+from convmesh.verification.undecided_plan import draft_plan
 from tests.verification.small_networks import Chain, Counting, needs_fork, plan_for
 
 pytestmark = needs_fork
@@ -130,8 +132,10 @@ def test_a_rank_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_model_that_differs_from_its_capture_is_reported() -> None:
     model = Counting()
-    found = cm.verify(model, SHAPE, plan_for(model, SHAPE, data=2), steps=1)
-    assert "captured network differs" in found.failure
+    with pytest.raises(CaptureError, match="is not the model"):
+        plan_for(model, SHAPE, data=2)
+    found = cm.verify(model, SHAPE, draft_plan(model, SHAPE, cm.Mesh(data=2)), steps=1)
+    assert "captured network is not the model" in found.failure
     assert not found.ok
 
 

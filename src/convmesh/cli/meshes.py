@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from convmesh.cli.exits import BadInputError
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.mesh import Mesh, space_axes
 from convmesh.plans.presets import AXES_OF, STRATEGIES
-from convmesh.plans.split import SPATIAL
 
 
 def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:
@@ -26,7 +25,7 @@ def _axes(strategy: str, spatial_dims: int) -> list[str]:
     """The strategy's axes in the order in which they get factors."""
     if strategy not in STRATEGIES:
         raise BadInputError(f"`--strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}.")
-    space = SPATIAL[len(SPATIAL) - min(spatial_dims, len(SPATIAL)) :]
+    space = space_axes(spatial_dims)
     parts = [space if part == "spatial" else AXES_OF[part] for part in strategy.split("+")]
     first, *others = parts[::-1]
     axes = [*first[:1], *(name for part in others for name in part), *first[1:]]

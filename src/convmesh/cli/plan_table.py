@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from convmesh.layout import Mesh
-from convmesh.oracle.search import Found, Ranked, Rejected
-from convmesh.oracle.search.candidates import UNTRIED
+from convmesh.oracle.search import Found, Ranked, RefusalKind, Rejected
 from convmesh.oracle.search.why_best import why
 
 if TYPE_CHECKING:
@@ -122,8 +121,8 @@ def _legend(plans: Sequence[Ranked]) -> str:
 
 def _show_rejected(console: Console, result: Found) -> None:
     """Print a few rejected meshes of each strategy, and one line for all its meshes that were not evaluated."""
-    untried = [one for one in result.rejected if one.reason.startswith(UNTRIED)]
-    refused = [one for one in result.rejected if not one.reason.startswith(UNTRIED)]
+    untried = [one for one in result.rejected if one.refusal.kind is RefusalKind.NOT_EVALUATED]
+    refused = [one for one in result.rejected if one.refusal.kind is not RefusalKind.NOT_EVALUATED]
     lines = [*_some(refused, REJECTED_OF_EACH), *_some(untried, 1)]
     if lines:
         console.print(f"rejected: {len(refused)}; not evaluated: {len(untried)}", style="dim")

@@ -58,9 +58,11 @@ def _limit(curve: Curve) -> str:
         return f"{curve.strategy}: no plan; {curve.limit.reason}"
     if curve.limit is not None:
         return f"{curve.strategy}: scales to {counted(curve.limit.ranks)}; {curve.limit.reason}"
-    last = max((point.ranks for point in curve.points if point.ranked), default=0)
+    reached = [point.ranks for point in curve.points if point.ranked]
+    if not reached:
+        return f"{curve.strategy}: no plan; {curve.points[-1].reason}"
     beyond = next((point.reason for point in reversed(curve.points) if not point.ranked and not point.is_gap), "")
-    return f"{curve.strategy}: still scaling at {counted(last)}" + (f"; beyond that {beyond}" if beyond else "")
+    return f"{curve.strategy}: still scaling at {counted(reached[-1])}" + (f"; beyond that {beyond}" if beyond else "")
 
 
 def counted(ranks: int) -> str:

@@ -28,6 +28,14 @@ def agree(
     raise DisagreementError(_message(what, value, dict(sorted(zip(places, reports, strict=True)))))
 
 
+def problems_of(group: dist.ProcessGroup, size: int, problem: str | None) -> list[str]:
+    """The problems of all ranks of `group`, the same list on each of them."""
+    told: list[str | None] = [problem] * size
+    if size > 1:
+        dist.all_gather_object(told, problem, group=group)
+    return sorted({text for text in told if text})
+
+
 def _message(what: str, value: str, reports: dict[int, tuple[str, str | None]]) -> str:
     problems = [f"rank {rank}: {text}" for rank, (_, text) in reports.items() if text]
     if problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,6 +15,9 @@ from convmesh.layout import Box, Layout, Mesh
 from convmesh.layout.layout import chunked_cut
 
 Cuts = Mapping[int, tuple[str, ...]]
+
+_opened_as: weakref.WeakValueDictionary[DeviceMesh, OpenMesh] = weakref.WeakValueDictionary()
+"""Open meshes by torch's views of them. Equal views have the same ranks, so either mesh will do."""
 
 
 def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
@@ -41,6 +45,11 @@ def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
             "cut weights with `convmesh.cut_channels`."
         )
     return param.to_local()
+
+
+def open_mesh_of(param: DTensor) -> OpenMesh | None:
+    """The mesh that a weight was cut over, while that is open."""
+    return _opened_as.get(param.device_mesh)
 
 
 def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, ...]:
@@ -73,6 +82,7 @@ def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
         ranks = torch.tensor(mesh.world_ranks).view(*mesh.mesh.axes.values()).permute(order).contiguous()
         groups = [mesh.group([name]) for name in names]
         mesh.device_meshes[names] = DeviceMesh.from_group(groups, mesh.device.type, mesh=ranks, mesh_dim_names=names)
+    _opened_as[mesh.device_meshes[names]] = mesh
     return mesh.device_meshes[names]
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from convmesh.dist.open_mesh import OpenMesh
-from convmesh.dist.wire import add, empty_like_format, put, take
+from convmesh.dist.wire import add, put, take
+from convmesh.kernels.memory_format import empty_like_format
 from convmesh.layout import ExchangePlan, Region, Route
 from convmesh.layout.exchange_plan import Carrier
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.dist.meeting import meet, telling_refusals
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
@@ -36,6 +37,8 @@ class OpenMesh:
     groups: Mapping[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     stages_through_host: bool = False
     """Whether messages leave from the host's memory, because the backend cannot send from the device's."""
+    stands_for: str = ""
+    """The kind of device, `cpu` or `cuda`, whose kernels tensors without data stand for."""
     settings: StepSettings = StepSettings()
     traffic: Traffic = field(default_factory=Traffic, repr=False)
     seeds: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
@@ -57,6 +60,10 @@ class OpenMesh:
     def with_settings(self, settings: StepSettings) -> OpenMesh:
         """The same mesh for layers that run by other settings."""
         return replace(self, settings=settings)
+
+    def device_kind(self, tensor: torch.Tensor) -> str:
+        """The kind of device that a tensor is on; one without data stands for a tensor on the mesh's devices."""
+        return self.stands_for if tensor.is_meta else tensor.device.type
 
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
         """The ranks that differ from this one along `axes` only."""
@@ -121,26 +128,30 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     if not dist.is_initialized():
         raise MeshError("`open_mesh` needs a process group; call `convmesh.init()` first.")
     members = tuple(range(dist.get_world_size())) if ranks is None else tuple(ranks)
-    _check_members(members)
+    with telling_refusals():
+        _check_members(members)
+    meet(members, f"{mesh} over {_listed(members)}", _timeouts.get(dist.group.WORLD))
     everyone = _group(members)
     # Before any group is opened along axes: ranks that disagree about them would wait for each other there.
     agree(everyone, members, "`mesh`", f"{mesh} over {_listed(members)}")
-    _check_size(mesh, members, given=ranks is not None)
+    with telling_refusals():
+        _check_size(mesh, members, given=ranks is not None)
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
     through_host = where.type == "cuda" and dist.get_backend(everyone) == "gloo"
-    return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host)
+    return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
 
 
-def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
+def dry_mesh(mesh: Mesh, rank: int = 0, device: str = "cuda") -> OpenMesh:
     """One rank's view of a mesh of any size, without processes.
 
-    Its tensors are on the meta device. Messages are counted, and arrive without values.
+    Its tensors are on the meta device. Messages are counted, and arrive without values. Operators choose the kernels
+    of `device`, which is `cpu` or `cuda`.
     """
     if not 0 <= rank < mesh.size:
         raise MeshError(f"`rank` (={rank}) must be one of the {mesh.size} ranks of {mesh}: 0 to {mesh.size - 1}.")
-    return OpenMesh(mesh, range(mesh.size), rank, everyone=None, device=torch.device("meta"))
+    return OpenMesh(mesh, range(mesh.size), rank, everyone=None, device=torch.device("meta"), stands_for=device)
 
 
 def _check_members(members: tuple[int, ...]) -> None:

@@ -12,21 +12,6 @@ from convmesh.layout import Region, Span
 Slices = tuple[slice, ...]
 
 
-def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels-last if the tensor is stored so and is not contiguous as well."""
-    if tensor.is_contiguous():
-        return torch.contiguous_format
-    for dims, candidate in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.dim() == dims and tensor.is_contiguous(memory_format=candidate):
-            return candidate
-    return torch.contiguous_format
-
-
-def empty_like_format(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """An uninitialised tensor with the type, device and memory format of `like`."""
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format_of(like))
-
-
 def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     """The values of a region, in the tensor's own indices: a view where the region is one box."""
     for dim, spans in enumerate(region.dims):

@@ -26,6 +26,7 @@ from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_bu
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
 from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
+from convmesh.gradients.owners import Held, distinct_axes, own
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 
@@ -72,6 +73,7 @@ class GradientReducer:
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
         _active.add(self)
+        own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
         mesh = self.mesh
@@ -197,6 +199,10 @@ class GradientReducer:
     @property
     def _slots(self) -> list[Slot]:
         return [slot for bucket in self.buckets for slot in bucket.slots]
+
+    def held(self, parameter: torch.Tensor) -> Held:
+        """What this rank holds of a parameter's gradient after backward, with the axes along which ranks differ."""
+        return [(parameter, distinct_axes(parameter))]
 
     def wait(self) -> None:
         """Return when parameters are up to date; here they always are."""

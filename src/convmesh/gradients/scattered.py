@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
 from convmesh.errors import UnsupportedError
-from convmesh.gradients.buckets import Axes, Bucket, Slot
+from convmesh.gradients.buckets import Bucket, Slot
 from convmesh.gradients.local_gradients import is_dense, local_gradient, local_of
-from convmesh.gradients.reduction import GradientReducer
+from convmesh.gradients.owners import Axes, Held, distinct_axes, own, owner_of
+from convmesh.gradients.reduction import AxesOf, GradientReducer
 
 AXIS = "data"
 
@@ -158,6 +162,24 @@ class ShardedReducer(GradientReducer):
     After backward `p.grad` of these parameters is None: the gradients belong to the shards.
     """
 
+    def __init__(self, mesh: OpenMesh, axes_of: AxesOf, **options: Any) -> None:
+        super().__init__(mesh, axes_of, **options)
+        self.shards = {p: shard for bucket in self.scattered for p, shard in bucket.shards.items()}
+        """This rank's run of each scattered parameter; some it has no run of."""
+        self.scattered_parameters = {slot.parameter for bucket in self.scattered for slot in bucket.slots}
+        self._axes_of_shards = {shard: (AXIS, *distinct_axes(p)) for p, shard in self.shards.items()}
+        own(self._axes_of_shards, self)
+        self._hooks.add(register_optimizer_step_pre_hook(_refuse_scattered))
+
+    def held(self, parameter: torch.Tensor) -> Held:
+        """Of a scattered parameter this rank's run, if it has one."""
+        if parameter in self.scattered_parameters:
+            shard = self.shards.get(parameter)
+            return [] if shard is None else [(shard, self._axes_of_shards[shard])]
+        if parameter in self._axes_of_shards:
+            return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]
+        return super().held(parameter)
+
     @property
     def scattered(self) -> list[ScatteredBucket]:
         return [bucket for bucket in self.buckets if isinstance(bucket, ScatteredBucket)]
@@ -166,6 +188,18 @@ class ShardedReducer(GradientReducer):
         if AXIS in axes and self.mesh.mesh.extent((AXIS,)) > 1:
             return ScatteredBucket(slots, self.mesh, axes, dtype)
         return super()._bucket(slots, axes, dtype)
+
+
+def _refuse_scattered(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """An ordinary optimiser would find no gradients at scattered parameters, and do nothing without a word."""
+    del args, kwargs
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        owner = owner_of(parameter)
+        if isinstance(owner, ShardedReducer) and parameter in owner.scattered_parameters:
+            raise UnsupportedError(
+                f'{type(optimizer).__name__} was given whole parameters, but the plan\'s reduction="sharded" leaves '
+                f"each rank a part of their gradients; make it with `net.optimizer({type(optimizer).__name__}, ...)`."
+            )
 
 
 def _run(parameter: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:

@@ -15,10 +15,9 @@ from typing import Any, cast
 
 import torch
 
-from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import CHANNELS_LAST
 from convmesh.kernels.pointwise_conv import pointwise, pointwise_backward
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
 _MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample above which blocks beat ATen's copy
 
@@ -46,28 +45,30 @@ class ConvParams:
     groups: int
 
 
-def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams) -> torch.Tensor:
-    """The local convolution; the result may be channels-last if that is faster."""
-    if _is_product(x, weight, params):
+def convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, kind: str
+) -> torch.Tensor:
+    """The local convolution by the kernels of a `kind` of device; its result may be channels-last if that is faster."""
+    if _is_product(x, weight, params, kind):
         return pointwise(x, weight, bias)
-    x, weight = in_best_format(x, weight), in_best_format(weight, weight)
-    if _needs_explicit_onednn(x, weight, params):
+    x, weight = in_best_format(x, weight, kind), in_best_format(weight, weight, kind)
+    if _needs_explicit_onednn(x, weight, params, kind):
         args = (params.padding, params.stride, params.dilation, params.groups)
         y: torch.Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, *args)
     else:
         y = torch.ops.aten.convolution(x, weight, bias, *_aten_args(params))
-    return in_best_format(y, weight)  # for one channel ATen sees a contiguous input and returns a contiguous result
+    return in_best_format(y, weight, kind)  # for one channel ATen sees a contiguous input
 
 
 def convolution_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, wanted: tuple[bool, bool]
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, wanted: tuple[bool, bool], kind: str
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of input and weight; None for those not `wanted`."""
-    if _is_product(x, weight, params):
+    if _is_product(x, weight, params, kind):
         return pointwise_backward(grad, x, weight, wanted)
-    x, grad, weight = (in_best_format(t, weight) for t in (x, grad, weight))
-    if _needs_explicit_onednn(x, weight, params):
-        dx = _onednn_input_gradient(grad, x, weight, params) if wanted[0] else None
+    x, grad, weight = (in_best_format(t, weight, kind) for t in (x, grad, weight))
+    if _needs_explicit_onednn(x, weight, params, kind):
+        dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
     dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
@@ -81,13 +82,13 @@ def _aten_gradients(
 
 
 def _onednn_input_gradient(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str
 ) -> torch.Tensor:
     reaches = [d * (k - 1) for d, k in zip(params.dilation, weight.shape[2:], strict=True)]
     padding = tuple(reach - p for reach, p in zip(reaches, params.padding, strict=True))
     if max(params.stride) == 1 and min(padding) >= 0:
         mirrored = weight.flip(*range(2, weight.dim())).transpose(0, 1)
-        return convolution(grad, mirrored, None, ConvParams(params.stride, padding, params.dilation, 1))
+        return convolution(grad, mirrored, None, ConvParams(params.stride, padding, params.dilation, 1), kind)
     # Tensors in oneDNN's own format reach it at any size, at the price of copies.
     if x.is_meta:
         return _aten_gradients(grad, x, weight, params, (True, False))[0]
@@ -122,25 +123,25 @@ def _aten_args(params: ConvParams) -> tuple[object, ...]:
     return stride, padding, dilation, False, [0] * len(stride), params.groups
 
 
-def best_format(dtype: torch.dtype, device: torch.device, dims: int, kernel: Sequence[int]) -> torch.memory_format:
+def best_format(dtype: torch.dtype, kind: str, dims: int, kernel: Sequence[int]) -> torch.memory_format:
     """Channels-last for oneDNN kernels with more than one tap; pointwise ones are matrix products in any format."""
-    best = _CHANNELS_LAST.get(dims)
-    return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, device) else torch.contiguous_format
+    best = CHANNELS_LAST.get(dims)
+    return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, kind) else torch.contiguous_format
 
 
-def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
+def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether to leave whole samples to torch, in their own format: channels-last pays only if all layers of a network
     use it, and reordering weights costs more than it saves on small inputs."""
-    return not _needs_explicit_onednn(x, weight, params)
+    return not _needs_explicit_onednn(x, weight, params, kind)
 
 
-def _is_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    return kind_of(device) == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
+def _is_onednn(dtype: torch.dtype, kind: str) -> bool:
+    return kind == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
-def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def in_best_format(tensor: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
     """The tensor in the best format for the kernel with `weight`; unchanged if no format is better."""
-    best = best_format(tensor.dtype, tensor.device, tensor.dim(), weight.shape[2:])
+    best = best_format(tensor.dtype, kind, tensor.dim(), weight.shape[2:])
     if best == torch.contiguous_format or tensor.is_contiguous(memory_format=best):
         return tensor
     if tensor.is_contiguous() and tensor.shape[1] >= _MANY_CHANNELS and tensor.numel() >= _LARGE * tensor.shape[0]:
@@ -157,16 +158,16 @@ def _transposed(tensor: torch.Tensor, best: torch.memory_format) -> torch.Tensor
     return out
 
 
-def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
+def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether the convolution is a matrix product, for which BLAS is as good as any kernel in either format."""
     one_tap = math.prod(weight.shape[2:]) == 1 and params.groups == 1
     plain = max(params.stride) == 1 and max(params.padding) == 0
-    return one_tap and plain and kind_of(x.device) == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return one_tap and plain and kind == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
-def _needs_explicit_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
+def _needs_explicit_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether oneDNN is faster but ATen would not choose it."""
-    if not _is_onednn(x.dtype, x.device) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
+    if not _is_onednn(x.dtype, kind) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
         return False
     if math.prod(x.shape[:4]) > _LARGEST_FOR_NATIVE or min(weight.shape[-2:]) > 3:
         return False

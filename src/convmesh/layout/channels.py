@@ -55,6 +55,16 @@ def split_for(algorithm: Algorithm, channels_cut_by: Axes) -> ChannelSplit:
     return ChannelSplit(kept=channels_cut_by[:1], gathered=channels_cut_by[1:])
 
 
+def groups_divide(groups: int, ranks: int) -> bool:
+    """Whether every rank gets whole groups; the single group of a plain convolution may be cut anyhow."""
+    return groups == 1 or groups % ranks == 0
+
+
+def largest_split(groups: int, ranks: int) -> int:
+    """The most of `ranks` ranks over which groups divide."""
+    return max(n for n in range(1, ranks + 1) if groups % n == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelLayouts:
     """Where a cut layer's output lives, and the parts of input and output that every rank needs and computes."""

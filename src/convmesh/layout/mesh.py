@@ -12,6 +12,8 @@ from convmesh.errors import MeshError
 AXES = ("pipe", "data", "depth", "height", "width", "channel", "filter")
 """Axis names, outermost first: the axes with the heaviest traffic vary fastest, so their ranks are closest together."""
 
+SPACE_AXES = ("depth", "height", "width")
+"""The axes that cut space, each the dim of its name."""
 
 CHANNEL_AXES = ("channel", "filter")
 """The axes that cut channels, outermost first."""
@@ -93,6 +95,11 @@ class Mesh:
         names = [name for name in self.axes if name in chosen]
         for values in itertools.product(*(range(self.axes[name]) for name in names)):
             yield {**here, **dict(zip(names, values, strict=True))}
+
+
+def space_axes(dims: int) -> tuple[str, ...]:
+    """The axes that cut `dims` dims of space: images have the last two."""
+    return SPACE_AXES[max(0, len(SPACE_AXES) - max(0, dims)) :]
 
 
 def _unknown(name: str) -> str:

@@ -10,9 +10,9 @@ import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from convmesh.dist import OpenMesh
+from convmesh.kernels.memory_format import Order, order_of, strides_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.call_text import Order, order_of, strides_of
 from convmesh.lowering.live_bytes import HeldStorages, bytes_of, owned, owned_by
 from convmesh.lowering.recorder import SavedTensors, recorded
 from convmesh.ops.channels.undecided_weight import PlannedWeight

@@ -12,13 +12,13 @@ from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Weight
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arranged_layout
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_run import Dry, DryResult
 from convmesh.lowering.lower import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
-from convmesh.plans.program import Steps
+from convmesh.plans.steps import Steps
 from convmesh.private_torch import tree_leaves
 
 Value = Any
@@ -39,8 +39,8 @@ class Single:
 class SingleLowering(Lowering):
     """Works out nodes one by one, each for many layouts; calls that are alike run once."""
 
-    def __init__(self, captured: Captured, plan: Plan, rank: int) -> None:
-        super().__init__(captured, plan, rank, None)
+    def __init__(self, captured: Captured, plan: Plan, rank: int, device: str) -> None:
+        super().__init__(captured, plan, rank, device=device)
         self.run()
         self.nodes = {node.name: node for node in captured.module.graph.nodes}
         self.values = dict(self._env)

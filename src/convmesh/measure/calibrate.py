@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from convmesh.kernels.device_kind import standing_for
 from convmesh.measure.device_figures import Progress, measure_device, silent
 from convmesh.measure.growing import Growing
 from convmesh.measure.local_system import local_system, with_links
@@ -137,8 +136,7 @@ class _Calibration:
         programs: list[Program] = []
         for workload in workloads:
             self.progress(f"operators of {workload.name} on {', '.join(map(str, ranks))} ranks")
-            with standing_for(self.machine.device.type):  # the kernels that the runtime uses here
-                programs += workload.programs(ranks)
+            programs += workload.programs(ranks, self.machine.device.type)
         return programs
 
     def _with_operators(self, system: System, programs: Sequence[Program], ranks: tuple[int, ...]) -> System:

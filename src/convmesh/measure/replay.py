@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from convmesh.kernels.memory_format import CHANNELS_LAST
+
 Call = Callable[[], object]
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 NOISE = 1 << 22
 """How many random numbers are drawn, once."""
 
@@ -62,7 +63,7 @@ class Replay:
 
 def _drawn(shape: list[int], dtype: torch.dtype, device: torch.device, last: int = 0, strides: Any = None) -> Any:
     if strides is None:
-        order = _LAST[len(shape)] if last else torch.contiguous_format
+        order = CHANNELS_LAST[len(shape)] if last else torch.contiguous_format
         tensor = torch.empty(shape, dtype=dtype, device=device, memory_format=order)
     else:
         tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from convmesh.dist import init
+
 SECONDS_TIMEOUT = 600.0
 
 
@@ -47,16 +49,8 @@ def _received(pipe: Connection, ranks: int) -> Any:
 
 
 def _serve(rank: int, ranks: int, port: int, pipe: Connection, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    from convmesh.dist import init
-
-    environment = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
-        "MASTER_PORT": port,
-    }
-    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="127.0.0.1")
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     init()
     result = call(*args)

@@ -39,17 +39,18 @@ class Workload:
         with torch.device("meta"):
             return cls(model.name, version.create(), (batch or model.small_batch, *sample), version.task)
 
-    def programs(self, ranks: Sequence[int]) -> Iterator[Program]:
-        """Programs of every strategy that is feasible for each count in `ranks`."""
-        captured = capture(self.model, self.shape)
+    def programs(self, ranks: Sequence[int], device: str) -> Iterator[Program]:
+        """Programs of every strategy that is feasible for each count in `ranks`, on devices of the kind `device`."""
+        captured = capture(self.model, self.shape, check=False)
         for count in ranks:
             for strategy, mesh in _meshes(count, len(self.shape) - 2):
-                yield from self._lowered(captured, strategy, mesh)
+                yield from self._lowered(captured, strategy, mesh, device)
 
-    def _lowered(self, captured: Captured, strategy: str, mesh: Mesh) -> Iterator[Program]:
+    def _lowered(self, captured: Captured, strategy: str, mesh: Mesh, device: str) -> Iterator[Program]:
         try:
             drafted = plan(captured, self.shape, mesh, strategy)
-            yield from programs_of(drafted, representatives(mesh, borders=True), self._criterion()).values()
+            drawn = representatives(mesh, borders=True)
+            yield from programs_of(drafted, drawn, self._criterion(), device=device).values()
         except ConvMeshError:  # too few samples, rows or filters for this mesh: nothing to time
             return
 

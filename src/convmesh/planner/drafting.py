@@ -35,8 +35,8 @@ class DraftOptions:
     stages: StageOptions = field(default_factory=StageOptions)
 
 
-def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: DraftOptions) -> Plan:
-    """A plan as it is asked for, with its stages; what is left to the layers is still open."""
+def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: DraftOptions, device: str = "cuda") -> Plan:
+    """A plan as the user asks for it, with stages balanced for a kind of device; lowering decides what is left open."""
     splits, name, notes = _splits(strategy, captured, mesh, options.preset)
     made = Plan(
         mesh=mesh,
@@ -53,7 +53,7 @@ def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: Draft
     )
     made.check(captured.graph)
     if "pipe" in mesh.axes:
-        made = with_stages(captured, made, options.stages)
+        made = with_stages(captured, made, options.stages, device)
         made.check(captured.graph)
     return made
 

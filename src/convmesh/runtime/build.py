@@ -10,12 +10,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, open_mesh
+from convmesh.dist.meeting import telling_refusals
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
-from convmesh.graph import Captured, capture
-from convmesh.kernels.device_kind import standing_for
+from convmesh.graph import Captured, capture, compared
 from convmesh.layout import Layout
-from convmesh.lowering.channel_cuts import replace_tensor
+from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
@@ -48,12 +48,12 @@ def parallelize(
     network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose loss is NaN with an
     error that names the step and the ranks to blame.
     """
-    captured = _captured(model, plan)
-    plan.check(captured.graph)
+    with telling_refusals():
+        captured = _captured(model, plan)
+        plan.check(captured.graph)
     opened = _opened(plan, mesh)
     inside = opened.with_settings(opened.settings.for_plan(plan))
-    with standing_for(opened.device.type):
-        lowered = lower(captured, plan, opened.rank)
+    lowered = lower(captured, plan, opened.rank, device=opened.device.type)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
@@ -72,7 +72,7 @@ def parallelize(
         reducer=reducer_for(model, lowered.sum_axes, opened, plan.reduction) if is_materialised(model) else None,
         inputs=[engine.layout_of(lowered.layouts[node.name][0]) for node in captured.graph.inputs],
         outputs=_output_layouts(captured, lowered, engine.layout_of),
-        check=LossCheck(opened) if check_loss else None,
+        check=LossCheck(opened, ends_on_nan=check_loss),
         stages=stages,
         reads_weights=any(node.op == "get_attr" for node in captured.module.graph.nodes),
     )
@@ -84,6 +84,7 @@ def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
     if "pipe" in plan.mesh.axes and plan.pipeline is None:
         raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
     opened = mesh if mesh is not None else open_mesh(plan.mesh)
+    opened.agree("the plan's mesh", str(plan.mesh))
     if opened.mesh != plan.mesh:
         raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
     return opened
@@ -109,7 +110,7 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
         )
     known = plan.source.of_model(model) if isinstance(plan.source, Captured) else None
     if known is not None:
-        return known
+        return compared(known, model)
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)

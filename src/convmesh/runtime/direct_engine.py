@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import NonFiniteLossError, UnsupportedError
+from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.loss.labels import Notes, raise_wrong_labels
+from convmesh.ops.loss.nan_flag import NanFlag, can_be_read
 from convmesh.private_torch import tree_map
 from convmesh.runtime.placing import in_view
 
@@ -79,27 +83,42 @@ def whole_loss(loss: Any) -> torch.Tensor:
     return loss
 
 
+@dataclass(frozen=True)
+class SeenLoss:
+    """A step's loss, for the question that is asked of it later."""
+
+    step: int
+    is_nan: NanFlag
+    labels: Notes
+    finite: torch.Tensor | None
+
+
 class LossCheck:
-    """Finds a loss that is not a number. On a GPU the loss of a step is looked at in the next: nobody waits for it."""
+    """Finds a loss that is NaN. On a GPU the loss of a step is looked at in the next: nobody waits for it.
 
-    def __init__(self, mesh: OpenMesh) -> None:
-        self._mesh = mesh
+    Wrong labels always end the run. Any other NaN does so if it `ends_on_nan`.
+    """
+
+    def __init__(self, mesh: OpenMesh, ends_on_nan: bool) -> None:
+        self._mesh, self._ends_on_nan = mesh, ends_on_nan
         self._step = 0
-        self._last: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        self._last: SeenLoss | None = None
 
-    def see(self, loss: torch.Tensor, outputs: Any) -> None:
+    def see(self, loss: torch.Tensor, outputs: Any, labels: Notes) -> None:
         """Note the loss of one more step."""
-        if self._mesh.is_dry or loss.is_meta or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return  # a CUDA graph replays work, not questions
-        previous, self._last = self._last, (self._step, loss.detach(), _finite(outputs))
+        if self._mesh.is_dry or not can_be_read(loss):
+            return
+        finite = _finite(outputs) if self._ends_on_nan else None
+        previous, self._last = self._last, SeenLoss(self._step, NanFlag(loss), labels, finite)
         self._step += 1
         seen = previous if loss.is_cuda else self._last
-        if seen is not None and bool(seen[1].isnan()):
-            self._report(*seen)
+        if seen is not None and seen.is_nan:
+            # Every rank has the same loss, so all come here together and can ask whose labels or outputs are wrong.
+            raise_wrong_labels(seen.labels, self._mesh, tuple(self._mesh.mesh.axes))
+            if seen.finite is not None:
+                self._report(seen.step, seen.finite)
 
-    def _report(self, step: int, loss: torch.Tensor, finite: torch.Tensor) -> None:
-        """Every rank has the same loss, so all come here together and can ask whose outputs are to blame."""
-        del loss
+    def _report(self, step: int, finite: torch.Tensor) -> None:
         bad = torch.zeros(self._mesh.mesh.size, dtype=torch.int64)
         bad[self._mesh.rank] = int(not bool(finite))
         everywhere = all_reduce(bad.to(self._mesh.device), self._mesh, tuple(self._mesh.mesh.axes))
@@ -114,5 +133,5 @@ class LossCheck:
 def _finite(outputs: Any) -> torch.Tensor:
     """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
     found: list[torch.Tensor] = []
-    tree_map(lambda y: found.append(y.local.detach().isfinite().all()) if isinstance(y, Sharded) else None, outputs)
+    tree_map(lambda y: found.append(all_finite(y.local)) if isinstance(y, Sharded) else None, outputs)
     return torch.stack(found).all() if found else torch.tensor(True)

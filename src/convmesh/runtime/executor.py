@@ -11,7 +11,7 @@ from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
 from convmesh.graph.weightless import parts_of
 from convmesh.lowering.arrange import arrange
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.opaque import is_opaque, run_opaque
 from convmesh.ops.core.sharded import Sharded

@@ -13,14 +13,17 @@ from torch.optim import Optimizer
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ShapeError, UnsupportedError
+from convmesh.gradients.clip import clip_held_
 from convmesh.gradients.reducers import reducer_for
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.scattered import ShardedReducer
-from convmesh.gradients.sharded_optimizer import ShardedOptimizer
+from convmesh.gradients.sharded_optimizer import Params, ShardedOptimizer
 from convmesh.layout import Layout
 from convmesh.lowering.loss_node import target_layout
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.elementwise.dropout import manual_seed
+from convmesh.ops.loss.labels import collecting_labels
 from convmesh.plans import Plan, Program
 from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.runtime.direct_engine import LossCheck
@@ -66,7 +69,7 @@ class Running:
     """None while the weights have no memory."""
     inputs: list[Layout]
     outputs: Any
-    check: LossCheck | None
+    check: LossCheck
     stages: StageWeights | None
     """In a pipeline: the ranks that hold the weights of other stages."""
     reads_weights: bool
@@ -110,10 +113,9 @@ class ParallelNet(nn.Module):
             self._reducer.wait()
         if targets is None:
             return tree_map(lambda y: marked(y) if isinstance(y, Sharded) else y, run.engine.outputs(inputs))
-        with self._reducer.aside():
+        with self._reducer.aside(), collecting_labels() as labels:
             loss, outputs = run.engine.step(inputs, targets)
-        if run.check is not None:
-            run.check.see(loss, outputs)
+        run.check.see(loss, outputs, labels)
         return loss
 
     def _settle_buffers(self) -> None:
@@ -220,6 +222,10 @@ class ParallelNet(nn.Module):
             stages = self._running.stages
             reset(self, self.mesh, self._running.lowered.cuts, self if stages is None else stages.template)
 
+    def manual_seed(self, seed: int) -> None:
+        """Restart the masks of dropout, e.g. for each run; pass the same seed on every rank."""
+        manual_seed(self.mesh, seed)
+
     def _give_memory(self) -> None:
         """Allocate this rank's shards of a network that was made on the meta device."""
         run = self._running
@@ -237,11 +243,35 @@ class ParallelNet(nn.Module):
             )
         return self._running.reducer
 
-    def optimizer(self, kind: type[Optimizer], **options: Any) -> Optimizer:
-        """An optimiser of this rank's weights, sharded if the plan says so: `net.optimizer(AdamW, lr=1e-3)`."""
+    def optimizer(self, kind: type[Optimizer], params: Params | None = None, **options: Any) -> Optimizer:
+        """An optimiser of this rank's weights, whatever the plan's reduction: `net.optimizer(AdamW, lr=1e-3)`.
+
+        `params` are some of the net's parameters, or groups of them with options of their own, as torch takes them.
+        """
+        chosen: list[Any] = list(self.parameters() if params is None else params)
         if isinstance(self._reducer, ShardedReducer):
-            return ShardedOptimizer(self._reducer, kind, **options)
-        return kind(self.parameters(), **options)
+            return ShardedOptimizer(chosen, kind, **options)
+        return kind(chosen, **options)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients so that their norm over the whole network is at most `max_norm`; return the norm before.
+
+        Call it on every rank. Each value counts once, wherever it is held.
+        """
+        held = [pair for parameter in self.parameters() for pair in self._reducer.held(parameter)]
+        return clip_held_([(self.mesh, held)], max_norm, norm_type, error_if_nonfinite)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, those of a sharded optimiser's parts too."""
+        super().zero_grad(set_to_none)
+        reducer = self._running.reducer
+        for part in (t for p in self.parameters() for t, _ in reducer.held(p)) if reducer is not None else ():
+            if set_to_none or part.grad is None:
+                part.grad = None
+            else:
+                part.grad.zero_()
 
     def full_gradients(self) -> State:
         """The single-device gradients of all parameters that have one, on every rank."""

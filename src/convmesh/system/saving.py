@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convmesh.errors import SystemFileError
 from convmesh.system.measured_tables import TABLES
-from convmesh.system.system import System
 from convmesh.system.writing import written
+
+if TYPE_CHECKING:
+    from convmesh.system.system import System
 
 
 def save(system: System, path: Path) -> Path:

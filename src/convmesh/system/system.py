@@ -17,7 +17,9 @@ from convmesh.system.measured_tables import read_tables
 from convmesh.system.operator_table import OperatorTable
 from convmesh.system.parsing import Reader
 from convmesh.system.placement import GroupSpan, Placement, RankGroup
+from convmesh.system.saving import save
 from convmesh.system.system_files import HEAD, read_tree, short_name, system_names
+from convmesh.system.system_table import render
 from convmesh.system.transfer_table import TransferTable
 
 
@@ -51,8 +53,6 @@ class System:
 
     def save(self, path: str | Path) -> Path:
         """Write a file that loads back to this system, with measured tables next to it."""
-        from convmesh.system.saving import save  # which needs this class
-
         return save(self, Path(path))
 
     @property
@@ -119,8 +119,6 @@ class System:
 
     def render(self) -> str:
         """A table of all figures with their origins."""
-        from convmesh.system.system_table import render  # which needs this class
-
         return render(self)
 
     def __str__(self) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from convmesh.system.figure import ORIGINS
-from convmesh.system.system import System
+
+if TYPE_CHECKING:
+    from convmesh.system.system import System
 
 
 def render(system: System) -> str:

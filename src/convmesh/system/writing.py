@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from convmesh.system.figure import Figure, Text, rules
-from convmesh.system.system import System
 from convmesh.system.units import written_amount
+
+if TYPE_CHECKING:
+    from convmesh.system.system import System
 
 _Source = tuple[str, str, str, str]
 

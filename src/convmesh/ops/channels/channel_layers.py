@@ -18,7 +18,7 @@ from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
-from convmesh.layout.channels import ChannelSplit, channel_layouts
+from convmesh.layout.channels import ChannelSplit, channel_layouts, groups_divide, largest_split
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
@@ -70,7 +70,7 @@ def cut_conv(
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
     local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
     term = _covering_term(x.layout, output, windows, x.mesh.rank)
-    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups)
+    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups, x.device_kind)
     return _run(x, weight, bias, split, plans_of(split), local)
 
 
@@ -155,11 +155,10 @@ def _split(
 def check_groups(split: ChannelSplit, groups: int, mesh: OpenMesh) -> None:
     """Groups are cut like channels: every rank must have whole groups."""
     ranks = mesh.mesh.extent(split.axes)
-    if groups > 1 and (split.kept or groups % ranks):
-        most = max(n for n in range(1, ranks + 1) if groups % n == 0)
+    if groups > 1 and (split.kept or not groups_divide(groups, ranks)):
         raise UnsupportedError(
             f"`groups` (={groups}) must be a multiple of the {ranks} ranks that cut the channels, and the weight must "
-            f"be cut by filters; the largest split that works is {most} ways."
+            f"be cut by filters; the largest split that works is {largest_split(groups, ranks)} ways."
         )
 
 
@@ -198,7 +197,7 @@ def _layer(
         reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
-        wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
+        wire=best_format(x.dtype, x.device_kind, x.dim(), weight_here.shape[2:]),
     )
 
 

@@ -35,18 +35,20 @@ class LocalConv:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    kind: str
+    """The kind of device whose kernels it calls."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.term is None or not weight.numel():
             return constant(self.shape, x, bias)
         params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
-        return convolution(pad_dims(x, pads), weight, bias, params)
+        return convolution(pad_dims(x, pads), weight, bias, params, self.kind)
 
     def input_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.term is None or not weight.numel():
             return torch.zeros_like(x)
         params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
-        dx, _ = convolution_backward(dy, pad_dims(x, pads), weight, params, (True, False))
+        dx, _ = convolution_backward(dy, pad_dims(x, pads), weight, params, (True, False), self.kind)
         assert dx is not None
         return unpad_dims(dx, pads)
 
@@ -54,7 +56,7 @@ class LocalConv:
         if self.term is None or not weight.numel():
             return torch.zeros_like(weight)
         params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
-        _, dw = convolution_backward(dy, pad_dims(x, pads), weight, params, (False, True))
+        _, dw = convolution_backward(dy, pad_dims(x, pads), weight, params, (False, True), self.kind)
         assert dw is not None
         return dw
 

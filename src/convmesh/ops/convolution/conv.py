@@ -23,10 +23,9 @@ from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, halo, output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import extend
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
-
-Ints = int | Sequence[int]
 
 
 @implements(F.conv1d, F.conv2d, F.conv3d, takes_cut_weights=True)
@@ -55,8 +54,8 @@ def _overlapped(
 ) -> Sharded:
     maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
-    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.settings.overlap)
-    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain):
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.settings.overlap, x.device_kind)
+    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain, x.device_kind):
         return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
     with without_autocast(x.device):
         y = SplitConvFunction.apply(x.local, weight, bias, split, x.mesh, x.mesh.weight_axes(work.axes))
@@ -76,14 +75,14 @@ def _alone(
 
 
 @cache
-def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool) -> SplitConv:
+def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool, kind: str) -> SplitConv:
     held, out = source.box(rank), work.box(rank)
     windows = tuple(m for m in maps if isinstance(m, Window))
     terms = Terms(None, ())
     if out.size:
         terms = split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
-    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups)
+    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups, kind)
 
 
 def _folded(
@@ -175,12 +174,3 @@ def _pads(
     if isinstance(padding, str):
         raise UnsupportedError(f"`padding` (={padding!r}) must be whole numbers, 'same' or 'valid'.")
     return [(p, p) for p in spread("padding", padding, len(kernel), smallest=0)]
-
-
-def spread(name: str, value: Ints, dims: int, smallest: int = 1) -> tuple[int, ...]:
-    """One number for all dims, or one per dim."""
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
-    values = values * dims if len(values) == 1 else values
-    if len(values) != dims or min(values) < smallest:
-        raise UnsupportedError(f"`{name}` (={value}) must be one or {dims} whole numbers of at least {smallest}.")
-    return values

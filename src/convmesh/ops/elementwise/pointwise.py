@@ -26,7 +26,7 @@ UNARY: tuple[Callable[..., Any], ...] = (
     torch.sin, _T.sin, torch.cos, _T.cos, torch.erf, _T.erf, torch.square, _T.square, torch.reciprocal, _T.reciprocal,
     torch.sign, _T.sign, torch.floor, _T.floor, torch.ceil, _T.ceil, torch.round, _T.round, torch.clamp, _T.clamp,
     torch.clip, _T.clip, torch.clone, _T.clone, _T.contiguous, _T.float, _T.double, _T.half, _T.bfloat16, _T.long,
-    _T.int, _T.bool, _T.to, _T.type_as, torch.zeros_like, torch.ones_like, torch.isnan, torch.isfinite,
+    _T.int, _T.bool, torch.zeros_like, torch.ones_like, torch.isnan, torch.isfinite,
     torch.logical_not,
 )  # fmt: skip
 

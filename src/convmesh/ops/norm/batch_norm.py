@@ -37,7 +37,7 @@ def batch_norm(
     dims = (0, *range(2, x.dim()))
     population = _population(x, dims)
     require_several(population.count, x)
-    rows = rows_of_channels(x.local)
+    rows = rows_of_channels(x.local, x.device_kind)
     weight, bias = channel_params(x, weight, bias)
     running_mean, running_var = channel_buffers(x, running_mean, running_var)
     in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
@@ -75,7 +75,7 @@ def normalise_given(x: Sharded, mean: Buffer, variance: Buffer, weight: Buffer, 
     mean, variance = channel_buffers(x, mean, variance)
     assert mean is not None
     assert variance is not None
-    rows = rows_of_channels(x.local)
+    rows = rows_of_channels(x.local, x.device_kind)
     moments = rows.spread(torch.stack([mean, variance]).view(2, 1, -1, 1))
     weight, bias = (per_row(p, rows.shape) for p in channel_params(x, weight, bias))
     return x.like(rows.restored(apply_moments(rows, moments[0], moments[1], (weight, bias), eps), x.local.shape))

@@ -85,7 +85,8 @@ def _population(x: Sharded, groups: int) -> Population:
 
 
 def _rows(x: Sharded, groups: int) -> Rows:
-    return rows_of_groups(x.local, x.local.shape[0], groups, x.local.shape[1] // max(1, groups))
+    channels = x.local.shape[1] // max(1, groups)
+    return rows_of_groups(x.local, x.local.shape[0], groups, channels, x.device_kind)
 
 
 def _suits_torch(x: Sharded, population: Population) -> bool:

@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from convmesh.dist.wire import memory_format_of
-from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.rows import Rows
 
@@ -96,6 +95,7 @@ class _NormBackward:
         self, rows: Rows, moments: torch.Tensor, weight: torch.Tensor | None, how: Normaliser, grad: torch.Tensor
     ) -> None:
         self.rows, self.how = rows, how
+        self.kind = how.population.mesh.device_kind(grad)
         self.grad = grad.contiguous(memory_format=memory_format_of(rows.values))
         self.mean, self.variance = moments
         self.inverse = (self.variance + how.eps).rsqrt_()
@@ -107,7 +107,7 @@ class _NormBackward:
         if not self.grad.numel():
             return torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         grad, values, mean = self.grad, self.rows.values, self.mean
-        if kind_of(grad.device) == "cuda":
+        if self.kind == "cuda":
             return torch.batch_norm_backward_reduce(grad, values, mean, self.inverse, None, True, False, False)[:2]
         backward = torch.ops.aten.native_batch_norm_backward
         ones = torch.ones_like(mean)  # in place of 1 / √variance, so that deviations are not divided by it
@@ -118,7 +118,7 @@ class _NormBackward:
         average, deviation = self._averages()
         if not self.grad.numel():
             return torch.zeros_like(self.rows.values)
-        if kind_of(self.grad.device) == "cuda" and self.how.even_weights:
+        if self.kind == "cuda" and self.how.even_weights:
             # One pass by SyncBatchNorm's kernel. It would divide by a 32-bit count, so averages are passed instead.
             tensors = (self.grad, self.rows.values, self.mean, self.inverse, self.weight, average, deviation)
             return torch.batch_norm_backward_elemt(*tensors, self.mean.new_ones(1, dtype=torch.int32))

@@ -14,9 +14,8 @@ from functools import cache
 
 import torch
 
-from convmesh.dist.wire import memory_format_of
 from convmesh.kernels import norm_shapes as _norm_shapes  # noqa: F401 - registers meta kernels with torch
-from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.core.precision import wide
 from convmesh.ops.norm.moments import Population, moments_of_parts
 
@@ -66,10 +65,10 @@ class Rows:
         return result.movedim(1, -1).view(samples, *space, channels).movedim(-1, 1)
 
 
-def rows_of_channels(x: torch.Tensor) -> Rows:
-    """Rows of an N×C×… tensor, with statistics over all samples."""
+def rows_of_channels(x: torch.Tensor, kind: str) -> Rows:
+    """Rows of an N×C×… tensor, with statistics over all samples, for kernels of a `kind` of device."""
     samples, channels = x.shape[:2]
-    if _suits_interleaving(x):
+    if _suits_interleaving(x, kind):
         return Rows(_interleaved(x), (x.shape[-1], channels, 1), (0, 2), interleaved=True)
     length = math.prod(x.shape[2:])
     small = length < SHORTEST_ROW or samples * length < LARGE_CHANNEL
@@ -80,9 +79,9 @@ def rows_of_channels(x: torch.Tensor) -> Rows:
     return Rows(values, (samples, channels, members), (0, 2))
 
 
-def rows_of_groups(x: torch.Tensor, samples: int, groups: int, channels: int) -> Rows:
+def rows_of_groups(x: torch.Tensor, samples: int, groups: int, channels: int, kind: str) -> Rows:
     """Rows of a samples×(groups·channels)×… tensor, with statistics for each sample and group."""
-    if samples == 1 and x.dim() > 2 and x.shape[:2] == (1, groups * channels) and _suits_interleaving(x):
+    if samples == 1 and x.dim() > 2 and x.shape[:2] == (1, groups * channels) and _suits_interleaving(x, kind):
         return Rows(_interleaved(x), (x.shape[-1], groups, channels), (0, 2), interleaved=True)
     length = x.numel() // max(1, samples * groups * channels)
     members = channels * pieces(samples * groups * channels, length)
@@ -90,8 +89,8 @@ def rows_of_groups(x: torch.Tensor, samples: int, groups: int, channels: int) ->
     return Rows(values, (samples, groups, members), (2,))
 
 
-def _suits_interleaving(x: torch.Tensor) -> bool:
-    return kind_of(x.device) == "cpu" and x.numel() > 0 and memory_format_of(x) != torch.contiguous_format
+def _suits_interleaving(x: torch.Tensor, kind: str) -> bool:
+    return kind == "cpu" and x.numel() > 0 and memory_format_of(x) != torch.contiguous_format
 
 
 def _interleaved(x: torch.Tensor) -> torch.Tensor:
@@ -110,13 +109,16 @@ def pieces(rows: int, length: int) -> int:
 def statistics(rows: Rows, population: Population) -> torch.Tensor:
     """The moments of the whole population; not differentiable."""
     values = rows.values.detach()
-    parts = _row_moments(values) if values.numel() else values.new_zeros(2, values.shape[1], dtype=torch.float64)
+    if values.numel():
+        parts = _row_moments(values, population.mesh.device_kind(values))
+    else:
+        parts = values.new_zeros(2, values.shape[1], dtype=torch.float64)
     shared = [1 + dim for dim in rows.shared]
     return moments_of_parts(parts.view(2, *rows.shape), shared, rows.length, population)
 
 
-def _row_moments(values: torch.Tensor) -> torch.Tensor:
-    if kind_of(values.device) == "cuda":
+def _row_moments(values: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "cuda":
         return torch.stack(torch.batch_norm_update_stats(values, None, None, 0.0)).double()
     if not values.is_contiguous():
         # Torch's channels-last kernel adds up float32 values one by one and loses four digits when the mean is not 0.

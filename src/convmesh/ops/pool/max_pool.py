@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist.wire import memory_format_of
 from convmesh.errors import UnsupportedError
-from convmesh.ops.convolution.conv import Ints
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.core.empty_result import empty_result
+from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.pool.flat_index import ravel, rebase

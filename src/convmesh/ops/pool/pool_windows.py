@@ -14,10 +14,10 @@ import torch
 
 from convmesh.layout import Box, Layout
 from convmesh.layout.maps import DimMap, Same, Whole, Window
-from convmesh.ops.convolution.conv import Ints, spread
 from convmesh.ops.core.exchange_plans import output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import extend
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.probe import probe_of
 from convmesh.ops.core.sharded import Sharded
 

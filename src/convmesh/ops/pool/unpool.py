@@ -13,10 +13,10 @@ from convmesh.dist import all_reduce
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Layout, Span
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole
-from convmesh.ops.convolution.conv import Ints
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.probe import probe_of
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh

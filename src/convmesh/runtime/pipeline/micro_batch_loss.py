@@ -46,7 +46,8 @@ class Entropy:
         if self.weight is None:
             here = keeps.sum(dtype=torch.float64)
         else:
-            classes = target.local.where(keeps, 0)
+            # The loss itself refuses labels that are no class.
+            classes = target.local.where(keeps, 0).clamp(0, len(self.weight) - 1)
             here = (self.weight.to(target.local.device, torch.float64)[classes] * keeps).sum()
         return all_reduce(here, mesh, target.layout.axes)
 

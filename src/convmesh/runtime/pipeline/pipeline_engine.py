@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from convmesh.dist import OpenMesh, dry_mesh
-from convmesh.errors import ConvMeshError, ShapeError, UnsupportedError
+from convmesh.errors import ConvMeshError, OperatorError, ShapeError, UnsupportedError
 from convmesh.gradients.local_gradients import local_of
 from convmesh.graph import Captured
 from convmesh.layout import Layout
@@ -148,7 +148,7 @@ class PipelineEngine:
             self._shares = shares(self.loss, self._kind, self._targets, self.mesh)
 
     def _try_loss(self, batch: MicroBatches, targets: Any) -> None:
-        dry = dry_mesh(self.mesh.mesh, self.mesh.rank)
+        dry = dry_mesh(self.mesh.mesh, self.mesh.rank, self.mesh.stands_for)
         replica = MicroBatches(batch.lowered, self._names, batch.outputs.names, dry)
         pairs = zip(batch.outputs.layouts, batch.outputs.dtypes, strict=True)
         values = [Sharded(torch.empty(at.box(dry.rank).shape, dtype=t, device="meta"), at, dry) for at, t in pairs]
@@ -156,9 +156,11 @@ class PipelineEngine:
         assert self.loss is not None
         try:
             whole_loss(self.loss(self._returned(batch, values), replica.targets(without_data)[0]))
+        except OperatorError:  # a loss that looks at values, or has weights of its own, cannot run without data
+            return
         except ConvMeshError:
             raise
-        except Exception:  # a loss that looks at values cannot run without data: the step will tell
+        except Exception:  # the step will tell
             return
 
     def _losses(self, runner: Runner, packed: Any) -> list[torch.Tensor]:
@@ -235,7 +237,8 @@ class PipelineEngine:
             equal_share(cut), pipeline.microbatches, pipeline.schedule, self.mesh.mesh.axes["pipe"]
         )
         plan = replace(self._lowered.plan, pipeline=replace(pipeline, microbatches=count))
-        return self._batch_of(lower(self._captured, plan, self.mesh.rank, samples // count))
+        found = lower(self._captured, plan, self.mesh.rank, samples // count, self.mesh.stands_for)
+        return self._batch_of(found)
 
     def _batch_of(self, lowered: Lowered) -> MicroBatches:
         return MicroBatches(lowered, self._names, output_names(self._captured), self.mesh)

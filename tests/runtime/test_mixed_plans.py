@@ -61,8 +61,11 @@ def splits(draw: st.DrawFn, mesh: Mesh, layer: str) -> Split:
         if dim is not None:
             chosen[dim] = (*chosen.get(dim, ()), axis)
     algorithm = draw(st.sampled_from(["auto", "x", "y"]))
-    if mesh.extent(chosen.get("channel", ())) > 5:
+    ranks = mesh.extent(chosen.get("channel", ()))
+    if ranks > 5:
         del chosen["channel"]
+    elif ranks > SHAPE[1] and layer == "enter" and algorithm == "x":
+        algorithm = "y"  # x cuts the input's channels, of which there are too few
     return Split(**chosen, algorithm=algorithm)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -12,6 +11,7 @@ from typing import Any
 from convmesh.errors import SystemFileError, UnknownNameError
 from convmesh.system.file_tree import Entry, Planter, Problems, Tree, merged, passed_on
 from convmesh.system.folder import LOCAL, user_systems
+from convmesh.toml_files import NotTomlError, parse_toml
 
 _DATA = files("convmesh.system").joinpath("data")
 HEAD = ("summary", "inherits", "includes", "origin", "source", "sources", "tables")
@@ -127,8 +127,8 @@ def _find(name_or_path: str | Path, folder: Path) -> Traversable:
 
 def _toml(where: Traversable) -> dict[str, Any]:
     try:
-        return tomllib.loads(where.read_text(encoding="utf-8"))
+        return parse_toml(where.read_bytes())
     except OSError as error:
         raise SystemFileError(f"`system` (={str(where)!r}): {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SystemFileError(f"{where.name}: not TOML: {error}.") from None
+    except NotTomlError as error:
+        raise SystemFileError(f"{where.name}: {error}.") from None

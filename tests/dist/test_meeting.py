@@ -27,7 +27,7 @@ def outcome(choices: list[list[int] | None], size: int = 0) -> str:
     return "opened"
 
 
-CASES = {
+CASES: dict[str, list[list[int] | None]] = {
     "a rank more": [[0, 1], None, None],
     "a circle of pairs": [[0, 1], [1, 2], [2, 0]],
     "a rank waits for a circle": [[0, 3], [1, 2], [1, 2, 3], [3, 1]],

@@ -51,7 +51,7 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "array @ x": (lambda x: np.ones((8, 8)) @ x, "numpy.matmul"),
     "torch.as_tensor": (torch.as_tensor, r"torch.as_tensor.*x\.gather"),
     "torch.tensor": (torch.tensor, r"x\.gather"),
-    "from_dlpack": (torch.from_dlpack, "from_dlpack.*x.gather"),
+    "from_dlpack": (torch.utils.dlpack.from_dlpack, "from_dlpack.*x.gather"),
     "nn.Parameter": (nn.Parameter, "cannot be set"),
     "len of a number": (lambda x: len(x.sum()), "`len`"),
     "iteration over a number": (lambda x: list(x.sum()), "`len`"),

@@ -49,7 +49,8 @@ def test_a_layer_on_constants_learns(pools: Pools, mesh: Mesh) -> None:
 
 class Reads(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.inv(x @ x)
+        result: torch.Tensor = torch.linalg.inv(x @ x)
+        return result
 
 
 def test_a_layer_that_fails_is_named() -> None:

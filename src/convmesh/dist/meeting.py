@@ -21,6 +21,9 @@ import torch.distributed as dist
 from convmesh.errors import ConvMeshError, DisagreementError
 from convmesh.private_torch import default_store
 
+Store = Any
+"""A `torch.distributed.Store`, which torch does not annotate."""
+
 _SECONDS_PAUSE, _SECONDS_LOOK, _SECONDS_MOST = 0.001, 1.0, 30.0
 """The first pause of a rank that waits, when it first looks around, and at most how long between two looks."""
 
@@ -84,7 +87,7 @@ def telling_refusals() -> Iterator[None]:
         raise
 
 
-def _wait(store: dist.Store, claim: Claim, timeout: timedelta) -> None:
+def _wait(store: Store, claim: Claim, timeout: timedelta) -> None:
     """Until the gate opens. The store is asked again and again: its own wait would print warnings of time-outs."""
     began, pause, look = time.monotonic(), _SECONDS_PAUSE, _SECONDS_LOOK
     while not store.check([f"{claim.gate}/open"]):
@@ -96,21 +99,21 @@ def _wait(store: dist.Store, claim: Claim, timeout: timedelta) -> None:
         pause = min(2 * pause, _SECONDS_LOOK / 4)
 
 
-def _look_around(store: dist.Store, claim: Claim, is_late: bool) -> None:
+def _look_around(store: Store, claim: Claim, is_late: bool) -> None:
     """Give up if the others can never come, or have not come in time."""
     if problem := _deadlock(store, claim) or (_missing(store, claim) if is_late else ""):
         _leave(store, claim)
         raise DisagreementError(problem)
 
 
-def _leave(store: dist.Store, claim: Claim) -> None:
+def _leave(store: Store, claim: Claim) -> None:
     """Give up a gate; the claim stays, so that ranks which look later see the same circle."""
     store.add(_REFUSED, 1)
     if store.add(claim.gate, -1) == 0:
         store.add(_WAITING, -1)
 
 
-def _deadlock(store: dist.Store, claim: Claim) -> str:
+def _deadlock(store: Store, claim: Claim) -> str:
     """Why this rank would wait for ever, or nothing."""
     if store.add(_WAITING, 0) < 2 and not store.add(_REFUSED, 0):
         return ""
@@ -121,7 +124,7 @@ def _deadlock(store: dist.Store, claim: Claim) -> str:
     return f"`ranks` must be the same on every rank of a mesh, but {told}. Pass the same `mesh` and `ranks` on all."
 
 
-def _circle(store: dist.Store, claim: Claim, path: tuple[Claim, ...]) -> tuple[Claim, ...]:
+def _circle(store: Store, claim: Claim, path: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """Ranks that wait for each other, from a claim on; or those that wait for one that was refused."""
     for rank in claim.members:
         other = _read(store, rank) if rank != claim.rank else None
@@ -140,18 +143,18 @@ def _circle(store: dist.Store, claim: Claim, path: tuple[Claim, ...]) -> tuple[C
     return ()
 
 
-def _missing(store: dist.Store, claim: Claim) -> str:
+def _missing(store: Store, claim: Claim) -> str:
     others = {rank: _read(store, rank) for rank in claim.members}
     absent = [(rank, other) for rank, other in others.items() if other is None or other.gate != claim.gate]
     told = "; ".join(str(other) if other else f"rank {rank} has not called `open_mesh`" for rank, other in absent[:8])
     return f"rank {claim.rank} opens {claim.opens} and waits: {told}. Pass the same `mesh` and `ranks` on all of them."
 
 
-def _write(store: dist.Store, claim: Claim) -> None:
+def _write(store: Store, claim: Claim) -> None:
     store.set(f"convmesh/claim/{claim.rank}", json.dumps(asdict(claim)))
 
 
-def _read(store: dist.Store, rank: int) -> Claim | None:
+def _read(store: Store, rank: int) -> Claim | None:
     key = f"convmesh/claim/{rank}"
     if not store.check([key]):
         return None

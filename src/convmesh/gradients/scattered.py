@@ -174,7 +174,7 @@ class ShardedReducer(GradientReducer):
     def held(self, parameter: torch.Tensor) -> Held:
         """Of a scattered parameter this rank's run, if it has one."""
         if parameter in self.scattered_parameters:
-            shard = self.shards.get(parameter)  # type: ignore[call-overload]
+            shard = self.shards.get(parameter)
             return [] if shard is None else [(shard, self._axes_of_shards[shard])]
         if parameter in self._axes_of_shards:
             return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]

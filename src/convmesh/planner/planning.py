@@ -59,10 +59,12 @@ def plan(
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),
         stages=StageOptions(microbatches, schedule, bytes_stage),
     )
-    if isinstance(strategy, Plan) and gpus is None:
-        return _bound(strategy, captured, mesh or strategy.mesh)
-    if mesh is None or gpus is not None:
+    is_read = isinstance(strategy, Plan) and gpus is None
+    if not is_read and (mesh is None or gpus is not None):
         return _searched(captured, mesh, strategy, gpus, system, options)
+    if isinstance(strategy, Plan):
+        return _bound(strategy, captured, mesh or strategy.mesh)
+    assert mesh is not None
     if strategy == "auto":
         return best_on(captured, mesh, system, options)
     return lower(captured, draft(captured, mesh, strategy, options)).plan

@@ -120,7 +120,7 @@ class ShardedOperators:
     __dlpack__ = __dlpack_device__ = _refused("torch.as_tensor or from_dlpack", "`x` as it is, or `x.gather()`")
     numpy = _refused("Tensor.numpy", _NUMPY)
     tolist = _refused("Tensor.tolist", "`x.gather().tolist()`")
-    __reduce_ex__ = _refused("pickle", "`x.gather()` for the whole tensor, or `x.local` with `x.layout`")  # type: ignore[assignment]
+    __reduce_ex__ = _refused("pickle", "`x.gather()` for the whole tensor, or `x.local` with `x.layout`")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """A numpy number beside a tensor is a number; arrays and functions of numpy are refused."""

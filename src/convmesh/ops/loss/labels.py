@@ -50,7 +50,8 @@ _pending: weakref.WeakKeyDictionary[OpenMesh, tuple[NanFlag, Notes]] = weakref.W
 @contextmanager
 def collecting_labels() -> Iterator[Notes]:
     """Leave the question to the caller: `raise_wrong_labels` with these notes, once every rank has the loss."""
-    token = _collected.set(notes := [])
+    notes: Notes = []
+    token = _collected.set(notes)
     try:
         yield notes
     finally:

@@ -12,6 +12,7 @@ from torch import nn
 import convmesh as cm
 from convmesh import LabelError, Mesh
 from convmesh.ops import dice_loss
+from convmesh.ops.loss.labels import replaced_labels
 from convmesh.plans import strategy_for
 from convmesh.testing import opened
 from tests.conftest import Pools
@@ -99,6 +100,22 @@ def test_without_a_network(pools: Pools) -> None:
     first, second = pools[2].run(without_a_network, 5)
     assert "rank 0 has label 5; labels of 3 classes must be from 0 to 2, or ignore_index (=-100)" in first
     assert second == first
+
+
+@pytest.mark.parametrize(
+    ("values", "replaced", "problem"),
+    [
+        ([0, 2, -100], [0, 2, -100], None),
+        ([0, 3, -100], [0, 0, -100], "label 3; labels of 3 classes must be from 0 to 2, or ignore_index (=-100)"),
+        ([-1, 1, 7], [0, 1, 0], "label -1; labels of 3 classes"),
+    ],
+)
+def test_labels_are_replaced_without_a_look(values: list[int], replaced: list[int], problem: str | None) -> None:
+    """As a GPU has it, which nobody waits for."""
+    found, poison, note = replaced_labels(torch.tensor(values), CLASSES, -100)
+    assert found.tolist() == replaced
+    assert bool(poison.isnan()) == (problem is not None)
+    assert problem is None or problem in str(note.problem())
 
 
 def test_plain_tensors() -> None:

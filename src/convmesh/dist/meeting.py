@@ -22,7 +22,7 @@ from convmesh.errors import ConvMeshError, DisagreementError
 from convmesh.private_torch.stores import default_store
 
 Store = Any
-"""torch's own type of a store is private."""
+"""A `torch.distributed.Store`, which torch does not annotate."""
 
 _SECONDS_PAUSE, _SECONDS_LOOK, _SECONDS_MOST = 0.001, 1.0, 30.0
 """The first pause of a rank that waits, when it first looks around, and at most how long between two looks."""

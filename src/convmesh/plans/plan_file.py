@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,24 @@ from convmesh.layout.mesh import Mesh
 from convmesh.plans.plan import Pipeline, Plan
 from convmesh.plans.plan_text import FIELDS
 from convmesh.plans.split import Split, split_of
+from convmesh.toml_files import NotTomlError, parse_toml
 
 
 def load_plan(path: str | Path) -> Plan:
     """Read a plan that `Plan.save` or a person wrote."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
     except OSError as error:
         raise PlanError(f"`path` (={str(path)!r}): {error.strerror}.") from None
-    return loads(text, str(path))
+    return loads(data, str(path))
 
 
-def loads(text: str, name: str = "plan") -> Plan:
+def loads(text: str | bytes, name: str = "plan") -> Plan:
     """A plan from its text; `name` is what errors call it."""
     try:
-        read = tomllib.loads(text)
-        return _plan(read)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{name}: not TOML: {error}.") from None
+        return _plan(parse_toml(text.encode() if isinstance(text, str) else text))
+    except NotTomlError as error:
+        raise PlanError(f"{name}: {error}.") from None
     except (ConvMeshError, TypeError, ValueError) as error:
         raise PlanError(f"{name}: {error}") from None
 
@@ -40,6 +40,8 @@ def _plan(read: dict[str, Any]) -> Plan:
         raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}.")
     if not isinstance(read.get("mesh"), dict) or not isinstance(read.get("layers"), dict):
         raise PlanError("a plan needs a [mesh] (axis = ranks) and [layers] (name or pattern = split).")
+    for key, kind in _KINDS.items():
+        _check_kind(key, read.get(key), kind)
     given = {key: read[key] for key in FIELDS if key in read}
     given |= {key: _tuples(given[key]) for key in ("shapes", "checkpoint") if key in given}
     mesh = Mesh(**read["mesh"])
@@ -56,7 +58,43 @@ def _on_mesh(split: Split, mesh: dict[str, int]) -> Split:
     return split if any(name not in mesh for name in split.axes) else split.on(Mesh(**mesh))
 
 
+def _check_kind(key: str, value: Any, kind: str) -> None:
+    if value is not None and not _IS_KIND[kind](value):
+        raise PlanError(f"`{key}` (={value!r}) must be {kind}.")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(of(each) for each in value)
+
+
+_IS_KIND: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "a list of texts": _is_list(lambda value: isinstance(value, str)),
+    "a list of shapes": _is_list(_is_list(_is_count)),
+    "a positive whole number": _is_count,
+    "a table": lambda value: isinstance(value, dict),
+}
+
+_KINDS = {
+    "strategy": "text",
+    "shapes": "a list of shapes",
+    "batchnorm": "text",
+    "checkpoint": "a list of texts",
+    "reduction": "text",
+    "sub_batches": "a positive whole number",
+    "signature": "text",
+    "pipeline": "a table",
+}
+_PIPELINE_KINDS = {"starts": "a list of texts", "microbatches": "a positive whole number", "schedule": "text"}
+
+
 def _pipeline(read: dict[str, Any]) -> Pipeline:
+    for key, kind in _PIPELINE_KINDS.items():
+        _check_kind(f"pipeline.{key}", read.get(key), kind)
     known = [f.name for f in fields(Pipeline)]
     if unknown := [key for key in read if key not in known]:
         raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(known)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -12,6 +11,7 @@ from typing import Any
 from convmesh.errors import SystemFileError, UnknownNameError
 from convmesh.system.file_tree import Entry, Problems, Tree, TreeBuilder, inherited_tree, merged
 from convmesh.system.folder import LOCAL, user_systems
+from convmesh.toml_files import NotTomlError, parse_toml
 
 _DATA = files("convmesh.system").joinpath("data")
 HEAD = ("summary", "inherits", "includes", "origin", "source", "sources", "tables")
@@ -129,8 +129,8 @@ def _find(name_or_path: str | Path, folder: Path) -> Traversable:
 
 def _toml(path: Traversable) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes())
     except OSError as error:
         raise SystemFileError(f"`system` (={str(path)!r}): {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SystemFileError(f"{path.name}: not TOML: {error}.") from None
+    except NotTomlError as error:
+        raise SystemFileError(f"{path.name}: {error}.") from None

@@ -13,6 +13,15 @@ PRECISIONS = ("fp32", "tf32", "amp", "fp16", "bf16")
 PARTS = ("data", "spatial", *SPACE_AXES, "filter", "channel", "pipeline")
 """What a run's strategy may be made of."""
 
+MOST = 10**9
+"""Of anything that a file counts."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number that was written, or None; Python refuses to read thousands of digits, and nobody has as many GPUs."""
+    is_short = text.isdecimal() and len(text) <= len(str(MOST))
+    return int(text) if is_short and int(text) <= MOST else None
+
 
 class Series(NamedTuple):
     """Runs that share a device, a network, a number format and a code: one calibration holds for all."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from convmesh.validation.measured_run import whole_number
+
 FOLDER = Path(__file__).parent / "data"
 SHIPPED = {name: FOLDER / f"{name}.csv" for name in ("public_runs", "paradl_figure", "published_anchors")}
 """Measured runs that come with ConvMesh; the last are single-device figures for series without an anchor."""
@@ -35,11 +37,12 @@ def rows_of_figure(rows: Iterable[tuple[int, Mapping[str, str]]]) -> Iterator[tu
     listed = [(line, {key.strip(): value.strip() for key, value in row.items() if key}) for line, row in rows]
     fewest: dict[tuple[str, str], int] = {}
     for _, row in listed:
-        if row["gpus"].isdecimal():
+        if (gpus := whole_number(row["gpus"])) is not None:
             key = row["model"], row["strategy"]
-            fewest[key] = min(fewest.get(key, int(row["gpus"])), int(row["gpus"]))
+            fewest[key] = min(fewest.get(key, gpus), gpus)
     for line, row in listed:
-        first = row["gpus"].isdecimal() and int(row["gpus"]) == fewest[row["model"], row["strategy"]]
+        gpus = whole_number(row["gpus"])
+        first = gpus is not None and gpus == fewest[row["model"], row["strategy"]]
         yield line, _row(row, "anchor" if first else "test")
 
 
@@ -64,14 +67,15 @@ def _row(row: Mapping[str, str], role: str) -> dict[str, str]:
 
 def _strategy(name: str, gpus: str) -> tuple[int, str]:
     """How many groups share the global batch, and the strategy as a run has it."""
-    if name not in PARTS or not gpus.isdecimal():
+    ranks = whole_number(gpus)
+    if name not in PARTS or ranks is None:
         return 1, name
     outer, inner = PARTS[name]
     if inner is None:
-        return int(gpus), f"data={gpus}"
+        return ranks, f"data={ranks}"
     if outer is None:
-        return 1, f"{inner}={gpus}"
-    return int(gpus) // GROUP, f"data={int(gpus) // GROUP},{inner}={GROUP}"
+        return 1, f"{inner}={ranks}"
+    return ranks // GROUP, f"data={ranks // GROUP},{inner}={GROUP}"
 
 
 def _milliseconds(seconds: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convmesh.errors import RunsFileError, UnknownNameError
-from convmesh.validation.measured_run import PARTS, PRECISIONS, MeasuredRun
+from convmesh.validation.measured_run import MOST, PARTS, PRECISIONS, MeasuredRun, whole_number
 from convmesh.validation.paradl_figure import is_figure, rows_of_figure
 
 Row = Mapping[str, str]
@@ -135,8 +135,8 @@ class _RunsReader:
     def _count(self, line: int, row: Row, column: str) -> int:
         before = len(self.problems.lines)
         value = self._number(line, row, column)
-        if len(self.problems.lines) == before and value != int(value):
-            self.problems.add(line, column, row[column], "must be a whole number")
+        if len(self.problems.lines) == before and (value != int(value) or value > MOST):
+            self.problems.add(line, column, row[column], f"must be a whole number, at most {MOST}")
         return int(value) if math.isfinite(value) else 0
 
     def _among(self, line: int, row: Row, column: str, known: Collection[str]) -> str:
@@ -161,12 +161,13 @@ class _RunsReader:
     def _strategy(self, line: int, row: Row) -> dict[str, int]:
         parts: dict[str, int] = {}
         for text in row["strategy"].split(","):
-            name, equals, ranks = (piece.strip() for piece in text.partition("="))
-            if name not in PARTS or not equals or not ranks.isdecimal() or int(ranks) < 1 or name in parts:
+            name, _, written = (piece.strip() for piece in text.partition("="))
+            ranks = whole_number(written)
+            if name not in PARTS or not ranks or name in parts:
                 rule = f"must be parts and their ranks, such as data=4,spatial=4; parts are {', '.join(PARTS)}"
                 self.problems.add(line, "strategy", row["strategy"], rule)
                 return {}
-            parts[name] = int(ranks)
+            parts[name] = ranks
         return parts
 
     def _check_ranks(self, line: int, row: Row, strategy: Mapping[str, int], gpus: int) -> None:

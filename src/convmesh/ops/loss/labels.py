@@ -69,13 +69,21 @@ def checked_labels(
         return labels, None, None
     if labels.is_cpu and _are_within(*labels.aminmax(), classes):
         return labels, None, None
+    replaced, poison, note = replaced_labels(labels, classes, ignore_index)
+    if labels.is_cpu and note.problem() is None:
+        return labels, None, None
+    return replaced, poison, note
+
+
+def replaced_labels(
+    labels: torch.Tensor, classes: int, ignore_index: int | None
+) -> tuple[torch.Tensor, torch.Tensor, LabelNote]:
+    """The same without a look at any value: 0 for wrong labels, and NaN or 0 to add."""
     outside = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
         outside &= labels != ignore_index
     wrong = labels.where(outside, 0)
     note = LabelNote(*wrong.aminmax(), classes, ignore_index)
-    if labels.is_cpu and note.problem() is None:
-        return labels, None, None
     is_wrong = (note.lowest != 0) | (note.highest != 0)
     return labels - wrong, torch.where(is_wrong, torch.nan, 0.0), note
 

@@ -17,7 +17,7 @@ class NanFlag:
         # Pinned memory and an event: reading the tensor itself would wait for all work that is queued by then.
         self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(is_nan, non_blocking=True)
         self._event = torch.cuda.Event()
-        self._event.record()
+        self._event.record(torch.cuda.current_stream(is_nan.device))
 
     def __bool__(self) -> bool:
         if self._event is not None:

@@ -15,7 +15,7 @@ from convmesh.plans.split import Split, split_of
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan that `Plan.save` or a person wrote."""
+    """Read a plan that was written by `Plan.save` or by hand."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -24,7 +24,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def loads(text: str, name: str = "plan") -> Plan:
-    """A plan from its text; `name` is what errors call it."""
+    """A plan from its text; errors call it `name`."""
     try:
         read = tomllib.loads(text)
         return _plan(read)
@@ -35,31 +35,31 @@ def loads(text: str, name: str = "plan") -> Plan:
 
 
 def _plan(read: dict[str, Any]) -> Plan:
-    known = (*FIELDS, "mesh", "pipeline", "layers")
-    if unknown := [key for key in read if key not in known]:
-        raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}.")
+    keys = (*FIELDS, "mesh", "pipeline", "layers")
+    if unknown := [key for key in read if key not in keys]:
+        raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(keys)}.")
     if not isinstance(read.get("mesh"), dict) or not isinstance(read.get("layers"), dict):
         raise PlanError("a plan needs a [mesh] (axis = ranks) and [layers] (name or pattern = split).")
-    given = {key: read[key] for key in FIELDS if key in read}
-    given |= {key: _tuples(given[key]) for key in ("shapes", "checkpoint") if key in given}
+    fields_read = {key: read[key] for key in FIELDS if key in read}
+    fields_read |= {key: _tuples(fields_read[key]) for key in ("shapes", "checkpoint") if key in fields_read}
     mesh = Mesh(**read["mesh"])
     return Plan(
         mesh=mesh,
         splits=tuple((layer, _on_mesh(split_of(v, layer), read["mesh"])) for layer, v in read["layers"].items()),
         pipeline=_pipeline(read["pipeline"]) if "pipeline" in read else None,
-        **given,
+        **fields_read,
     )
 
 
 def _on_mesh(split: Split, mesh: dict[str, int]) -> Split:
-    """Axes of one rank cut nothing; axes that the file's mesh does not name are a mistake, which the plan refuses."""
+    """Drop axes of one rank, which cut nothing. Axes that the file's mesh does not name stay: the plan refuses them."""
     return split if any(name not in mesh for name in split.axes) else split.on(Mesh(**mesh))
 
 
 def _pipeline(read: dict[str, Any]) -> Pipeline:
-    known = [f.name for f in fields(Pipeline)]
-    if unknown := [key for key in read if key not in known]:
-        raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(known)}.")
+    keys = [f.name for f in fields(Pipeline)]
+    if unknown := [key for key in read if key not in keys]:
+        raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(keys)}.")
     return Pipeline(**{key: _tuples(value) for key, value in read.items()})
 
 

@@ -88,7 +88,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     ("header", "said"),
     [
         (HEADER.replace("step_ms", "step_time"), "column `step_ms` is missing. Is it step_time?"),
-        (HEADER + ",gpus", "column `gpus` is there twice"),
+        (HEADER + ",gpus", "column `gpus` occurs twice"),
         (HEADER, "is empty"),
         ("", "is empty"),
     ],

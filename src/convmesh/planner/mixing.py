@@ -1,7 +1,7 @@
-"""Mixing strategies: for every layer of a network the split that, with those of its neighbours, costs least.
+"""Mixing strategies: for every layer the split that costs least, given those of its neighbours.
 
-Every node is priced for the layouts that its inputs may have, by lowering it alone; the choice among all layouts is the
-oracle's elimination. What it cannot see (what runs behind what) is left to the full schedule of the plans it finds.
+Every node is lowered alone and priced for each layout that its inputs may have; the oracle's elimination chooses among
+all combinations. It does not see overlap, so its plans are simulated in full afterwards.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from convmesh.plans import Plan, Split, split_nodes
 from convmesh.system import System
 
 SHARES_EXPOSED = (1.0, 0.2)
-"""Of the time of gradient sums, what may not hide behind backward: the best mix for each is looked at."""
+"""Shares of gradient sums that backward may leave exposed; there is a best mix for each."""
 
 MOST_JOINED = 2
-"""Inputs of a node whose layouts are looked at in all combinations; more are taken to come as the first does."""
+"""Inputs of a node whose layouts are combined freely; further inputs follow the first."""
 
 
 def mixes_on(
     captured: Captured, mesh: Mesh, system: System, assumptions: Assumptions, empty: Plan
 ) -> Iterator[dict[str, Split]]:
-    """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan that cuts nothing."""
+    """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan without cuts."""
     if all(len(splits_of(node, captured.graph, mesh)) == 1 for node in split_nodes(captured.graph)):
         return  # nothing to choose
     network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0], system.torch_device), mesh)
     network.explore()
     prices = NodePrices(system, mesh, assumptions, network.lowering.weights)
-    beside = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
-    bound = max(0.0, float(system.device.bytes_memory) - beside)
+    libraries = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
+    bound = max(0.0, float(system.device.bytes_memory) - libraries)
     for share in SHARES_EXPOSED:
         priced = [*network.priced(prices, share)]
-        found = minimise_within(priced, bound, network.start())
-        if found is not None:
-            yield network.chosen(found.choices)
+        best = minimise_within(priced, bound, network.start())
+        if best is not None:
+            yield network.chosen(best.choices)
 
 
 @dataclass(frozen=True)
 class _State:
-    """One way in which a node may run: its split, if it takes one, and what it then gives."""
+    """One way in which a node may run: its split, if it takes one, and its output."""
 
     split: Split | None
     value: Value
@@ -61,7 +61,7 @@ class _State:
 
 @dataclass
 class _Network:
-    """The nodes that give tensors, the states of each, and what each costs for states of its inputs."""
+    """The nodes with tensors, the states of each, and its lowering for each combination of input states."""
 
     captured: Captured
     lowering: SingleLowering
@@ -69,10 +69,10 @@ class _Network:
     states: dict[str, list[_State]] = field(default_factory=dict)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     singles: dict[str, dict[tuple[int, ...], Single]] = field(default_factory=dict)
-    """By node: for indices of its inputs' states, then of its own."""
+    """By node: its lowering, by the indices of its inputs' states and its own."""
 
     def explore(self) -> None:
-        """Walk the graph with all states that inputs may have."""
+        """Walk the graph with all states of the inputs."""
         self._splits = {n.layer: splits_of(n, self.captured.graph, self.mesh) for n in self._split_nodes.values()}
         for node in self.captured.graph.nodes:
             if node.kind == "input":
@@ -118,10 +118,10 @@ class _Network:
         return given
 
     def _like(self, name: str, lead: Value) -> Value:
-        """The state of another input that is cut by the axes that cut the first."""
+        """The state of another input that is cut by the same axes as the first."""
         wanted = getattr(getattr(lead, "layout", None), "axes", ())
-        found = (s.value for s in self.states[name] if getattr(getattr(s.value, "layout", None), "axes", ()) == wanted)
-        return next(found, self.states[name][0].value)
+        alike = (s.value for s in self.states[name] if getattr(getattr(s.value, "layout", None), "axes", ()) == wanted)
+        return next(alike, self.states[name][0].value)
 
     def start(self) -> Choices:
         """The first split of every layer, which is allowed."""
@@ -133,12 +133,12 @@ class _Network:
         return choices
 
     def chosen(self, choices: Mapping[Any, int]) -> dict[str, Split]:
-        """The splits that choices mean."""
+        """The splits of the chosen states."""
         taken = ((self.captured.graph.node(n).layer, states[choices[n]].split) for n, states in self.states.items())
         return {layer: split for layer, split in taken if split is not None}
 
     def priced(self, prices: NodePrices, share: float) -> Iterator[PricedFactor]:
-        """Tables of seconds and bytes for all nodes, and what ties states together."""
+        """Tables of seconds and bytes for all nodes, and constraints between states."""
         for name, states in self.states.items():
             if self.sources[name] or self.singles[name]:
                 yield self._of_node(name, prices, share)

@@ -1,4 +1,4 @@
-"""Plans: a mesh and a split for every layer, and what they mean for each rank."""
+"""Plans: a mesh and a split for every layer; programs: what each rank does under a plan."""
 
 from convmesh.plans.plan import Pipeline, Plan, split_nodes
 from convmesh.plans.plan_file import load_plan

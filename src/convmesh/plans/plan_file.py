@@ -16,7 +16,7 @@ from convmesh.toml_files import NotTomlError, parse_toml
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan that `Plan.save` or a person wrote."""
+    """Read a plan that was written by `Plan.save` or by hand."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -25,7 +25,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def loads(text: str | bytes, name: str = "plan") -> Plan:
-    """A plan from its text; `name` is what errors call it."""
+    """A plan from its text; errors call it `name`."""
     try:
         return _plan(parse_toml(text.encode() if isinstance(text, str) else text))
     except NotTomlError as error:
@@ -35,26 +35,26 @@ def loads(text: str | bytes, name: str = "plan") -> Plan:
 
 
 def _plan(read: dict[str, Any]) -> Plan:
-    known = (*FIELDS, "mesh", "pipeline", "layers")
-    if unknown := [key for key in read if key not in known]:
-        raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}.")
+    keys = (*FIELDS, "mesh", "pipeline", "layers")
+    if unknown := [key for key in read if key not in keys]:
+        raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(keys)}.")
     if not isinstance(read.get("mesh"), dict) or not isinstance(read.get("layers"), dict):
         raise PlanError("a plan needs a [mesh] (axis = ranks) and [layers] (name or pattern = split).")
     for key, kind in _KINDS.items():
         _check_kind(key, read.get(key), kind)
-    given = {key: read[key] for key in FIELDS if key in read}
-    given |= {key: _tuples(given[key]) for key in ("shapes", "checkpoint") if key in given}
+    fields_read = {key: read[key] for key in FIELDS if key in read}
+    fields_read |= {key: _tuples(fields_read[key]) for key in ("shapes", "checkpoint") if key in fields_read}
     mesh = Mesh(**read["mesh"])
     return Plan(
         mesh=mesh,
         splits=tuple((layer, _on_mesh(split_of(v, layer), read["mesh"])) for layer, v in read["layers"].items()),
         pipeline=_pipeline(read["pipeline"]) if "pipeline" in read else None,
-        **given,
+        **fields_read,
     )
 
 
 def _on_mesh(split: Split, mesh: dict[str, int]) -> Split:
-    """Axes of one rank cut nothing; axes that the file's mesh does not name are a mistake, which the plan refuses."""
+    """Drop axes of one rank, which cut nothing. Axes that the file's mesh does not name stay: the plan refuses them."""
     return split if any(name not in mesh for name in split.axes) else split.on(Mesh(**mesh))
 
 
@@ -95,9 +95,9 @@ _PIPELINE_KINDS = {"starts": "a list of texts", "microbatches": "a positive whol
 def _pipeline(read: dict[str, Any]) -> Pipeline:
     for key, kind in _PIPELINE_KINDS.items():
         _check_kind(f"pipeline.{key}", read.get(key), kind)
-    known = [f.name for f in fields(Pipeline)]
-    if unknown := [key for key in read if key not in known]:
-        raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(known)}.")
+    keys = [f.name for f in fields(Pipeline)]
+    if unknown := [key for key in read if key not in keys]:
+        raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(keys)}.")
     return Pipeline(**{key: _tuples(value) for key, value in read.items()})
 
 

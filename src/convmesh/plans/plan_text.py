@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from convmesh.plans.plan import Plan
 
 FIELDS = ("strategy", "shapes", "batchnorm", "checkpoint", "reduction", "sub_batches", "signature")
-"""Of a plan, those that are keys at the top of its file."""
+"""Fields of a plan that are keys at the top of its file."""
 
 
 def dumps(plan: Plan) -> str:
-    """The plan's text: the commonest split as the default of all layers, then those that differ."""
+    """The plan's text: the most common split as the default for all layers, then the others."""
     lines = [f"# {note}" for note in plan.notes]
     lines += [f"{name} = {_value(getattr(plan, name))}" for name in FIELDS if getattr(plan, name) not in ((), "", 1)]
     lines += ["", "[mesh]", *(f"{name} = {size}" for name, size in plan.mesh.axes.items())]
@@ -29,7 +29,7 @@ def dumps(plan: Plan) -> str:
 
 
 def _listed(plan: Plan) -> list[tuple[str, Split]]:
-    """Patterns come first as they are; exact layers follow unless the commonest split covers them."""
+    """As they are if there are patterns; else the most common split as \"*\", then the layers that differ."""
     if not plan.splits or any("*" in name for name, _ in plan.splits):
         return list(plan.splits)
     common, _ = Counter(split for _, split in plan.splits).most_common(1)[0]

@@ -1,4 +1,4 @@
-"""A lowered plan: for one rank the exact list of computations and transfers of a training step."""
+"""A lowered plan: for one rank, the exact computations and transfers of a training step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ them."""
 
 @dataclass(frozen=True)
 class NodeProgram:
-    """What one rank does for one node of the network."""
+    """One rank's work for one node of the network."""
 
     node: str
     layer: str
@@ -33,29 +33,29 @@ class NodeProgram:
     backward: tuple[Step, ...] = ()
     saved: tuple[Saved, ...] = ()
     sources: tuple[str, ...] = ()
-    """The nodes whose tensors it is given, in the order in which `saved` counts them."""
+    """The nodes whose outputs are its inputs, in the order of `saved`'s indices."""
     held: Held = NOTHING_HELD
     block: str = ""
-    """The module that is computed again in backward, of which this node is a part."""
+    """The recomputed module that contains this node."""
     weights: tuple[str, ...] = ()
-    """The weights that it uses and that learn."""
+    """The learning weights that it uses."""
     stage: int = 0
-    """In a pipeline."""
+    """Its stage in a pipeline."""
     kind: str = ""
-    """What it calls, without its number of dims: `conv`, `relu`, `cat`."""
+    """The operator, without its number of dims: `conv`, `relu`, `cat`."""
     weight_steps: int = 0
-    """How many of the last steps of `backward` find gradients of weights apart, where a schedule runs them apart."""
+    """Steps at the end of `backward` that compute weight gradients, where a schedule runs them apart."""
 
     @property
     def backward_apart(self) -> tuple[Steps, Steps]:
-        """Steps that find gradients of inputs, and those that find gradients of weights, as lists of their own."""
+        """The steps for input gradients, and those for weight gradients, as separate lists."""
         border = len(self.backward) - self.weight_steps
         inputs, weights = self.backward[:border], self.backward[border:]
         posted = sum(isinstance(step, Transfer) for step in inputs)
         return inputs, tuple(_renumbered(step, posted) if isinstance(step, Wait) else step for step in weights)
 
     def bytes_outputs(self, rank: int) -> list[int]:
-        """Of a rank's shards of what it gives."""
+        """Bytes of a rank's shards of its outputs."""
         pairs = zip(self.outputs, self.dtypes, strict=True)
         return [bytes_of(layout.box(rank).shape, dtype) for layout, dtype in pairs]
 
@@ -70,7 +70,7 @@ class NodeProgram:
 
 @dataclass(frozen=True)
 class WeightProgram:
-    """What one rank holds of one weight, and over which axes its gradient is summed."""
+    """One rank's part of one weight, and the axes over which its gradient is summed."""
 
     name: str
     shape: Shape
@@ -80,11 +80,11 @@ class WeightProgram:
     cuts: tuple[tuple[int, tuple[str, ...]], ...] = ()
     sum_axes: tuple[str, ...] = ()
     elements_updated: int | None = None
-    """How many of its elements this rank's optimiser updates; None for all that it holds."""
+    """Elements that this rank's optimiser updates; None for all that it holds."""
 
     @property
     def elements(self) -> int:
-        """That this rank's optimiser updates."""
+        """Elements that this rank's optimiser updates."""
         if not self.learns:
             return 0
         return math.prod(self.local_shape) if self.elements_updated is None else self.elements_updated
@@ -96,9 +96,9 @@ class WeightProgram:
 
 @dataclass(frozen=True)
 class BucketProgram:
-    """Gradients that are summed together, from when the last of them is there.
+    """Gradients that are summed together, once the last of them is computed.
 
-    Each leg waits for what the leg before it has posted: the sum itself, its second leg if it has one, and the end.
+    Each leg waits for the transfers of the leg before it: the sum, its second half if it has one, and the end.
     """
 
     weights: tuple[str, ...]
@@ -107,20 +107,20 @@ class BucketProgram:
 
 @dataclass(frozen=True)
 class ShowingProgram:
-    """Weights that ranks which updated them send to the others after the optimiser's step."""
+    """Weights that are sent after the optimiser's step by the ranks that updated them."""
 
     weights: tuple[str, ...]
     start: Steps
     finish: Steps
     at_use: bool
-    """Whether the next forward waits for them where they are used, or the optimiser's step does so at once."""
+    """Whether the next forward waits for them where they are used; else the optimiser's step waits."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's training step: nodes in order, backward in the reverse order, then what reduces gradients.
+    """One rank's training step: nodes in order, backward in reverse, then the reduction of gradients.
 
-    In a pipeline the nodes are those of the rank's stages, for one of `repeats` micro-batches: they run that often.
+    In a pipeline the nodes are those of the rank's stages, for one of `repeats` micro-batches.
     """
 
     mesh: Mesh
@@ -132,26 +132,26 @@ class Program:
     stage: int = field(default=0)
     """The rank's first stage in a pipeline."""
     repeats: int = 1
-    """How often the nodes run in a step, before gradients are reduced once."""
+    """Runs of the nodes in a step, before gradients are reduced once."""
     stages: int = 1
-    """Of the whole pipeline."""
+    """Stages of the whole pipeline."""
     schedule: str = ""
     """The order in which a pipeline runs micro-batches."""
     shown: tuple[ShowingProgram, ...] = ()
-    """What is sent after the optimiser's step; not among `transfers`, which end with backward."""
+    """Weights sent after the optimiser's step; not among `transfers`, which end with backward."""
     bytes_buckets: int = 0
-    """What the buckets and the gradients in them take, from step to step."""
+    """Bytes of the buckets and the gradients in them, held from step to step."""
     bytes_inputs: int = 0
-    """This rank's part of the network's inputs, whichever stage takes them; of one of `repeats` micro-batches."""
+    """This rank's part of the network's inputs, whichever stage uses them; of one micro-batch."""
     bytes_targets: int = 0
-    """Its part of targets, if they are a class for each sample or voxel of the outputs; of one micro-batch too."""
+    """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 
     def __str__(self) -> str:
         """The whole step as a table."""
         return render(self)
 
     def steps(self) -> Iterator[tuple[Phase, str, Step]]:
-        """Everything in the order it runs: phase, layer, step; update: what follows the optimiser."""
+        """All steps in order, as phase, layer and step; phase `update` follows the optimiser."""
         yield from (("forward", node.layer, step) for node in self.nodes for step in node.forward)
         yield from (("backward", node.layer, step) for node in reversed(self.nodes) for step in node.backward)
         yield from (("reduction", "", step) for steps in self._legs() for step in steps)
@@ -159,7 +159,7 @@ class Program:
 
     @property
     def reduction(self) -> tuple[Transfer, ...]:
-        """What sums gradients, in the order in which it is posted."""
+        """The transfers that sum gradients, in the order in which they are posted."""
         return tuple(step for steps in self._legs() for step in steps if isinstance(step, Transfer))
 
     def _legs(self) -> Iterator[Steps]:

@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One local computation: the operator, its local shapes, and what it costs at least."""
+    """One local computation: the operator, its local shapes, arithmetic and bytes."""
 
     op: str
     inputs: tuple[Shape, ...]
@@ -22,7 +22,7 @@ class Work:
     options: tuple[object, ...] = ()
     """The operator's other arguments: stride, padding, which gradients."""
     call: str = ""
-    """The whole call, as it can be made again: `relu.default(float32(8, 64, 32, 32, last=1))`."""
+    """The whole call, so that it can be replayed: `relu.default(float32(8, 64, 32, 32, last=1))`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """From here on the results of transfers are needed that were posted earlier in the same list of steps."""
+    """A wait for transfers posted earlier in the same list of steps."""
 
     transfers: tuple[int, ...]
     """By their number among the list's transfers, from 0."""
     arriving: tuple[tuple[int, int], ...] = ()
-    """Messages that come in: from which rank, how many bytes."""
+    """Incoming messages: sender and bytes."""
 
 
 Step = Work | Transfer | Wait
@@ -60,20 +60,20 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a node holds while it runs, and whose memory its results are.
+    """Memory that a node holds while it runs, and where its outputs lie.
 
-    A result is in the memory of an input or an output (by index; its own index: memory of its own), or of a weight.
+    An output lies in the memory of an input, of another output (by index; its own index: own memory) or of a weight.
     """
 
     bytes_forward: int = 0
-    """The most that forward holds beside its inputs."""
+    """Peak of forward, besides its inputs."""
     bytes_backward: int = 0
-    """The most that backward holds beside what was kept and the gradients of its outputs."""
+    """Peak of backward, besides kept tensors and output gradients."""
     bytes_weights: int = 0
-    """The same, while weights' gradients are found apart."""
+    """The same, while weight gradients are computed apart."""
     outputs: tuple[Saved, ...] = ()
     gradients: tuple[Saved | None, ...] = ()
-    """Of its inputs: in the memory of the gradient of an output, or of that of an input."""
+    """Where the gradients of its inputs lie: in the gradient of an output, or of an input."""
 
 
 NOTHING_HELD = Held()

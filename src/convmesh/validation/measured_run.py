@@ -11,7 +11,7 @@ from convmesh.layout.mesh import SPACE_AXES, Mesh, space_axes
 Role = Literal["anchor", "test"]
 PRECISIONS = ("fp32", "tf32", "amp", "fp16", "bf16")
 PARTS = ("data", "spatial", *SPACE_AXES, "filter", "channel", "pipeline")
-"""What a run's strategy may be made of."""
+"""The parts of a run's strategy."""
 
 MOST = 10**9
 """Of anything that a file counts."""
@@ -24,7 +24,7 @@ def whole_number(text: str) -> int | None:
 
 
 class Series(NamedTuple):
-    """Runs that share a device, a network, a number format and a code: one calibration holds for all."""
+    """Runs with the same device, network, number format and code, which share a calibration."""
 
     system: str
     model: str
@@ -43,11 +43,11 @@ class MeasuredRun:
     model: str
     precision: str
     strategy: Mapping[str, int] = field(hash=False)
-    """Parts and how many ranks each has: {"data": 4, "spatial": 4}."""
+    """Ranks by part: {"data": 4, "spatial": 4}."""
     batch: int
     seconds_step: float
     seconds_compute: float | None = None
-    """Of it, what the device computed, where that was measured too; only anchors' is looked at."""
+    """Computing time, if it was measured; only anchors use it."""
     gpus_per_node: int | None = None
     contaminated: bool = False
     source: str = ""
@@ -58,7 +58,7 @@ class MeasuredRun:
 
     @property
     def kind(self) -> str:
-        """The strategy's name: "data+spatial"; a part of one rank splits nothing."""
+        """The strategy's name: "data+spatial"; parts of one rank do not count."""
         split = [_name(part) for part in PARTS if self.strategy.get(part, 1) > 1]
         return "+".join(dict.fromkeys(split)) or "data"
 
@@ -71,7 +71,7 @@ class MeasuredRun:
         return {"amp": "float16", "fp16": "float16", "bf16": "bfloat16"}.get(self.precision, "float32")
 
     def mesh(self, spatial_dims: int) -> Mesh:
-        """Its ranks as a grid; `spatial` without a dim cuts the first one, as all codes that we have runs of do."""
+        """Its ranks as a mesh; `spatial` cuts the first dim of space, as in all codes with public runs."""
         first = space_axes(max(1, spatial_dims))[0]
         names = {"spatial": first, "pipeline": "pipe"}
         return Mesh(**{names.get(part, part): ranks for part, ranks in self.strategy.items()})

@@ -1,4 +1,4 @@
-"""Finding plans: strategies over all meshes, splits layer by layer, and why what is not found cannot be."""
+"""Finding plans: strategies on all meshes, splits layer by layer, and why the others are refused."""
 
 from convmesh.oracle.search.candidates import Candidate, Candidates
 from convmesh.oracle.search.objectives import Objective, objective

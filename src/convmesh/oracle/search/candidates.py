@@ -1,4 +1,4 @@
-"""Which strategies there are on how many ranks: meshes of every shape, and why some cannot be."""
+"""Strategies on meshes of every shape for a number of ranks, and why some are refused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from convmesh.plans.space_rows import rows_by_axis
 from convmesh.plans.stage_graph import StageGraph
 
 MOST_FREED = 1024
-"""Ranks that may change together from cutting space to something else: planning that takes a second for so many."""
+"""Ranks that may switch together from cutting space to another dim: planning the exchange of more takes seconds."""
 
 MOST_IDLE = 0.1
-"""Of a network's arithmetic, the part that may go uncut by an axis that is there to cut it."""
+"""Share of a network's arithmetic that an axis may leave uncut."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Candidate:
 
 
 def axes_of(strategy: str, spatial_dims: int) -> tuple[str, ...]:
-    """The mesh axes of a strategy for inputs with so many spatial dims."""
+    """The mesh axes of a strategy for inputs with `spatial_dims` dims of space."""
     space = space_axes(spatial_dims)
     return tuple(name for part in strategy.split("+") for name in (space if part == "spatial" else AXES_OF[part]))
 
@@ -53,7 +53,7 @@ def _divisors(number: int) -> list[int]:
 
 
 class Candidates:
-    """Strategies on meshes for one network; what a layer weighs is its arithmetic in the program of one device."""
+    """Strategies on meshes for one network; `alone`, the program of one device, gives each layer's arithmetic."""
 
     def __init__(self, graph: Graph, alone: Program) -> None:
         self.graph = graph
@@ -76,18 +76,18 @@ class Candidates:
         return dict(zip(space_axes(len(extents)), extents, strict=True))
 
     def of(self, strategy: str, ranks: int) -> list[Candidate]:
-        """The strategy on every mesh of so many ranks that gives each of its parts work.
+        """The strategy on every mesh of `ranks` ranks that gives each of its parts work.
 
-        Of meshes that differ only in which of several equal extents they cut more often, there is the one that cuts
-        the outer dims more: its halos lie together in memory.
+        Of meshes that differ only in which of several equal extents they cut further, one is listed: it cuts the outer
+        dims further, so its halos are contiguous in memory.
         """
         parts = strategy.split("+")
-        found = []
+        candidates = []
         for sizes in factorisations(ranks, axes_of(strategy, len(self._space))):
             idle = [part for part in parts if all(sizes.get(name, 1) == 1 for name in AXES_OF[part])]
             if (not idle or ranks == 1) and self._is_canonical(sizes):
-                found.append(Candidate(strategy, Mesh(**sizes)))
-        return found
+                candidates.append(Candidate(strategy, Mesh(**sizes)))
+        return candidates
 
     def _is_canonical(self, sizes: Mapping[str, int]) -> bool:
         names = [name for name in self._space if name in sizes]
@@ -95,10 +95,10 @@ class Candidates:
         return all(sizes[a] >= sizes[b] for a, b in pairs if self._space[a] == self._space[b])
 
     def refusal(self, candidate: Candidate) -> Refusal | None:
-        """Why a strategy cannot use all ranks of a mesh, or why that is not worked out; None if it is."""
+        """Why a strategy cannot use all ranks of a mesh, or is not evaluated there; None if it is."""
         mesh = candidate.mesh
-        if found := self._samples(mesh) or self._stages(mesh):
-            return found
+        if refusal := self._samples(mesh) or self._stages(mesh):
+            return refusal
         splits = preset(candidate.strategy, self.graph, mesh).splits
         if candidate.strategy == "hybrid":
             return self._few_dense(mesh, splits)
@@ -121,7 +121,7 @@ class Candidates:
         return len(StageGraph(self.graph).places) + 1
 
     def _idle_axes(self, mesh: Mesh, splits: Mapping[str, Split]) -> Refusal | None:
-        """Axes that the preset leaves without work: space at the first layer, else in most of the arithmetic."""
+        """Refuse an axis without work: of space at the first layer, of any kind in much of the arithmetic."""
         for axis, ranks in mesh.axes.items():
             if axis in SPACE_AXES and (why := self._short_extent(axis, ranks, splits)):
                 return why
@@ -133,9 +133,9 @@ class Candidates:
         first = next(iter(splits))
         if axis not in getattr(splits[first], axis):
             return self._few_rows(axis, ranks, self.graph.layer(first)[0])
-        weighing = [*split_nodes(self.graph)]
-        idle = [node for node in weighing if axis not in splits[node.layer].axes]
-        if self._work(idle) <= MOST_IDLE * self._work(weighing):
+        nodes = [*split_nodes(self.graph)]
+        idle = [node for node in nodes if axis not in splits[node.layer].axes]
+        if self._work(idle) <= MOST_IDLE * self._work(nodes):
             return None
         return self._few_rows(axis, ranks, idle[0], ", and too few samples and filters")
 
@@ -144,7 +144,7 @@ class Candidates:
         return Refusal(kind=RefusalKind.ROWS, subject=axis, needed=ranks, limit=extent, layer=node.layer, detail=detail)
 
     def _many_freed(self, mesh: Mesh, splits: Mapping[str, Split]) -> Refusal | None:
-        """Ranks that cut space in some layers and something else in others exchange with each other in between."""
+        """Ranks that stop cutting space at a layer all exchange with each other there."""
         for layer, split in splits.items():
             axes = [axis for axis in mesh.axes if axis in SPACE_AXES and axis not in getattr(split, axis)]
             if mesh.extent(axes) > MOST_FREED:
@@ -153,15 +153,15 @@ class Candidates:
         return None
 
     def _rows(self, node: Node, axis: str) -> int:
-        """The smaller extent of a layer's input and output along an axis of space; 1 where there is no space."""
+        """Rows that ranks along an axis of space share in a layer; 1 where there is no space."""
         given = self.graph.node(node.inputs[0]).outputs[0].shape
         return rows_by_axis(given, node.outputs[0].shape).get(axis, 1)
 
     def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> Refusal | None:
-        """The first layer with too few filters, if such layers do much of the work."""
-        weighing = [node for node in split_nodes(self.graph) if node.kind in CUTS_CHANNELS]
-        uncut = [node for node in weighing if axis not in splits[node.layer].channel]
-        if self._work(uncut) <= MOST_IDLE * self._work(weighing):
+        """Refuse with the first layer that has too few filters, if such layers do much of the work."""
+        nodes = [node for node in split_nodes(self.graph) if node.kind in CUTS_CHANNELS]
+        uncut = [node for node in nodes if axis not in splits[node.layer].channel]
+        if self._work(uncut) <= MOST_IDLE * self._work(nodes):
             return None
         return _few_filters(axis, ranks, uncut[0])
 
@@ -183,11 +183,11 @@ def _few_filters(subject: str, ranks: int, node: Node) -> Refusal:
 
 
 def unevenness(mesh: Mesh, shape: Sequence[int]) -> float:
-    """How much more than an equal share of the input the rank with most has."""
+    """The largest share of the input over an equal share."""
     dims = {"data": 0, **{name: dim - len(SPACE_AXES) for dim, name in enumerate(SPACE_AXES)}}
-    found = 1.0
+    ratio = 1.0
     for name, ranks in mesh.axes.items():
         if name in dims and -len(shape) <= dims[name] < len(shape):
             extent = shape[dims[name]]
-            found *= math.ceil(extent / ranks) * ranks / extent
-    return found
+            ratio *= math.ceil(extent / ranks) * ranks / extent
+    return ratio

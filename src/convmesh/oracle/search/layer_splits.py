@@ -1,4 +1,4 @@
-"""The splits that a layer may take on a mesh: what each axis could cut there."""
+"""The splits that a layer may take on a mesh: the dims that each axis may cut."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 from convmesh.plans.steps import Shape
 
 MOST_SPLITS = 5
-"""Of a layer; those come first in which axes cut what they are named for, and all axes of space do alike."""
+"""Splits of a layer; first those in which axes cut the dims of their names, and all axes of space do the same."""
 
 MOST_INPUT = 4
-"""How many times as large as its weight a layer's input may be, if the weight is cut by an axis for something else."""
+"""Largest ratio of a layer's input to its weight at which an axis of another name may cut the weight."""
 
 HOME = {"data": "sample", **{name: name for name in SPACE_AXES}, **dict.fromkeys(CHANNEL_AXES, "channel")}
-"""What each axis is named for."""
+"""The dim that each axis is named for."""
 
 
 def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> list[Split]:
-    """Splits of one layer. An axis cuts what it is named for, or samples, or channels; nothing only where it must."""
+    """Splits of one layer. An axis cuts the dim of its name, or samples, or channels; nothing only where it must."""
     given, made = graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
     weights = sum(weight.elements for weight in node.weights if weight.learns) if node.kind in CUTS_CHANNELS else 0
     uses = [_uses(axis, mesh, given, made, weights) for axis in mesh.axes]
     groups = int(str(node.options.get("groups", 1)))
-    found: dict[Split, tuple[int, float]] = {}
+    ratings: dict[Split, tuple[int, float]] = {}
     for chosen in itertools.product(*uses):
         pairs = list(zip(mesh.axes, chosen, strict=True))
         split = _split(pairs)
         if _fits(split, mesh, given, made, groups):
-            found.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
-    least = min(idle for idle, _ in found.values())
-    busy = [split for split, (idle, _) in found.items() if idle == least]
-    return sorted(busy, key=lambda split: found[split])[:most]
+            ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
+    least = min(idle for idle, _ in ratings.values())
+    busy = [split for split, (idle, _) in ratings.items() if idle == least]
+    return sorted(busy, key=lambda split: ratings[split])[:most]
 
 
 def _idle(pairs: Sequence[tuple[str, str | None]], weights: int) -> int:
-    """How many axes cut nothing; channels stay cut as they come where there is no weight to cut."""
+    """Axes that cut nothing; axes of channels do not count in layers without a weight, which keep their input's cut."""
     return sum(dim is None and not (axis in CHANNEL_AXES and not weights) for axis, dim in pairs)
 
 
 def _strangeness(pairs: Sequence[tuple[str, str | None]]) -> float:
-    """How many kinds of axes cut what they are not named for; half more where axes of space do differently."""
+    """Kinds of axes that cut another dim than their name's, and a half if axes of space differ."""
     moved = {("space" if axis in SPACE_AXES else axis, dim) for axis, dim in pairs if dim not in (HOME[axis], None)}
     at_home = any(axis in SPACE_AXES and dim == axis for axis, dim in pairs)
     return len(moved) + 0.5 * (at_home and any(kind == "space" for kind, _ in moved))
 
 
 def _uses(axis: str, mesh: Mesh, given: Shape, made: Shape, weights: int) -> list[str | None]:
-    """What an axis may cut of a layer: dims, or None for nothing."""
+    """The dims of a layer that an axis may cut; None for nothing."""
     ranks, rows = mesh.axes[axis], rows_by_axis(given, made)
     dims: list[str | None] = [None]
     if axis in SPACE_AXES and rows.get(axis, 0) >= LEAST_ROWS * ranks:
@@ -68,7 +68,7 @@ def _uses(axis: str, mesh: Mesh, given: Shape, made: Shape, weights: int) -> lis
 
 
 def _is_worth(ranks: int, mesh: Mesh, given: Shape, weights: int) -> bool:
-    """Whether to look at cutting a layer's weight in place of its input: if a group's input is not far larger."""
+    """Whether cutting a layer's weight may pay: a group's input must not be far larger."""
     return math.prod(given) * ranks <= MOST_INPUT * weights * mesh.size
 
 

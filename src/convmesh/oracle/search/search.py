@@ -1,4 +1,4 @@
-"""The search: strategies on meshes, each refused with a reason or evaluated, then mixes on the best meshes."""
+"""The search: strategies on meshes, each refused or evaluated, then mixes on the best meshes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from convmesh.oracle.search.results import Found, Ranked, Rejected
 from convmesh.plans import STRATEGIES
 
 Evaluate = Callable[[Candidate], Sequence[Ranked]]
-"""A candidate as plans with predictions: as it is, and where that does not fit, in ways that hold less."""
+"""Evaluates a candidate: plans with predictions, as it is and, if that does not fit, in ways that hold less."""
 
 Mix = Callable[[Mesh], Sequence[Ranked]]
-"""Plans for a mesh in which layers are split differently."""
+"""Plans for a mesh whose layers are split differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLimits:
-    """What plans must keep within, and how much may be worked out."""
+    """Memory that plans must fit in, and how much is evaluated."""
 
     bytes_memory: float
     most_meshes: int = 5
-    """Meshes to work out of each strategy."""
+    """Meshes to evaluate for each strategy."""
     hope: float = 1.3
-    """How much more than the best so far a strategy's first mesh may cost, for others to be worked out too."""
+    """Cost of a strategy's first mesh, over the best so far, above which its other meshes are not evaluated."""
     mixes: int = 2
     """Meshes on which layers are mixed."""
 
@@ -49,7 +49,7 @@ class Search:
     rejected: list[Rejected] = field(default_factory=list)
 
     def run(self, ranks: int, strategies: Sequence[str] = STRATEGIES) -> None:
-        """Look at all strategies on so many ranks; on one they are all the same."""
+        """Evaluate all strategies on `ranks` ranks; on one rank they are the same."""
         for strategy in strategies if ranks > 1 else strategies[:1]:
             self.progress(f"{strategy} on {ranks} ranks" if ranks > 1 else "one device")
             self._strategy(strategy, ranks)
@@ -57,7 +57,7 @@ class Search:
             self._mixes(self.mix)
 
     def found(self, seconds_alone: float) -> Found:
-        """What was found, best first; refuses if nothing was."""
+        """The plans, best first; raises if there is none."""
         if not self.plans:
             raise InfeasibleError(_why_nothing(self.rejected))
         plans = sorted(self.plans, key=lambda ranked: self.objective.of(ranked.prediction))
@@ -66,11 +66,11 @@ class Search:
     def _strategy(self, strategy: str, ranks: int) -> None:
         legal = []
         for candidate in self.candidates.of(strategy, ranks):
-            why = self.candidates.refusal(candidate)
-            if why is None:
+            refusal = self.candidates.refusal(candidate)
+            if refusal is None:
                 legal.append(candidate)
             else:
-                self._reject(candidate, why)
+                self._reject(candidate, refusal)
         climb = Climb(
             candidates=legal,
             shape=self.candidates.shape,
@@ -85,17 +85,17 @@ class Search:
                 self._reject(candidate, _not_evaluated(climb.tried))
 
     def _best_of(self, candidate: Candidate) -> Ranked | None:
-        """The best way to run a candidate; those that fit are kept."""
+        """The best plan of a candidate; all that fit are kept."""
         try:
-            made = list(self.evaluate(candidate))
+            plans = list(self.evaluate(candidate))
         except ConvMeshError as error:
             self._reject(candidate, Refusal(kind=RefusalKind.ERROR, detail=str(error)))
             return None
-        fitting = [ranked for ranked in made if self._key(ranked)[0] <= 0]
+        fitting = [ranked for ranked in plans if self._key(ranked)[0] <= 0]
         self.plans += fitting
         if not fitting:
-            self._reject(candidate, self._beyond(made[0]))
-        return min(fitting or made, key=self._key)
+            self._reject(candidate, self._beyond(plans[0]))
+        return min(fitting or plans, key=self._key)
 
     def _key(self, ranked: Ranked) -> Key:
         beyond = ranked.prediction.bytes_needed / self.limits.bytes_memory - 1
@@ -112,7 +112,7 @@ class Search:
         for mesh in meshes[: self.limits.mixes]:
             self.progress(f"splits layer by layer on {mesh}")
             for ranked in mix(mesh):
-                if self._key(ranked)[0] <= 0 and not any(ranked.is_like(known) for known in self.plans):
+                if self._key(ranked)[0] <= 0 and not any(ranked.is_like(other) for other in self.plans):
                     self.plans.append(ranked)
 
     def _reject(self, candidate: Candidate, refusal: Refusal) -> None:
@@ -130,7 +130,7 @@ def _not_evaluated(tried: dict[Candidate, Ranked | None]) -> Refusal:
 
 
 def _why_nothing(rejected: Sequence[Rejected]) -> str:
-    """One reason for each strategy, the one that comes nearest."""
+    """One refusal for each strategy: memory, if a plan would fit with more of it."""
     by_strategy: dict[str, Rejected] = {}
     for one in rejected:
         nearest = by_strategy.get(one.strategy)

@@ -1,7 +1,7 @@
 # The two commands to know are `make demo` and `make test`. Each sets up everything it needs in .venv.
 PY := .venv/bin/python
 
-.PHONY: demo test test-full check format bench docs clean
+.PHONY: demo test test-full test-torch check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -11,6 +11,9 @@ test: .venv/.ready
 
 test-full: .venv/.ready  # all drawn shapes, and every network under every preset on 2, 4 and 8 ranks: over an hour
 	CONVMESH_TEST=full $(PY) -m pytest -q -m "full or not full"
+
+test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
+	sh scripts/test-torch $(VERSION)
 
 check: .venv/.ready
 	.venv/bin/ruff check
@@ -34,4 +37,4 @@ docs: .venv/.ready  # rewrite the generated pages: reference, support matrix, th
 	sh scripts/setup
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from convmesh.errors import CaptureError, CaptureWarning
-from convmesh.graph import captured as capturing
 from convmesh.graph.captured import Captured, capture, compared
 from convmesh.graph.checking.small_batches import small_batches
-from convmesh.graph.tracing import assemble as assembling
 from convmesh.graph.tracing import settings
+from convmesh.graph.tracing.assemble import assemble
 from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.graph.tracing.tracer import LayerTracer
 
@@ -36,13 +35,12 @@ class Block(nn.Module):
 
 def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[fx.Graph], None]) -> None:
     """Capture as if the tracer had recorded another graph."""
-    assemble = assembling.assemble
 
     def wrongly(model: nn.Module, graph: fx.Graph, constants: Any) -> fx.GraphModule:
         change(graph)
         return assemble(model, graph, constants)
 
-    monkeypatch.setattr(capturing, "assemble", wrongly)
+    monkeypatch.setattr("convmesh.graph.captured.assemble", wrongly)
 
 
 def without_a_layer(graph: fx.Graph) -> None:
@@ -136,7 +134,7 @@ def test_a_model_that_changes_from_run_to_run_is_refused() -> None:
         capture(nn.Sequential(nn.Conv2d(1, 1, 1), Counting()), (2, 1, 4, 4))
 
 
-def unchanged_model() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def unchanged_model() -> tuple[Block, dict[str, torch.Tensor]]:
     model = Block()
     model.conv.weight.grad = torch.ones_like(model.conv.weight)
     model.conv.weight.register_post_accumulate_grad_hook(lambda _: pytest.fail("the model's own weight got a gradient"))
@@ -150,7 +148,8 @@ def test_the_check_leaves_the_model_as_it_was() -> None:
     assert capture(model, (4, 3, 8, 8)).unchecked == ""
     assert torch.equal(torch.get_rng_state(), random_state)
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
-    assert torch.equal(model.conv.weight.grad, torch.ones_like(model.conv.weight))  # type: ignore[arg-type, union-attr]
+    assert model.conv.weight.grad is not None
+    assert torch.equal(model.conv.weight.grad, torch.ones_like(model.conv.weight))
 
 
 def test_a_sample_with_data_is_what_the_networks_are_tried_on() -> None:

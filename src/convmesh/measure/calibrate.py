@@ -204,7 +204,8 @@ def _updates_and_overheads(device: torch.device, quick: bool) -> tuple[dict[str,
 
 def _in_a_job_of_one(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
     """Run in this process, as the only rank of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=ranks)  # type: ignore[attr-defined]
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=ranks)
     try:
         return [call(*args)]
     finally:

@@ -191,11 +191,11 @@ class RankPool:
         # Longer than ours, so that this process notices a hang first and shows where.
         timeout = timedelta(seconds=2 * self.seconds_timeout + _SECONDS_TO_JOIN)
         port, listener = self._listener.getsockname()[1], self._listener.detach()
-        if rank == 0:
-            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)  # type: ignore[attr-defined]
-        else:
+        options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener}
+        if rank != 0:
             os.close(listener)
-            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+            options = {"is_master": False, "timeout": timeout}
+        store = dist.TCPStore("127.0.0.1", port, **options)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=self.n, timeout=timeout)
 
 

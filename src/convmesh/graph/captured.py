@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class Captured:
     """Its nodes are named as those of `graph`; its submodules and parameters are the model's own."""
     values: Mapping[str, Any]
     """What each node gives: tensors on the meta device, numbers, shapes, tuples of them."""
+    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What later steps derive from it and keep, such as its lowered plans: freed with it."""
 
 
 def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None) -> Captured:

@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def batch_norm(x: Any, weight: Any = None, bias: Any = None, shift: float = 0.0) -> Any:
-    if isinstance(x, torch.Tensor) and shift:  # torch's own float32 is not good to the digits that are asked for
+    if isinstance(x, torch.Tensor) and shift:  # torch's own float32 is less precise than the tolerance
         return F.batch_norm(x.double() + shift, None, None, weight.double(), bias.double(), training=True).to(x.dtype)
     return F.batch_norm(x + shift, None, None, weight, bias, training=True)
 
@@ -39,7 +39,7 @@ def layer_norm(x: Any, *params: Any) -> Any:
 
 
 def reductions(x: Any, *params: Any) -> Any:
-    """All kinds; products and norms of few values only."""
+    """All kinds; products and norms only of few values."""
     values, indices = x.max(2)
     spreads = (x.var(2, correction=0), torch.linalg.vector_norm(x, 2, (1, 2)), x.prod(1))
     return x.sum(2), x.mean(), x.amax((0, 2)), values, indices, x.argmax(), *spreads

@@ -1,4 +1,4 @@
-"""The three reductions with weights on a GPU: buckets are staged through the host, where Gloo carries them."""
+"""The three reductions with weights on a GPU: buckets go through the host, over Gloo."""
 
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
     """Weights after steps with accumulation, scaling and clipping."""
     held = None if mesh is None else opened(mesh, "cuda")
     net = Towers(held).cuda()
-    scaler = torch.amp.GradScaler("cuda") if held is None else GradScaler(held)
+    scaler = torch.amp.GradScaler("cuda") if held is None else GradScaler()
     make: Any = {"sharded": ShardedReducer, "broadcast": BroadcastReducer}.get(reduction, GradientReducer)
     options = {"net": net} if reduction == "broadcast" else {}
     reducer = None if held is None else make(held, net.axes_of(), bytes_bucket=200, bytes_first=50, **options)
     optimizer: Any = (
-        ShardedOptimizer(reducer, torch.optim.AdamW, lr=0.01)
+        ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
         if isinstance(reducer, ShardedReducer)
         else torch.optim.AdamW(net.parameters(), lr=0.01)
     )
@@ -48,7 +48,7 @@ def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
         elif isinstance(optimizer, ShardedOptimizer):
             optimizer.clip_grad_norm_(0.5)
         else:
-            clip_grad_norm_(net.parameters(), 0.5, mesh=held)
+            clip_grad_norm_(net.parameters(), 0.5)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Interpolation on a GPU: torch's CUDA kernels round otherwise than those for CPUs."""
+"""Interpolation on a GPU: torch's CUDA kernels round differently from its CPU kernels."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ def resized(x: Any, **options: Any) -> Any:
 
 
 def nearest_everywhere() -> list[tuple[Any, ...]]:
-    """All cases in which a split row of numbers is resized to other numbers than the whole row."""
+    """All cases in which resizing a split row differs from resizing the whole row."""
     mesh = open_mesh(Mesh(width=2), device="cuda")
     wrong = []
     for dtype in (torch.float32, torch.float64):

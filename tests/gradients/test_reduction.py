@@ -1,4 +1,4 @@
-"""Gradients after backward are those of one device, whatever came before and whatever else happens."""
+"""Gradients after backward are those of one device, in every scenario."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -43,7 +43,7 @@ def accumulated_apart(net: Towers, no_sync: NoSync) -> None:
 
 
 def accumulated_then_partly_used(net: Towers, no_sync: NoSync) -> None:
-    """Parts of parameters that the last backward does not touch are summed by it all the same."""
+    """The last backward also sums partial gradients of parameters that it does not touch."""
     with no_sync():
         net(batches()[0]).backward()
     (net.fine(net.samples(batches()[1], ("data", "height"))).sum()).backward()
@@ -137,7 +137,7 @@ def expected(pools: Pools) -> list[dict[str, Any]]:
 def trained(mesh: Mesh | None, fused: bool) -> dict[str, Any]:
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+        net.reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
     plain = [p for p in net.parameters() if p is not net.cut]
     optimizers = [torch.optim.AdamW(plain, lr=0.01, fused=fused), torch.optim.SGD([net.cut], 0.1, momentum=0.9)]
     for x in batches():

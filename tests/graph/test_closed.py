@@ -1,5 +1,6 @@
-"""What capture cannot see or keep: closed layers, models for export, hooks, modes, and models that fail."""
+"""What capture cannot see or preserve: closed layers, models for export, hooks, modes, and models that fail."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from convmesh.errors import CaptureError, CaptureWarning, OpaqueLayerWarning
 from convmesh.graph.captured import capture
+from convmesh.graph.tracing import settings
 from convmesh.graph.tracing.aten import _BY_NAME, _METHODS, _REORDERED
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.testing import RankPool
 from tests.graph.networks import Gated
 
 
-def test_a_closed_layer_is_told_with_line_and_reason() -> None:
+def test_a_closed_layer_is_reported_with_line_and_reason() -> None:
     with pytest.warns(
         OpaqueLayerWarning, match=r"`gates.\d` stays closed \(networks.py:\d+: if x.sum\(\) > 0:\)"
     ) as told:
@@ -100,7 +102,7 @@ def closed_part(part: Callable[[], nn.Module], reason: str) -> None:
 
 
 class Exported(nn.Module):
-    """Its own forward calls what takes no proxies; its parts are ordinary."""
+    """Its own forward calls functions that take no proxies; its parts are ordinary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ class Exported(nn.Module):
 
 
 def strange(x: object) -> None:
-    """Something that a proxy cannot pass."""
+    """A function that takes no proxies."""
     if not type(x).__module__.startswith("torch"):
         raise TypeError("only torch's own")
 
@@ -192,7 +194,7 @@ class Modal(nn.Module):
         return (x, x * 2) if self.training else x
 
 
-def test_a_branch_on_the_mode_is_told() -> None:
+def test_a_branch_on_the_mode_is_reported() -> None:
     model = nn.Sequential(Modal())
     with pytest.warns(CaptureWarning, match=r"`self.training`: the network is captured as it is in training mode"):
         assert len(capture(model, (1, 2)).graph.outputs) == 2
@@ -200,7 +202,7 @@ def test_a_branch_on_the_mode_is_told() -> None:
         assert len(capture(model.eval(), (1, 2)).graph.outputs) == 1
 
 
-def test_hooks_that_would_be_lost_are_told() -> None:
+def test_hooks_that_would_be_lost_are_reported() -> None:
     leaf = nn.Tanh()
     model = nn.Sequential(nn.Sequential(leaf))
     leaf.register_forward_hook(lambda *call: call[-1] + 1)
@@ -245,3 +247,45 @@ class Strict(nn.Module):
 def test_models_that_cannot_be_captured(model: Any, samples: list[Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(model, *samples)
+
+
+class Residual(nn.Module):
+    """Its parts have two names each, and it adds in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.ConvTranspose2d(2, 2, 2, 2), nn.Conv2d(2, 2, 3, stride=2, padding=1)
+        self.again = nn.ModuleDict({"up": self.up})
+
+    def forward(self, x: Any) -> Any:
+        strange(x)
+        y = self.again["up"](self.down(x))
+        y += x
+        return y
+
+
+def test_an_exported_weight_with_two_names_goes_by_its_first() -> None:
+    """By another it would be no weight of the plan's, and its gradient would be left unsummed."""
+    with pytest.warns(CaptureWarning, match="captured by torch.export"):
+        captured = capture(Residual(), (2, 2, 8, 8))
+    read = {str(node.target) for node in captured.module.graph.nodes if node.op == "get_attr"}
+    assert read == {"up.weight", "up.bias"}
+    (node,) = captured.graph.layer("again.up.conv_transpose2d")
+    assert {weight.name for weight in node.weights} == {"up.weight", "up.bias"}
+
+
+def test_an_exported_in_place_sum_has_a_split_version() -> None:
+    with pytest.warns(CaptureWarning, match="captured by torch.export"):
+        captured = capture(Residual(), (2, 2, 8, 8))
+    assert operator.iadd in {node.target for node in captured.module.graph.nodes}
+
+
+def test_a_torch_that_cannot_be_intercepted_is_not_taken_for_a_model_that_cannot_be_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> Any:
+        raise AttributeError("torch has no such part")
+
+    monkeypatch.setattr(settings, "function_apply", missing)
+    with pytest.raises(AttributeError, match="no such part"):
+        capture(nn.Sequential(nn.Tanh()), (1, 2))

@@ -1,4 +1,4 @@
-"""Plans that are searched for: the best of all there are, with reasons for the others, and they train exactly."""
+"""Search: the best plan of all, with reasons for rejecting others, and the plans train exactly."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ def small_memory(folder: Path, size: str) -> System:
 
 def test_nothing_fits_and_says_at_which_layer(tmp_path: Path) -> None:
     system = small_memory(tmp_path, "1 MiB")
-    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1 MiB at layer"):
+    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1.0 MiB at layer"):
         search(captured(), SHAPE, system, gpus=2)
 
 
-def test_what_does_not_fit_is_computed_again_or_sharded(tmp_path: Path) -> None:
+def test_plans_that_do_not_fit_recompute_or_shard(tmp_path: Path) -> None:
     with torch.device("meta"):
         deep = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid()) for _ in range(6)))
     net = capture(deep, (16, 8, 128, 128))
@@ -174,13 +174,13 @@ def gradients(axes: dict[str, int] | None, gpus: int | None) -> Any:
 
 
 @pytest.mark.parametrize("axes", [{"data": 2, "height": 2}, {"data": 2, "filter": 2}, None], ids=str)
-def test_what_is_found_trains_as_one_device_does(pools: Pools, axes: dict[str, int] | None) -> None:
+def test_plans_from_the_search_train_like_one_device(pools: Pools, axes: dict[str, int] | None) -> None:
     (expected,) = pools[1].run(gradients, None, None)
     for got in pools[4].run(gradients, axes, None if axes else 4):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_plans_that_were_found_are_saved_and_read(found: Found, tmp_path: Path) -> None:
+def test_plans_from_the_search_are_saved_and_read(found: Found, tmp_path: Path) -> None:
     layers = {node.layer for node in split_nodes(captured().graph)}
     for ranked in found.plans[:3]:
         ranked.plan.save(tmp_path / "plan.toml")

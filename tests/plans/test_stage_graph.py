@@ -1,4 +1,4 @@
-"""Stages: the slowest is as fast as it can be, and cuts fall only where everything that crosses can travel."""
+"""Stages: the slowest is as fast as possible, and cuts are only where all values that cross can travel."""
 
 import itertools
 import math
@@ -19,7 +19,8 @@ from convmesh.graph import Graph, capture
 from convmesh.plans import Plan
 from convmesh.plans.balance import BalanceLimits, Cost, balance
 from convmesh.plans.pipeline_rules import in_flight, microbatches_for
-from convmesh.plans.plan_file import dumps, loads
+from convmesh.plans.plan_file import loads
+from convmesh.plans.plan_text import dumps
 from convmesh.plans.stage_graph import StageGraph, cut_stages
 
 costs = st.builds(Cost, st.integers(0, 9).map(float), st.integers(0, 5), st.integers(0, 5))
@@ -68,7 +69,7 @@ def test_two_thousand_pieces_in_64_stages_take_a_moment() -> None:
 
 
 class Skips(nn.Module):
-    """A skip over everything, a size read early and used late, and a tensor taken apart."""
+    """A skip over everything, a size read early and used late, and an unpacked tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ def test_plans_say_and_read_their_stages() -> None:
         ({"schedule": "zero-bubble", "checkpoint": ["0"]}, "does not go with `checkpoint`"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
+def test_impossible_stages_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         planned(**options)
 

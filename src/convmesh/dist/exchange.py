@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from convmesh.dist.open_mesh import OpenMesh
-from convmesh.dist.wire import add, empty_like_format, put, take
+from convmesh.dist.wire import add, put, take
+from convmesh.kernels.memory_format import empty_like_format
 from convmesh.layout import ExchangePlan, Region, Route
 from convmesh.layout.exchange_plan import Carrier
 
@@ -148,7 +149,7 @@ def _detached(flat: torch.Tensor) -> torch.Tensor:
 
 def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One packed message per peer and direction."""
-    wire = _wire_device(mesh)
+    wire = mesh.wire_device
     group = mesh.everyone
     sent = [_on_wire(payload.flat(m.region), wire) for m in route.sends]
     received = [payload.landing(m.region, wire) for m in route.receives]
@@ -167,7 +168,7 @@ def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payloa
 
 def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One collective over the group; ranks with nothing to say take part with empty pieces."""
-    wire = _wire_device(mesh)
+    wire = mesh.wire_device
     group, members = mesh.group(axes), mesh.members(axes)
     outgoing, incoming = ({m.peer: m.region for m in side} for side in (route.sends, route.receives))
     pieces = [payload.flat(outgoing[peer]) for peer in members if peer in outgoing]
@@ -184,7 +185,7 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     """Equal pieces that everybody wants."""
     if not route.sends:  # empty in another dim, on all ranks of the group alike
         return PendingExchange([], list)
-    wire = _wire_device(mesh)
+    wire = mesh.wire_device
     group, members = mesh.group(axes), mesh.members(axes)
     sent = _on_wire(payload.flat(route.sends[0].region), wire)
     received = payload.empty(sent.numel() * len(members), wire)
@@ -192,10 +193,6 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     work = _gather_equal(received, sent, group=group, async_op=True)
     parts = dict(zip(members, received.split(sent.numel()), strict=True))
     return PendingExchange([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
-
-
-def _wire_device(mesh: OpenMesh) -> torch.device:
-    return torch.device("cpu") if mesh.stages_through_host else mesh.device
 
 
 def _on_wire(flat: torch.Tensor, wire: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Between tensors and the plain contiguous buffers that back-ends move."""
+"""Between tensors and the contiguous buffers that backends send."""
 
 from __future__ import annotations
 
@@ -10,21 +10,6 @@ import torch
 from convmesh.layout import Region, Span
 
 Slices = tuple[slice, ...]
-
-
-def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels-last if the tensor is stored so and not plainly contiguous too."""
-    if tensor.is_contiguous():
-        return torch.contiguous_format
-    for dims, candidate in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.dim() == dims and tensor.is_contiguous(memory_format=candidate):
-            return candidate
-    return torch.contiguous_format
-
-
-def empty_like_format(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Uninitialised, with the type, device and memory format of `like`."""
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format_of(like))
 
 
 def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
@@ -72,7 +57,7 @@ def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
 
 
 def _blocks(region: Region) -> Iterator[tuple[Slices, Slices]]:
-    """The boxes of a region with their places in its compact indices."""
+    """The boxes of a region, and where each lies among the region's values without gaps."""
     per_dim = [list(zip(spans, _compact(spans), strict=True)) for spans in region.dims]
     for choice in itertools.product(*per_dim):
         yield tuple(s.slice() for s, _ in choice), tuple(c.slice() for _, c in choice)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from convmesh.graph.graph import Graph, Node, Row, Value, Weight
 
 if TYPE_CHECKING:
-    from convmesh.graph.captured import Captured, capture
+    from convmesh.graph.captured import Captured, capture, compared
 
-__all__ = ["Captured", "Graph", "Node", "Row", "Value", "Weight", "capture"]
+__all__ = ["Captured", "Graph", "Node", "Row", "Value", "Weight", "capture", "compared"]
 
-_LAZY = ("Captured", "capture")
+_LAZY = ("Captured", "capture", "compared")
 
 
 def __getattr__(name: str) -> Any:

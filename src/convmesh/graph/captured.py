@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ import torch
 from torch import fx, nn
 
 from convmesh.errors import CaptureError, CaptureWarning, OpaqueLayerWarning
+from convmesh.graph.checking.check_capture import CaptureCheck
+from convmesh.graph.checking.drawn_values import has_values
 from convmesh.graph.graph import Graph
 from convmesh.graph.tracing.assemble import assemble
 from convmesh.graph.tracing.closed import Closed, FailedError, closed_by
@@ -19,8 +22,10 @@ from convmesh.graph.tracing.describe import describe
 from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
 from convmesh.graph.tracing.keys import VALUE
+from convmesh.graph.tracing.settings import intercepted
 from convmesh.graph.tracing.tracer import LayerTracer, has_hooks, hooks_notice
 from convmesh.graph.tracing.whole import whole_graph, whole_output
+from convmesh.graph.weightless import Own, is_from, own_parts, weightless_graph
 
 Sample = torch.Tensor | Sequence[int]
 
@@ -33,15 +38,37 @@ class Captured:
     module: fx.GraphModule
     """Its nodes are named as those of `graph`; its submodules and parameters are the model's own."""
     values: Mapping[str, Any]
-    """What each node gives: tensors on the meta device, numbers, shapes, tuples of them."""
-    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What later steps derive from it and keep, such as its lowered plans: freed with it."""
+    """The output of each node: tensors on the meta device, numbers, shapes, tuples of them."""
+    constants: Mapping[str, torch.Tensor]
+    """Tensors of `module` that are no attribute of the model."""
+    own: Own
+    """The parts of the model that `module` calls or reads."""
+    unchecked: str = ""
+    """Why the network was not compared with the model; empty if it was, and agrees."""
+    follows_extents: bool = True
+    """Whether the network may run on other extents than its own, which it then checks itself."""
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What later steps derive from the graph and keep, such as lowered plans; shared with the versions below."""
+
+    def without_weights(self) -> Captured:
+        """The network for plans: `module` has shapes and types only, and keeps nothing of the model alive."""
+        return replace(self, module=weightless_graph(self.module))
+
+    def of_model(self, model: nn.Module) -> Captured | None:
+        """The network with the model's own modules and parameters; None if it was captured from another model."""
+        if not is_from(self.own, model):
+            return None
+        return replace(self, module=assemble(model, copy.deepcopy(self.module.graph), self.constants))
 
 
-def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None) -> Captured:
-    """The network of `model` for a global batch like `samples`: shapes, or tensors of which shape and type are read.
+def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None, check: bool = True) -> Captured:
+    """The network of `model` for a global batch like `samples`, each a tensor or a shape.
 
-    Shapes have `dtype`, or the type of the model's first floating parameter. No weight is read, copied or moved.
+    Shapes have `dtype`, or the type of the model's first floating parameter. With `check`, one training step of the
+    captured network is compared with the model's own, on as small a batch as both allow and on copies of the weights:
+    a network that is not the model is refused. Where that cannot be told, a `CaptureWarning` says why; of a model on
+    the meta device only `unchecked` does, unless weights can be drawn for it.
+
     A module stays closed (one opaque node, with an `OpaqueLayerWarning`) if its forward depends on the values of
     tensors, switches autocast, or has a torch.autograd.Function of its own. Activation checkpointing is
     inlined. `self.training` is asked in every run where it is an argument, and fixed where Python branches on it.
@@ -61,7 +88,24 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
         warnings.warn(message, CaptureWarning, stacklevel=2)
     values = {node.name: node.meta[VALUE] for node in traced.graph.nodes if node.op != "output"}
     graph = describe(traced.graph, model, traced.closed)
-    return Captured(graph, assemble(model, traced.graph, traced.constants), values)
+    module = assemble(model, traced.graph, traced.constants)
+    own = own_parts(module, traced.constants)
+    unchecked = "" if "" in traced.closed else "it was not asked for"  # a closed model runs itself
+    captured = Captured(graph, module, values, traced.constants, own, unchecked, not traced.is_exported)
+    return compared(captured, model, samples) if check else captured
+
+
+def compared(captured: Captured, model: nn.Module, samples: Sequence[Sample] = ()) -> Captured:
+    """The captured network, compared with the model if it was not before; `samples` may hold data to do so."""
+    if not captured.unchecked:
+        return captured
+    given = samples or [node.outputs[0].shape for node in captured.graph.inputs]
+    tried = [sample if isinstance(sample, torch.Tensor) else tuple(sample) for sample in given]
+    unchecked = CaptureCheck(model, captured.module, captured.graph, tried, captured.follows_extents).run()
+    if unchecked and has_values(model):
+        message = f"the captured network was not compared with the model: {unchecked}. `convmesh verify` compares them."
+        warnings.warn(message, CaptureWarning, stacklevel=3)
+    return replace(captured, unchecked=unchecked)
 
 
 @dataclass(frozen=True)
@@ -70,26 +114,38 @@ class _Traced:
     constants: Mapping[str, torch.Tensor]
     closed: Mapping[str, Closed]
     notices: tuple[str, ...] = ()
+    is_exported: bool = False
 
 
 def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator) -> _Traced:
     """Trace again and again, each time with one more module closed, until the model's own forward succeeds or fails."""
     closed: dict[str, Closed] = {}
     while True:
-        tracer = LayerTracer(samples, evaluator, closed)
+        tracer = LayerTracer(model, samples, evaluator, closed)
+        outcome = _attempt(tracer, model)
+        if isinstance(outcome, fx.Graph):
+            return _finished(model, tracer, outcome, closed)
+        if not tracer.failed_in:
+            return _closed_root(model, samples, evaluator, closed_by("", outcome))
+        closed[tracer.failed_in] = closed_by(tracer.failed_in, outcome)
+
+
+def _attempt(tracer: LayerTracer, model: nn.Module) -> fx.Graph | Exception:
+    """The graph, or what stopped the model's forward. A torch in which nothing can be intercepted is our defect."""
+    with intercepted(tracer):
         try:
-            graph = tracer.trace(model)
+            return tracer.trace(model)
         except FailedError:
             raise
         except Exception as error:
-            if not tracer.failed_in:
-                return _closed_root(model, samples, evaluator, closed_by("", error))
-            closed[tracer.failed_in] = closed_by(tracer.failed_in, error)
-        else:
-            hooks = (hooks_notice(""),) if has_hooks(model) else ()
-            called = {node.target for node in graph.nodes}  # not those inside others that are closed too
-            closed = {path: why for path, why in closed.items() if path in called}
-            return _Traced(graph, tracer.constants, closed, (*tracer.notices, *hooks))
+            return error
+
+
+def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Mapping[str, Closed]) -> _Traced:
+    hooks = (hooks_notice(""),) if has_hooks(model) else ()
+    called = {node.target for node in graph.nodes}  # not those inside others that are closed too
+    kept = {path: why for path, why in closed.items() if path in called}
+    return _Traced(graph, tracer.constants, kept, (*tracer.notices, *hooks))
 
 
 def _closed_root(
@@ -99,7 +155,7 @@ def _closed_root(
     output, needed_data = whole_output(model, samples, evaluator)
     if not needed_data:
         try:
-            return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),))
+            return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),), is_exported=True)
         except Exception as error:  # export has many of its own
             closed = replace(closed, reason=f"{closed.reason}; torch.export fails too: {type(error).__name__}")
     return _Traced(whole_graph(model, samples, output), {}, {"": closed})

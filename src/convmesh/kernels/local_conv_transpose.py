@@ -1,8 +1,8 @@
 """Transposed convolution of one shard, by the fastest kernel that this device has for its shape.
 
-Where the kernel is as wide as the stride, each input writes a block of its own and the layer is one matrix product.
-ATen's kernel for it is several times slower on small shards, and its plain contiguous results cost the channels-last
-layers around it copies.
+If the kernel is as wide as the stride, each input writes its own block and the layer is one matrix product. ATen's
+kernel for it is several times slower on small shards, and its contiguous results force copies on the channels-last
+layers around it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Span(NamedTuple):
         return max(0, self.stop - self.start)
 
     def intersect(self, other: Span) -> Span:
-        """The common indices, as an empty span at a sane place where there are none."""
+        """The common indices; if there are none, an empty span at a sane place."""
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 

@@ -3,8 +3,8 @@
 A halo exchange, a change of layout and an all-gather are the same thing: ranks hold a region and need another. The rule
 is stated once, in `route`: a receiver takes each index from the supplier that stands where the receiver stands on the
 axes along which suppliers are replicas. Forward routes what is owned to what is needed. The adjoint routes gradients of
-what was needed to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner hears one
-of them only.
+what was needed to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner receives
+only one of them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:
 
 
 def _carrier(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> Carrier:
-    """How messages travel. Looks at the whole mesh, dim by dim, so that every rank decides alike."""
+    """How messages travel. Looks at the whole mesh, dim by dim, so that every rank decides the same."""
     fan_in = 1
     sends_any = False
     for given, asked in zip(supply.dims, demand.dims, strict=True):

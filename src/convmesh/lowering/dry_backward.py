@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.lowering.call_text import strides_of
+from convmesh.kernels.memory_format import strides_of
 from convmesh.lowering.live_bytes import HeldStorages
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import Step

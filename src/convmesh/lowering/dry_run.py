@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def _run(
     splits_backward: bool,
 ) -> DryResult:
     sum_axes: list[Axes] = []
-    mesh.weight_sums = sum_axes.append
+    mesh = replace(mesh, left_partial=sum_axes)
     inputs = [leaf.on(mesh) for leaf in leaves if isinstance(leaf, Dry)]
     sources = [x.local for x in inputs]
     for x in inputs:  # a leaf of autograd must not be overwritten, as an in-place operator would

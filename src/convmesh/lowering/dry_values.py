@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from convmesh.dist import OpenMesh
+from convmesh.kernels.memory_format import Order, order_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.call_text import Order, order_of
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held, Saved, Step
 from convmesh.private_torch import tree_flatten, tree_leaves, tree_unflatten

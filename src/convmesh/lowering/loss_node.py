@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from convmesh.dist import dry_mesh
+from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
 from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult
@@ -16,9 +17,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import NodeProgram, Program
-
-LOSS = "loss"
-"""The node's name."""
+from convmesh.plans.loss_memory import LOSS
 
 
 def with_loss(
@@ -36,7 +35,7 @@ def with_loss(
 
 def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeProgram:
     with torch.no_grad(), recorded(mesh) as looks:
-        output.on(mesh).local.isfinite().all()
+        all_finite(output.on(mesh).local)
     value: Dry = result.value
     return NodeProgram(
         node=LOSS,

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from convmesh.dist import dry_mesh
+from convmesh.dist import StepSettings, dry_mesh
 from convmesh.errors import ConvMeshError, PlanError, UnsupportedError
 from convmesh.graph import Captured, Node
+from convmesh.kernels.memory_format import channels_last_order, is_channels_last
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arrange, arranged_layout
-from convmesh.lowering.call_text import channels_last, is_last
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult, Strides
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
@@ -34,7 +34,7 @@ from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.stage_program import microbatch, on_stage, stages_by_node
 from convmesh.lowering.weight_cuts import Axes, DryWeights, shared_sums, weight_programs, without_data
 from convmesh.plans import NodeProgram, Plan, Program, Split, Work, split_nodes
-from convmesh.private_torch import tree_leaves
+from convmesh.private_torch import tree_leaves, tree_map
 
 Run = Callable[..., DryResult]
 
@@ -78,12 +78,10 @@ class Lowering:
         self, captured: Captured, plan: Plan, rank: int, samples: int | None = None, device: str = "cuda"
     ) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
-        self._mesh = dry_mesh(plan.mesh, rank, device)
-        self._mesh.replica_statistics = plan.batchnorm == "replica"
-        self._mesh.sub_batches = plan.sub_batches
+        self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
         self._runner = DryRunner(self._mesh, cache_of(captured).dry_runs)
         self._weights = DryWeights()
-        self._last = any(is_last(p) for p in captured.module.parameters())  # inputs come as the weights are
+        self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
         self._env: dict[str, Any] = {}
@@ -143,7 +141,7 @@ class Lowering:
         user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
         layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
-        order = channels_last(len(value.shape)) if self._last else ()
+        order = channels_last_order(len(value.shape)) if self._last else ()
         return Dry(layout, getattr(torch, value.dtype), False, order)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -163,7 +161,8 @@ class Lowering:
         args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
-            self._env[node.name] = _call_of(self._captured.module, node)(*args[0], **args[1])
+            value = _call_of(self._captured.module, node)(*args[0], **args[1])
+            self._env[node.name] = tree_map(_learned_apart, value)
             return
         given = _layouts(args)
         try:
@@ -173,7 +172,7 @@ class Lowering:
             args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
             run = partial(self._opaque, spec, args) if unseen else self._ready(node, spec, module, split, args)
             result = run()
-        except (ConvMeshError, ValueError) as error:
+        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
         if result.decided is not None and module is not None:
             self._weights.settle(spec.layer, module, result.decided)
@@ -341,6 +340,12 @@ def _dries(value: Any) -> list[Dry]:
 
 def _layouts(args: Any) -> tuple[Layout, ...]:
     return tuple(leaf.layout for leaf in _dries(args))
+
+
+def _learned_apart(value: Any) -> Any:
+    """What a layer makes of constants alone: every rank has all of it, and its backward is the layer's own affair."""
+    is_learned = isinstance(value, torch.Tensor) and value.requires_grad
+    return without_data(value) if is_learned else value
 
 
 def _has_tensors(value: Any) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from convmesh.kernels.memory_format import Order
 from convmesh.layout import Layout
-from convmesh.lowering.call_text import Order
 from convmesh.lowering.weight_cuts import Axes, Cuts
 from convmesh.plans import Plan, Program, Split
 

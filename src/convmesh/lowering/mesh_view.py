@@ -22,9 +22,9 @@ class MeshView:
         self._here = mesh.mesh.coordinates(mesh.rank)
         kept = {name: extent for name, extent in mesh.mesh.axes.items() if name in axes}
         reduced = Mesh(**kept)
-        self.open = dry_mesh(reduced, reduced.rank(self._here), mesh.stands_for)
-        self.open.replica_statistics, self.open.sub_batches = mesh.replica_statistics, mesh.sub_batches
-        self.key = (reduced, self.open.rank, mesh.stands_for, mesh.replica_statistics, mesh.sub_batches)
+        rank = reduced.rank(self._here)
+        self.open = dry_mesh(reduced, rank, mesh.stands_for).with_settings(mesh.settings)
+        self.key = (reduced, rank, mesh.stands_for, mesh.settings)
 
     def inside(self, value: Dry) -> Dry:
         """A tensor of the whole mesh, on the reduced one."""

@@ -14,13 +14,13 @@ from convmesh.graph import Captured, Weight
 from convmesh.layout import Layout
 from convmesh.layout.layout import Cut
 from convmesh.lowering.arrange import arranged_layout
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lower import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
-from convmesh.plans.program import Steps
+from convmesh.plans.steps import Steps
 from convmesh.private_torch import tree_leaves
 
 Value = Any

@@ -11,11 +11,11 @@ import torch
 
 from convmesh.errors import PlanError
 from convmesh.layout import Mesh
+from convmesh.layout.mesh import SPACE_AXES
 from convmesh.lowering.loss_node import with_loss
 from convmesh.lowering.lower import lower_plan
 from convmesh.lowering.lowered import Lowered
 from convmesh.oracle import Assumptions, Prediction, predict_programs
-from convmesh.oracle.simulate.stand_ins import SPACE
 from convmesh.plans import Plan, Program
 from convmesh.system import System
 
@@ -67,7 +67,7 @@ def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
     With `borders` also one that is first along all those axes, and one that is last. Of uneven parts the larger ones
     come first, so that the second rank has the most work, and neighbours on both sides.
     """
-    space = {name: extent for name, extent in mesh.axes.items() if name in SPACE}
+    space = {name: extent for name, extent in mesh.axes.items() if name in SPACE_AXES}
     inside = {name: min(1, extent - 1) for name, extent in space.items()}
     first, last = dict.fromkeys(space, 0), {name: extent - 1 for name, extent in space.items()}
     places = [inside, *([first, last] if borders else [])]

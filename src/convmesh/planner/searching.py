@@ -12,14 +12,14 @@ from functools import cached_property
 from torch import nn
 
 from convmesh.errors import ConvMeshError, PlanError
-from convmesh.graph import Captured, capture
+from convmesh.graph import Captured
 from convmesh.layout import Mesh
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.search import Candidate, Candidates, Found, Ranked, Search, SearchLimits
 from convmesh.oracle.search.objectives import objective as objective_called
-from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, samples_of
+from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
 from convmesh.planner.mixing import mixes_on
 from convmesh.planner.predicting import predict, programs_of, representatives
 from convmesh.plans import STRATEGIES, Plan, Program, strategy_for
@@ -57,7 +57,7 @@ def search(
     `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
     `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
     """
-    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    captured = network_of(model, sample)
     return search_captured(
         captured, system, gpus, objective, samples, strategies, assumptions=assumptions, progress=progress
     )

@@ -14,6 +14,7 @@ from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
 from convmesh.layout.mesh import Mesh
 from convmesh.plans.pipeline_rules import check_pipeline
+from convmesh.plans.plan_text import dumps
 from convmesh.plans.split import Split
 
 BatchNorm = Literal["global", "replica"]
@@ -109,8 +110,6 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan as it is saved: TOML, with what was decided as comments."""
-        from convmesh.plans.plan_file import dumps  # plans are values first; text is one use of them
-
         return dumps(self)
 
     def save(self, path: str | Path) -> None:

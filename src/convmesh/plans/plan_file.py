@@ -1,10 +1,8 @@
-"""Plans as TOML: written for people, read with every mistake named."""
+"""Reading plans from TOML: every mistake is named."""
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,37 +10,8 @@ from typing import Any
 from convmesh.errors import ConvMeshError, PlanError
 from convmesh.layout.mesh import Mesh
 from convmesh.plans.plan import Pipeline, Plan
-from convmesh.plans.split import Split, split_of, to_plain
-
-_FIELDS = ("strategy", "shapes", "batchnorm", "checkpoint", "reduction", "sub_batches", "signature")
-
-
-def dumps(plan: Plan) -> str:
-    """The plan's text: the commonest split as the default of all layers, then those that differ."""
-    lines = [f"# {note}" for note in plan.notes]
-    lines += [f"{name} = {_value(getattr(plan, name))}" for name in _FIELDS if getattr(plan, name) not in ((), "", 1)]
-    lines += ["", "[mesh]", *(f"{name} = {size}" for name, size in plan.mesh.axes.items())]
-    if plan.pipeline is not None:
-        stages = ((f.name, getattr(plan.pipeline, f.name)) for f in fields(Pipeline))
-        lines += ["", "[pipeline]", *(f"{name} = {_value(value)}" for name, value in stages)]
-    lines += ["", "[layers]", *(f"{json.dumps(name)} = {_value(to_plain(s))}" for name, s in _listed(plan))]
-    return "\n".join(lines) + "\n"
-
-
-def _listed(plan: Plan) -> list[tuple[str, Split]]:
-    """Patterns come first as they are; exact layers follow unless the commonest split covers them."""
-    if not plan.splits or any("*" in name for name, _ in plan.splits):
-        return list(plan.splits)
-    common, _ = Counter(split for _, split in plan.splits).most_common(1)[0]
-    return [("*", common), *((name, split) for name, split in plan.splits if split != common)]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(v)}" for key, v in value.items()) + " }" if value else "{}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+from convmesh.plans.plan_text import FIELDS
+from convmesh.plans.split import Split, split_of
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -66,12 +35,12 @@ def loads(text: str, name: str = "plan") -> Plan:
 
 
 def _plan(read: dict[str, Any]) -> Plan:
-    known = (*_FIELDS, "mesh", "pipeline", "layers")
+    known = (*FIELDS, "mesh", "pipeline", "layers")
     if unknown := [key for key in read if key not in known]:
         raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}.")
     if not isinstance(read.get("mesh"), dict) or not isinstance(read.get("layers"), dict):
         raise PlanError("a plan needs a [mesh] (axis = ranks) and [layers] (name or pattern = split).")
-    given = {key: read[key] for key in _FIELDS if key in read}
+    given = {key: read[key] for key in FIELDS if key in read}
     given |= {key: _tuples(given[key]) for key in ("shapes", "checkpoint") if key in given}
     mesh = Mesh(**read["mesh"])
     return Plan(

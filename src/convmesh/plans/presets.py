@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
-from convmesh.layout.mesh import CHANNEL_AXES, Mesh
+from convmesh.layout.channels import groups_divide
+from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.plans.plan import split_nodes
-from convmesh.plans.split import SPATIAL, Axes, Split
+from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
+from convmesh.plans.split import Axes, Split
 
 AXES_OF: dict[str, Axes] = {
     "data": ("data",),
-    "spatial": SPATIAL,
+    "spatial": SPACE_AXES,
     "filter": ("filter",),
     "channel": ("channel",),
     "pipeline": ("pipe",),
@@ -34,7 +35,7 @@ CUTS_CHANNELS = ("conv", "conv_transpose", "linear")
 class PresetOptions:
     """Where a spatial strategy stops: at extents with fewer rows a rank than `least_rows`, or at a named layer."""
 
-    least_rows: int = 2
+    least_rows: int = LEAST_ROWS
     spatial_until: str | None = None
 
 
@@ -53,12 +54,6 @@ class _Layer:
     node: Node
     given: tuple[int, ...]
     made: tuple[int, ...]
-
-    def extents(self) -> dict[str, int]:
-        """The smaller of input and output extent of every spatial dim."""
-        names = SPATIAL[len(SPATIAL) - max(0, len(self.given) - 2) :]
-        pairs = zip(self.given[2:], self.made[2:], strict=False)
-        return dict(zip(names, (min(pair) for pair in pairs), strict=False))
 
 
 def preset(strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions | None = None) -> Preset:
@@ -131,8 +126,8 @@ class _Chooser:
     def _spatial(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
         """Cut space while every rank has rows enough; what is left over cuts samples, else channels, else nothing."""
         self._stopped |= layer.node.layer == self.options.spatial_until
-        extents, free = layer.extents(), []
-        for axis in self._present(SPATIAL):
+        extents, free = rows_by_axis(layer.given, layer.made), []
+        for axis in self._present(SPACE_AXES):
             rows = extents.get(axis, 0) // self.mesh.axes[axis]
             if rows >= self.options.least_rows and not self._stopped:
                 chosen[axis] = (axis,)
@@ -165,11 +160,12 @@ class _Chooser:
         if layer.node.kind not in CUTS_CHANNELS:
             return False
         ranks, groups = self.mesh.extent(axes), int(str(layer.node.options.get("groups", 1)))
-        if layer.made[1] >= ranks and (groups == 1 or groups % ranks == 0):
+        if layer.made[1] >= ranks and groups_divide(groups, ranks):
             return True
-        limit = layer.made[1] if groups == 1 else math.gcd(groups, ranks)
-        what = "filters" if groups == 1 else "groups"
-        self._say(f"{layer.node.layer}: not cut by channels: {ranks} ranks, {limit} {what} to share")
+        rule = f"{layer.made[1]} filters < {ranks} ranks"
+        if not groups_divide(groups, ranks):
+            rule = f"{groups} groups do not divide over {ranks} ranks"
+        self._say(f"{layer.node.layer}: channels stay whole: {rule}")
         return False
 
     def _tell(self, layer: _Layer, axis: str, extent: int | None) -> None:
@@ -185,6 +181,3 @@ class _Chooser:
 
     def _say(self, note: str) -> None:
         self.notes.append(note)
-
-
-__all__ = ["AXES_OF", "CHANNEL_AXES", "STRATEGIES", "Preset", "PresetOptions", "check_axes", "preset", "strategy_for"]

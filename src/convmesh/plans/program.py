@@ -10,76 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
+from convmesh.plans.program_table import render
+from convmesh.plans.steps import NOTHING_HELD, Held, Saved, Shape, Step, Steps, Transfer, Wait, Work, bytes_of
 
-Shape = tuple[int, ...]
 Phase = Literal["forward", "backward", "reduction", "update"]
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One local computation: the operator, its local shapes, and what it costs at least."""
-
-    op: str
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
-    dtype: str
-    flops: int
-    bytes_moved: int
-    options: tuple[object, ...] = ()
-    """The operator's other arguments: stride, padding, which gradients."""
-    call: str = ""
-    """The whole call, as it can be made again: `relu.default(float32(8, 64, 32, 32, last=1))`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One message to `peer`, or one collective over the ranks along `axes`, as this rank posts it."""
-
-    carrier: str
-    axes: tuple[str, ...]
-    bytes_sent: int
-    peer: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """From here on the results of transfers are needed that were posted earlier in the same list of steps."""
-
-    transfers: tuple[int, ...]
-    """By their number among the list's transfers, from 0."""
-    arriving: tuple[tuple[int, int], ...] = ()
-    """Messages that come in: from which rank, how many bytes."""
-
-
-Step = Work | Transfer | Wait
-Steps = tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A tensor kept for backward: an input or output of the node (by index), a weight, or one of its own."""
-
-    what: Literal["input", "output", "weight", "own"]
-    index: int
-    bytes_kept: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a node holds while it runs, and whose memory its results are.
-
-    A result is in the memory of an input or an output (by index; its own index: memory of its own), or of a weight.
-    """
-
-    bytes_forward: int = 0
-    """The most that forward holds beside its inputs."""
-    bytes_backward: int = 0
-    """The most that backward holds beside what was kept and the gradients of its outputs."""
-    bytes_weights: int = 0
-    """The same, while weights' gradients are found apart."""
-    outputs: tuple[Saved, ...] = ()
-    gradients: tuple[Saved | None, ...] = ()
-    """Of its inputs: in the memory of the gradient of an output, or of that of an input."""
+BACKGROUND: frozenset[Phase] = frozenset({"reduction", "update"})
+"""Phases whose collectives have process groups of their own (`OpenMesh.background`), so that layers do not queue behind
+them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +34,7 @@ class NodeProgram:
     saved: tuple[Saved, ...] = ()
     sources: tuple[str, ...] = ()
     """The nodes whose tensors it is given, in the order in which `saved` counts them."""
-    held: Held = Held()
+    held: Held = NOTHING_HELD
     block: str = ""
     """The module that is computed again in backward, of which this node is a part."""
     weights: tuple[str, ...] = ()
@@ -119,7 +57,7 @@ class NodeProgram:
     def bytes_outputs(self, rank: int) -> list[int]:
         """Of a rank's shards of what it gives."""
         pairs = zip(self.outputs, self.dtypes, strict=True)
-        return [_bytes(layout.box(rank).shape, dtype) for layout, dtype in pairs]
+        return [bytes_of(layout.box(rank).shape, dtype) for layout, dtype in pairs]
 
     @property
     def transfers(self) -> Iterator[Transfer]:
@@ -153,7 +91,7 @@ class WeightProgram:
 
     @property
     def bytes_held(self) -> int:
-        return _bytes(self.local_shape, self.dtype)
+        return bytes_of(self.local_shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -210,8 +148,6 @@ class Program:
 
     def __str__(self) -> str:
         """The whole step as a table."""
-        from convmesh.plans.program_table import render  # which is made of programs
-
         return render(self)
 
     def steps(self) -> Iterator[tuple[Phase, str, Step]]:
@@ -248,9 +184,15 @@ class Program:
         return posted
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
-        """With how often each runs in a step."""
+        """Up to the end of backward, each with how often it runs in a step."""
         yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
         yield from ((transfer, 1) for transfer in self.reduction)
+
+    def transfers_with_update(self) -> Iterator[tuple[Transfer, int]]:
+        """Those of `transfers`, and those that follow the optimiser's step."""
+        yield from self.transfers()
+        sent = (step for part in self.shown for step in (*part.start, *part.finish))
+        yield from ((step, 1) for step in sent if isinstance(step, Transfer))
 
     @property
     def flops(self) -> int:
@@ -264,16 +206,3 @@ class Program:
 
 def _renumbered(wait: Wait, posted: int) -> Wait:
     return replace(wait, transfers=tuple(number - posted for number in wait.transfers))
-
-
-def _bytes(shape: Shape, dtype: str) -> int:
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return elements * BYTES_OF.get(dtype, 4)
-
-
-BYTES_OF = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
-    "bool": 1, "complex64": 8, "complex128": 16,
-}  # fmt: skip

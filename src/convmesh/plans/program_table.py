@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from convmesh.layout import Layout
-from convmesh.plans.program import NodeProgram, Program, Step, Transfer
+from convmesh.plans.steps import Step, Transfer
+
+if TYPE_CHECKING:
+    from convmesh.plans.program import NodeProgram, Program
 
 _DIM_NAMES = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 

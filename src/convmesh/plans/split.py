@@ -7,15 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from convmesh.errors import PlanError
-from convmesh.layout.mesh import AXES, Mesh
+from convmesh.layout.mesh import AXES, SPACE_AXES, Mesh, space_axes
 
 Axes = tuple[str, ...]
 Algorithm = Literal["auto", "x", "y", "w"]
 
-SPATIAL = ("depth", "height", "width")
-"""Spatial dims, and the mesh axes that a spatial strategy cuts them by."""
-
-DIMS = ("sample", *SPATIAL, "channel")
+DIMS = ("sample", *SPACE_AXES, "channel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +47,8 @@ class Split:
 
     def cut(self, dims: int) -> dict[int, Axes]:
         """The axes by index of dim, channels left out, for a tensor of so many dims: N, C, then space."""
-        space = SPATIAL[len(SPATIAL) - max(0, dims - 2) :]
-        by_dim = {0: self.sample, **{dim: getattr(self, name) for dim, name in enumerate(space, start=2)}}
+        space = enumerate(space_axes(dims - 2), start=2)
+        by_dim = {0: self.sample, **{dim: getattr(self, name) for dim, name in space}}
         return {dim: axes for dim, axes in by_dim.items() if axes}
 
     def on(self, mesh: Mesh) -> Split:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from convmesh.graph import Graph
 from convmesh.plans.balance import Cost
-from convmesh.plans.program import NodeProgram, Program, Work
+from convmesh.plans.program import NodeProgram, Program
+from convmesh.plans.steps import Work
 
 FLOPS_PER_SECOND = 50e12
 """Of a device that stages are balanced for: what a data-centre GPU reaches on convolutions in TF32."""

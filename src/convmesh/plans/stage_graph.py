@@ -13,7 +13,7 @@ from itertools import pairwise
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
 from convmesh.plans.balance import BalanceLimits, Cost, balance
-from convmesh.plans.program import BYTES_OF
+from convmesh.plans.steps import bytes_each
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 """Types that can cross: their gradients travel back."""
@@ -103,7 +103,7 @@ class StageGraph:
         """By place: bytes of the global micro-batch, or batch, that a stage starting there is given."""
         change = [0] * (len(self.calls) + 2)
         for name, (made, last) in self._lifetimes.items():
-            size = sum(value.elements * BYTES_OF.get(value.dtype, 4) for value in self.graph.node(name).outputs)
+            size = sum(value.elements * bytes_each(value.dtype) for value in self.graph.node(name).outputs)
             change[made + 1] += size
             change[last + 1 if last <= len(self.calls) else -1] -= size
         return list(itertools.accumulate(change))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from convmesh.oracle.pricing.assumptions import OptimizerName
+from convmesh.plans.space_rows import LEAST_ROWS
 
 MIGRATION = 5.4e9
 """Bytes a second between a device and memory of its host that is paged, over PCIe 3 (recalled, not checked; chosen)."""
@@ -57,7 +58,7 @@ class Practice:
     jitter: float = JITTER
     bytes_per_second_paged: float = MIGRATION
     bytes_per_second_copied: float = HOST_COPY
-    least_rows: int = 2
+    least_rows: int = LEAST_ROWS
     """Rows that a rank keeps at least where space is cut."""
     variants: Mapping[str, Variant] = field(default_factory=dict)
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from convmesh.layout.mesh import Mesh
-from convmesh.plans.split import SPATIAL
+from convmesh.layout.mesh import SPACE_AXES, Mesh, space_axes
 
 Role = Literal["anchor", "test"]
 PRECISIONS = ("fp32", "tf32", "amp", "fp16", "bf16")
-PARTS = ("data", "spatial", *SPATIAL, "filter", "channel", "pipeline")
+PARTS = ("data", "spatial", *SPACE_AXES, "filter", "channel", "pipeline")
 """What a run's strategy may be made of."""
 
 
@@ -64,10 +63,10 @@ class MeasuredRun:
 
     def mesh(self, spatial_dims: int) -> Mesh:
         """Its ranks as a grid; `spatial` without a dim cuts the first one, as all codes that we have runs of do."""
-        first = SPATIAL[len(SPATIAL) - max(1, spatial_dims)]
+        first = space_axes(max(1, spatial_dims))[0]
         names = {"spatial": first, "pipeline": "pipe"}
         return Mesh(**{names.get(part, part): ranks for part, ranks in self.strategy.items()})
 
 
 def _name(part: str) -> str:
-    return "spatial" if part in SPATIAL else part
+    return "spatial" if part in SPACE_AXES else part

@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.stragglers import seconds_straggling
 from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.oracle.simulate.step import schedule
-from convmesh.plans.program import Program, Transfer, Work
-from convmesh.plans.split import SPATIAL
+from convmesh.plans.program import Program
+from convmesh.plans.steps import Transfer, Work
 from convmesh.system import LinkLevel, System
 from convmesh.validation.anchors import Calibration
 from convmesh.validation.code_habits import Practice
@@ -82,7 +82,7 @@ class PractisedTransfers(TransferModel):
         self._reducing = TransferModel(reducing, case.mesh, case.assumptions)
         self._staged = case.run.kind in practice.staged
         self._bandwidth_staged = practice.bytes_per_second_staged
-        self._hops = case.mesh.extent(name for name in SPATIAL if name in case.mesh.axes) - 1 if practice.chained else 1
+        self._hops = case.mesh.extent(SPACE_AXES) - 1 if practice.chained else 1
         self._factor = factor
 
     def transfer(self, transfer: Transfer, rank: int) -> Estimate:

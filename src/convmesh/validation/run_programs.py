@@ -133,7 +133,7 @@ def _captured(problem: _Problem) -> Captured:
     dtype = getattr(torch, problem.run.dtype)
     with torch.device("meta"):
         network = models.find(problem.name).create(**sizes).to(dtype)
-        return capture(network, torch.empty(problem.shape, dtype=dtype))
+        return capture(network, torch.empty(problem.shape, dtype=dtype), check=False)
 
 
 def _splits(problem: _Problem, captured: Captured) -> str | dict[str, Split]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from convmesh.errors import ShapeError
+from convmesh.graph.checking.drawn_values import drawn_input
 from convmesh.verification.result import Shapes
 
 Sample = torch.Tensor | Sequence[int] | Sequence[torch.Tensor | Sequence[int]]
@@ -31,18 +32,12 @@ class DrawnBatch:
         """Values in float64: the corner of the user's sample where it tells something, else normal ones."""
         generator = torch.Generator().manual_seed(1)
         pairs = zip(self.samples, self.shapes, strict=True)
-        return [_values(sample, shape, generator) for sample, shape in pairs]
+        return [drawn_input(sample, shape, _dtype(sample), generator) for sample, shape in pairs]
 
     def targets(self) -> Any:
         """The global target, floats in float64."""
         target = self.target(self.shapes[0]) if callable(self.target) else self.target
         return _double(target) if isinstance(target, torch.Tensor) else target
-
-
-def cotangent(index: int, output: torch.Tensor | Any) -> torch.Tensor:
-    """A random gradient for the output with that index; `output` has a global shape."""
-    generator = torch.Generator().manual_seed(1000 + index)
-    return torch.randn(tuple(output.shape), generator=generator, dtype=torch.float64)
 
 
 def as_samples(sample: Sample) -> list[torch.Tensor | tuple[int, ...]]:
@@ -63,19 +58,13 @@ def _shape(given: Any) -> tuple[int, ...]:
 
 def without_data(sample: torch.Tensor | tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of another shape and of the sample's type, floats in float64, that holds nothing."""
-    dtype = sample.dtype if isinstance(sample, torch.Tensor) else torch.float64
-    return torch.empty(shape, dtype=torch.float64 if dtype.is_floating_point else dtype, device="meta")
+    return torch.empty(shape, dtype=_dtype(sample), device="meta")
 
 
-def _values(sample: torch.Tensor | tuple[int, ...], shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    if isinstance(sample, torch.Tensor) and not sample.is_meta:
-        corner = _double(sample.detach()[tuple(slice(extent) for extent in shape)].cpu().clone())
-        # A sample of zeros, or of one value, would hide most mistakes.
-        if not corner.is_floating_point() or (corner.isfinite().all() and corner.numel() > 1 and corner.std() > 0):
-            return corner
-    if isinstance(sample, torch.Tensor) and not sample.is_floating_point():
-        return torch.zeros(shape, dtype=sample.dtype)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+def _dtype(sample: torch.Tensor | tuple[int, ...]) -> torch.dtype:
+    """Floats are computed in float64."""
+    given = sample.dtype if isinstance(sample, torch.Tensor) else torch.float64
+    return torch.float64 if given.is_floating_point else given
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx, nn
 
+from convmesh.graph.checking.distance import distance
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_leaves
 
@@ -56,18 +57,6 @@ class Comparer:
         """Tensors of one sort that only the other run has are as far away as can be."""
         missing = (key for key in self._values if key.what == what and key.name not in found)
         self.errors |= dict.fromkeys(missing, float("inf"))
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference of two tensors; infinities and NaNs must be in the same places."""
-    if found.shape != expected.shape:
-        return float("inf")
-    if not found.numel():
-        return 0.0
-    found, expected = found.double(), expected.double()
-    same = torch.isclose(found, expected, rtol=0, atol=0, equal_nan=True)
-    furthest = torch.where(same, 0.0, found - expected).abs().max().item()
-    return furthest if furthest == furthest else float("inf")
 
 
 class Watcher:

@@ -10,8 +10,9 @@ from torch import nn
 
 from convmesh.errors import MeshError, PlanError, ShapeError, UnsupportedError
 from convmesh.graph import Graph
+from convmesh.graph.checking.small_batches import activations
 from convmesh.plans import Plan
-from convmesh.verification.shrink import Samples, activations
+from convmesh.verification.shrink import Samples
 
 
 def check_arguments(model: object, loss: object, target: object, steps: int, most_ranks: int) -> None:

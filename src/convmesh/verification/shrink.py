@@ -12,6 +12,7 @@ from torch import nn
 
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Graph, capture
+from convmesh.graph.checking.small_batches import activations, halved
 from convmesh.layout import Mesh
 from convmesh.lowering.lower import lower
 from convmesh.plans import Pipeline, Plan, Split, split_nodes
@@ -112,17 +113,7 @@ def capture_quietly(model: nn.Module, samples: Samples, shapes: Shapes) -> Captu
     """Capture in float64; what it warns of is told once, by the result's notes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return capture(model, *(without_data(s, shape) for s, shape in zip(samples, shapes, strict=True)))
-
-
-def halved(shapes: Shapes, dims: set[int]) -> Shapes:
-    """The shapes with those dims half as long, never below 1."""
-    return tuple(tuple((n + 1) // 2 if dim in dims else n for dim, n in enumerate(shape)) for shape in shapes)
-
-
-def activations(graph: Graph) -> int:
-    """Elements of everything that the network computes."""
-    return sum(value.elements for node in graph.nodes for value in node.outputs)
+        return capture(model, *(without_data(s, shape) for s, shape in zip(samples, shapes, strict=True)), check=False)
 
 
 def _extents(graph: Graph) -> Iterator[tuple[str, str, Shapes]]:

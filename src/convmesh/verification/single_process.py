@@ -11,12 +11,16 @@ from torch import fx, nn
 
 from convmesh.dist import dry_mesh
 from convmesh.graph import Captured
+from convmesh.graph.checking.check_capture import CaptureCheck
+from convmesh.graph.checking.distance import size_of
+from convmesh.graph.checking.drawn_values import cotangent
+from convmesh.graph.checking.trial_step import TrialStep
 from convmesh.layout import Mesh
 from convmesh.ops.core.sharded import Sharded, replicated
 from convmesh.private_torch import tree_leaves, tree_map
-from convmesh.verification.drawn_batch import DrawnBatch, cotangent
+from convmesh.verification.drawn_batch import DrawnBatch
 from convmesh.verification.few_steps import first_rate, train
-from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watched, Watcher, distance
+from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watched, Watcher
 from convmesh.verification.troubles import told
 
 LAST_DIGIT = 1e-15
@@ -57,7 +61,7 @@ class WholeRun:
                 parameter.copy_(_nudged(parameter, generator))
         comparer = Comparer(values)
         self._train([_nudged(x, generator) for x in self.batch.inputs()], comparer, lambda: rate, folder)
-        return {key: (_size(value), comparer.errors.get(key, 0.0)) for key, value in values.items()}
+        return {key: (size_of(value), comparer.errors.get(key, 0.0)) for key, value in values.items()}
 
     def _train(self, inputs: list[torch.Tensor], notes: Notes, rate: Callable[[], float], folder: str) -> None:
         watcher = Watcher(notes)
@@ -98,27 +102,11 @@ class WholeRun:
         return {node.name: run for node in self.captured.graph.nodes if node.kind == "dropout"}
 
     def _compare_capture(self, inputs: list[torch.Tensor]) -> str:
-        """Whether the model itself gives what its captured network gives; what draws random numbers cannot tell."""
-        if any(node.kind == "dropout" for node in self.captured.graph.nodes):
-            return ""
-        before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        with torch.no_grad():
-            outputs = [self.model(*inputs)]
-            self._restore(before)
-            outputs.append(self.captured.module(*inputs))
-            self._restore(before)
-        whole, traced = ([t for t in tree_leaves(y) if isinstance(t, torch.Tensor)] for y in outputs)
-        furthest = max((distance(a, b) for a, b in zip(whole, traced, strict=False)), default=0.0)
-        if len(whole) == len(traced) and furthest <= 1e-9 * max([1.0, *map(_size, whole)]):
-            return ""
-        return (
-            f"the captured network differs from the model by {furthest:.2g}: forward depends on something that capture "
-            "cannot see, such as values of tensors, a counter or random numbers"
-        )
-
-    def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(buffers[name])
+        """Why the captured network is not the model, or cannot be compared with it; nothing if they agree."""
+        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        step = TrialStep(self.model, {name: tensor.detach() for name, tensor in state.items()}, inputs)
+        verdict = CaptureCheck(self.model, self.captured.module, self.captured.graph).compare(step)
+        return verdict.refusal or verdict.unknown
 
 
 def backward_whole(outputs: Any, target: Any, loss: Callable[..., Any] | None) -> torch.Tensor | None:
@@ -149,12 +137,6 @@ def _nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return tensor
     noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
     return tensor.detach() * (1 + LAST_DIGIT * noise)
-
-
-def _size(tensor: torch.Tensor) -> float:
-    """The largest finite value; 1 for a tensor of zeros."""
-    values = tensor.detach().double()
-    return torch.where(values.isfinite(), values, 0.0).abs().max().item() or 1.0 if values.numel() else 1.0
 
 
 def _local(value: Any) -> Any:

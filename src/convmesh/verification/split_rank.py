@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from convmesh.dist import open_mesh
+from convmesh.graph.checking.drawn_values import cotangent
 from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.plans import Plan
 from convmesh.private_torch import tree_leaves
 from convmesh.runtime import ParallelNet, parallelize
 from convmesh.runtime.direct_engine import DirectEngine
 from convmesh.runtime.placing import on_layout
-from convmesh.verification.drawn_batch import DrawnBatch, cotangent
+from convmesh.verification.drawn_batch import DrawnBatch
 from convmesh.verification.few_steps import train
 from convmesh.verification.observe import Comparer, Key, Watcher
 from convmesh.verification.single_process import load

@@ -18,7 +18,7 @@ def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "au
     """The splits of a named strategy, without the dry run that refuses the first layer that cannot be cut so."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)  # the verification's notes tell
-        captured = capture(model, *as_samples(sample))
+        captured = capture(model, *as_samples(sample), check=False)
     name = strategy_for(mesh) if strategy == "auto" else strategy
     made = preset(name, captured.graph, mesh)
     plan = Plan(
@@ -36,6 +36,6 @@ def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "au
 def _with_stages(captured: Captured, plan: Plan) -> Plan:
     """Stages are cut by what layers cost; where some cannot run at all, the survey is to list them first."""
     try:
-        return with_stages(captured, plan, StageOptions())
+        return with_stages(captured, plan, StageOptions(), "cpu")  # verification runs on processors
     except UnsupportedError:
         return plan

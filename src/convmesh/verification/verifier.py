@@ -15,9 +15,10 @@ from torch import nn
 
 from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured
+from convmesh.graph.checking.drawn_values import cotangent
 from convmesh.plans import Plan
 from convmesh.testing.ranks import RankError, run_ranks
-from convmesh.verification.drawn_batch import DrawnBatch, DrawTarget, Sample, as_samples, cotangent
+from convmesh.verification.drawn_batch import DrawnBatch, DrawTarget, Sample, as_samples
 from convmesh.verification.fresh_process import in_fresh_process
 from convmesh.verification.judge import Judge
 from convmesh.verification.notes import mesh_notes, network_notes, shape_notes
@@ -96,7 +97,8 @@ class _Job:
         if not isinstance(self.target, torch.Tensor):
             self.progress("looking for the smallest input that is cut in the same way")
             shrinker.run()
-        plan = replace(plan, shapes=shrinker.shapes, source=shrinker.captured)
+        # The run on one process compares the captured network with the model; ranks need not do so again.
+        plan = replace(plan, shapes=shrinker.shapes, source=replace(shrinker.captured, unchecked=""))
         check_memory(shrinker.captured.graph, plan)
         loss, target = self._objective(shrinker.captured, plan)
         batch = DrawnBatch(self.samples, shrinker.shapes, target, self.steps)

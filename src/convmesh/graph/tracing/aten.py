@@ -27,6 +27,8 @@ _FUNCTIONS = "dropout alpha_dropout feature_dropout relu relu6 leaky_relu elu se
 _FUNCTIONS += " hardsigmoid gelu softplus max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d pad linear"
 _FUNCTIONS += " adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d layer_norm"
 _BY_NAME = {name: getattr(F, name) for name in _FUNCTIONS.split() if hasattr(F, name)}
+_IN_PLACE = {"add_": operator.iadd, "sub_": operator.isub, "mul_": operator.imul, "div_": operator.itruediv}
+"""What `x += y` and its like become; `add_` with `alpha` stays a method."""
 
 
 def torch_call(packet: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
@@ -35,6 +37,8 @@ def torch_call(packet: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Call
         return _REORDERED[packet](tuple(args), kwargs)
     if packet.startswith("upsample_"):
         return _interpolate(packet, args)
+    if packet in _IN_PLACE and not kwargs:
+        return Call(_IN_PLACE[packet], tuple(args), {})
     if packet in _METHODS or packet.endswith("_"):
         return Call(packet, tuple(args), kwargs)
     function = _BY_NAME.get(packet) or getattr(torch, packet, None)

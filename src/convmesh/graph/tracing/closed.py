@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import torch
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_PYTHONS_OWN = sysconfig.get_path("stdlib")
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+"""Packages of others, which may lie inside the folder of Python's own."""
 
 
 class ClosedError(Exception):
@@ -58,7 +62,10 @@ def user_line(error: BaseException) -> str:
 
 
 def is_users(filename: str) -> bool:
-    return not filename.startswith((*_NOT_THE_USERS, "<"))
+    """Whether a file is neither torch's, nor of this package, nor of Python itself."""
+    if filename.startswith((*_NOT_THE_USERS, "<")):
+        return False
+    return not filename.startswith(_PYTHONS_OWN) or filename.startswith(_INSTALLED)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
+from convmesh.errors import CaptureError
 from convmesh.graph.graph import Graph, Node, Value, Weight
 from convmesh.graph.kinds import kind_of
 from convmesh.graph.tracing.closed import Closed
@@ -58,8 +59,11 @@ class _Describer:
         return *self._function(node, function_name(node)), ()
 
     def _note_attribute(self, node: fx.Node) -> tuple[Weight, ...]:
-        found = self.weights.get(str(node.target))
-        self._of_attribute[node.name] = (found,) if found else ()
+        weight = self.weights.get(str(node.target))
+        if weight is None and isinstance(value := node.meta[VALUE], nn.Parameter) and value.requires_grad:
+            # Its gradient would be left unsummed over the ranks.
+            raise CaptureError(f"`{node.target}` learns, but is not a parameter of the model under that name.")
+        self._of_attribute[node.name] = (weight,) if weight else ()
         return self._of_attribute[node.name]
 
     def _module(self, node: fx.Node) -> tuple[str, str, dict[str, object], tuple[Weight, ...]]:

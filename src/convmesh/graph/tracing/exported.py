@@ -56,6 +56,7 @@ class _Writer:
         self._samples = iter(samples.items())
         self._own: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
         self._own.update(model.named_parameters(remove_duplicate=False))
+        self._first_names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         self._taken = {name for name, _ in model.named_modules()}
         self._counts: dict[str, Counter[str]] = {}
         self._modules = _module_calls(model, found.graph)  # type: ignore[arg-type]
@@ -85,6 +86,7 @@ class _Writer:
             if not isinstance(value, torch.Tensor):
                 raise ClosedError(f"torch.export made a part of it a graph of its own (`{path}`)")
             self.constants[path] = value
+        path = self._first_names.get(id(value), path)  # a tensor with several names goes by the first, as everywhere
         created = self.graph.create_node("get_attr", path)
         self._keep(node, created, self._evaluator.tensor(value), path)
 

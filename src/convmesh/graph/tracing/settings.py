@@ -14,11 +14,12 @@ import torch
 from torch import autograd, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from convmesh.graph.tracing.closed import is_users
 from convmesh.graph.tracing.evaluate import FACTORIES
+from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.interception import checkpoint_generators, function_apply
 
 RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 
@@ -77,9 +78,9 @@ def intercepted(by: Intercepts) -> Iterator[None]:
     inlined = _InlinedCheckpoints(by)
     replaced: list[tuple[Any, str, Any]] = [
         (nn.Module, "training", training),
-        (autograd.Function, "apply", _asking(by, vars(autograd.Function)["apply"].__func__)),
+        (autograd.Function, "apply", _asking(by, function_apply())),
         (checkpoint, "CheckpointFunction", inlined),
-        (checkpoint, "_checkpoint_without_reentrant_generator", inlined.around),
+        *((checkpoint, name, inlined.around) for name in checkpoint_generators()),
         (saved_tensors_hooks, "__enter__", lambda _: by.saved_tensor_hooks()),
         (saved_tensors_hooks, "__exit__", lambda *_: None),
         *((torch, function.__name__, _taking_proxies(function, by)) for function in FACTORIES),
@@ -108,7 +109,7 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
     """A factory as models call it: torch's own parser refuses `torch.randn(x.shape[0], 1)` before any mode sees it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        traced = any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs)))
+        traced = any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs)))
         return by.factory(function, args, kwargs) if traced else function(*args, **kwargs)
 
     return call

@@ -16,7 +16,7 @@ from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
 from convmesh.graph.tracing.guards import guard
 from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
 from convmesh.graph.tracing.proxy import ValueProxy
-from convmesh.graph.tracing.settings import Ambient, intercepted, this_line
+from convmesh.graph.tracing.settings import Ambient, this_line
 from convmesh.graph.tracing.trial import trial_output
 
 _CALLS = ("call_function", "call_method", "call_module")
@@ -27,8 +27,17 @@ class LayerTracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Mapping[str, Closed]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: Mapping[str, torch.Tensor],
+        evaluator: Evaluator,
+        closed: Mapping[str, Closed],
+    ) -> None:
         super().__init__()
+        self._names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        self._paths = {id(module): name for name, module in model.named_modules()}
+        self._taken = set(self._paths.values())
         self.constants: dict[str, torch.Tensor] = {}
         """Tensors that are no attribute of the model: made while tracing, or global."""
         self.failed_in = ""
@@ -49,11 +58,8 @@ class LayerTracer(fx.Tracer):
         """What the user is to be told, in order."""
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
-        self._names = {id(tensor): name for name, tensor in (*root.named_parameters(), *root.named_buffers())}
-        self._paths = {id(module): name for name, module in root.named_modules()}
-        self._taken = set(self._paths.values())
-        with intercepted(self):
-            graph = super().trace(root, concrete_args)
+        """The graph of `root`, the model; call it inside `intercepted(self)`."""
+        graph = super().trace(root, concrete_args)
         for node, line in self._baked.items():
             with graph.inserting_after(node):
                 check = graph.call_function(guard, (node, node.meta[VALUE], line))

@@ -1,4 +1,4 @@
-"""A layer with cut channels as an autograd function: gather, work, sum-scatter, and the same backwards."""
+"""A layer with cut channels as an autograd function: gather, compute, sum-scatter, and the same backwards."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class CutLayer:
     outputs: ExchangePlan
     """Adjoint: partial outputs, summed to their owners. Forward: the gradients to gather."""
     reduce_axes: tuple[str, ...]
-    """The axes along which ranks hold the same weight but other samples or space."""
+    """The axes along which ranks hold the same weight but different samples or space."""
     has_bias_duty: bool
-    """One of the ranks whose partial outputs are summed adds the bias."""
+    """Whether this rank adds the bias: one of the ranks whose partial outputs are summed does."""
     keeps_gathered: bool
     """Whether the gathered input is kept for backward, or gathered again to save its memory."""
     wire: torch.memory_format
-    """The order in which tensors travel: that in which the local layer works."""
+    """The memory format in which tensors travel: that of the local layer."""
 
 
 class CutLayerFunction(torch.autograd.Function):
-    """Backward posts the input's gradient before it finds the weight's, so that one travels behind the other."""
+    """Backward posts the input's gradient before it computes the weight's, which hides the transfer."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""The layers that can have their channels cut, on one rank: forward and both gradients."""
+"""One rank's part of the layers whose channels can be cut: forward and both gradients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Pads = list[tuple[int, int]]
 
 
 def constant(shape: tuple[int, ...], like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """An output that no input reaches: empty, or windows that lie in the padding alone."""
+    """An output that no input reaches: an empty one, or one whose windows cover only padding."""
     y = like.new_zeros(shape)
     return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
 
 
 def term_call(term: Term, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> tuple[ConvParams, Pads]:
     """The local convolution for a term, and the explicit pads that its input needs first."""
-    found = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
-    params = ConvParams(stride, tuple(both for *_, both in found), dilation, groups)
-    return params, [(low, high) for low, high, _ in found]
+    paddings = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
+    params = ConvParams(stride, tuple(both for *_, both in paddings), dilation, groups)
+    return params, [(low, high) for low, high, _ in paddings]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LocalConv:
 
 @dataclass(frozen=True)
 class LocalTransposed:
-    """Transposed convolution: all that the gathered inputs write, cut (or filled up) to the rank's output by `pads`."""
+    """Transposed convolution of the gathered inputs, cropped (or zero-padded) to the rank's output by `pads`."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

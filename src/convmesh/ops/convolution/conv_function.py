@@ -26,11 +26,11 @@ class Part:
 
     params: ConvParams
     pads: Pads
-    """What its input is padded by before the kernel pads."""
+    """Padding of its input before the kernel's own."""
     source: Region
     """The input that it reads, with all samples and channels that this rank needs."""
     outputs: Slices
-    """What it adds to of this rank's output."""
+    """The part of this rank's output that it adds to."""
     taps: Slices
 
 
@@ -48,7 +48,7 @@ class SplitConv:
 
     @cached_property
     def plain(self) -> ConvParams | None:
-        """The arguments of the one ordinary convolution that this is where nothing travels, on any rank."""
+        """The arguments of the one ordinary convolution that this is if nothing travels, on any rank."""
         travels = (self.plan.carrier, self.plan.adjoint_carrier) != ("none", "none")
         if travels or self.own is None or self.late or any(low or high for low, high in self.own.pads):
             return None
@@ -76,8 +76,8 @@ def split_conv(
 
 
 class SplitConvFunction(torch.autograd.Function):
-    """Forward: post halos, convolve what is here, add the halos' terms. Backward: post the halos' gradients, find the
-    weight's gradient, post its sum, find the input's own gradient, add what arrives."""
+    """Forward: post halos, convolve what is here, add the halos' terms. Backward: post the halos' gradients, compute
+    the weight's gradient, post its sum, compute the input's own gradient, add what arrives."""
 
     @staticmethod
     def forward(
@@ -172,7 +172,7 @@ class _Backward:
         return dw
 
     def of_input(self, halos: Arrived) -> torch.Tensor:
-        """The gradient of what this rank holds, as far as its own outputs give it."""
+        """The gradient of what this rank holds, as far as it comes from its own outputs."""
         own, pieces = self.split.own, halos
         if own is not None:
             dx, _ = self._gradients(own, (True, False))

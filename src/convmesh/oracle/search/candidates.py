@@ -9,16 +9,15 @@ from functools import cached_property
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.plans import SPATIAL, Program, Split, Work, preset, split_nodes
+from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES, space_axes
+from convmesh.oracle.search.refusal import Refusal, RefusalKind
+from convmesh.plans import Program, Split, Work, preset, split_nodes
 from convmesh.plans.presets import AXES_OF, CUTS_CHANNELS
+from convmesh.plans.space_rows import rows_by_axis
 from convmesh.plans.stage_graph import StageGraph
 
 MOST_FREED = 1024
 """Ranks that may change together from cutting space to something else: planning that takes a second for so many."""
-
-UNTRIED = "not worked out"
-"""How the reason begins for which a candidate that could be is not among the plans."""
 
 MOST_IDLE = 0.1
 """Of a network's arithmetic, the part that may go uncut by an axis that is there to cut it."""
@@ -34,7 +33,7 @@ class Candidate:
 
 def axes_of(strategy: str, spatial_dims: int) -> tuple[str, ...]:
     """The mesh axes of a strategy for inputs with so many spatial dims."""
-    space = SPATIAL[len(SPATIAL) - min(spatial_dims, len(SPATIAL)) :]
+    space = space_axes(spatial_dims)
     return tuple(name for part in strategy.split("+") for name in (space if part == "spatial" else AXES_OF[part]))
 
 
@@ -74,7 +73,7 @@ class Candidates:
     def _space(self) -> dict[str, int]:
         """Extents of the input by the axis that cuts them."""
         extents = self.shape[2:]
-        return dict(zip(SPATIAL[len(SPATIAL) - len(extents) :], extents, strict=True))
+        return dict(zip(space_axes(len(extents)), extents, strict=True))
 
     def of(self, strategy: str, ranks: int) -> list[Candidate]:
         """The strategy on every mesh of so many ranks that gives each of its parts work.
@@ -95,7 +94,7 @@ class Candidates:
         pairs = ((a, b) for at, a in enumerate(names) for b in names[at + 1 :])
         return all(sizes[a] >= sizes[b] for a, b in pairs if self._space[a] == self._space[b])
 
-    def refusal(self, candidate: Candidate) -> str | None:
+    def refusal(self, candidate: Candidate) -> Refusal | None:
         """Why a strategy cannot use all ranks of a mesh, or why that is not worked out; None if it is."""
         mesh = candidate.mesh
         if found := self._samples(mesh) or self._stages(mesh):
@@ -105,79 +104,87 @@ class Candidates:
             return self._few_dense(mesh, splits)
         return self._idle_axes(mesh, splits) or self._many_freed(mesh, splits)
 
-    def _samples(self, mesh: Mesh) -> str | None:
+    def _samples(self, mesh: Mesh) -> Refusal | None:
         ranks = mesh.axes.get("data", 1)
-        return f"data: {ranks} ranks > {self.batch} samples" if ranks > self.batch else None
+        if ranks <= self.batch:
+            return None
+        return Refusal(kind=RefusalKind.SAMPLES, subject="data", needed=ranks, limit=self.batch)
 
-    def _stages(self, mesh: Mesh) -> str | None:
+    def _stages(self, mesh: Mesh) -> Refusal | None:
         ranks = mesh.axes.get("pipe", 1)
-        return f"pipe: {ranks} ranks > {self._most_stages} stages" if ranks > self._most_stages else None
+        if ranks <= self._most_stages:
+            return None
+        return Refusal(kind=RefusalKind.STAGES, subject="pipe", needed=ranks, limit=self._most_stages)
 
     @cached_property
     def _most_stages(self) -> int:
         return len(StageGraph(self.graph).places) + 1
 
-    def _idle_axes(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
+    def _idle_axes(self, mesh: Mesh, splits: Mapping[str, Split]) -> Refusal | None:
         """Axes that the preset leaves without work: space at the first layer, else in most of the arithmetic."""
         for axis, ranks in mesh.axes.items():
-            if axis in SPATIAL and (why := self._short_extent(axis, ranks, splits)):
+            if axis in SPACE_AXES and (why := self._short_extent(axis, ranks, splits)):
                 return why
             if axis in CHANNEL_AXES and (why := self._few_channels(axis, ranks, splits)):
                 return why
         return None
 
-    def _short_extent(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
+    def _short_extent(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> Refusal | None:
         first = next(iter(splits))
         if axis not in getattr(splits[first], axis):
-            return (
-                f"{axis}: {ranks} ranks of two rows > extent {self._rows(self.graph.layer(first)[0], axis)} of {first}"
-            )
+            return self._few_rows(axis, ranks, self.graph.layer(first)[0])
         weighing = [*split_nodes(self.graph)]
         idle = [node for node in weighing if axis not in splits[node.layer].axes]
         if self._work(idle) <= MOST_IDLE * self._work(weighing):
             return None
-        extent = self._rows(idle[0], axis)
-        return (
-            f"{axis}: {ranks} ranks of two rows > extent {extent} of {idle[0].layer}, and too few samples and filters"
-        )
+        return self._few_rows(axis, ranks, idle[0], ", and too few samples and filters")
 
-    def _many_freed(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
+    def _few_rows(self, axis: str, ranks: int, node: Node, detail: str = "") -> Refusal:
+        extent = self._rows(node, axis)
+        return Refusal(kind=RefusalKind.ROWS, subject=axis, needed=ranks, limit=extent, layer=node.layer, detail=detail)
+
+    def _many_freed(self, mesh: Mesh, splits: Mapping[str, Split]) -> Refusal | None:
         """Ranks that cut space in some layers and something else in others exchange with each other in between."""
         for layer, split in splits.items():
-            axes = [axis for axis in mesh.axes if axis in SPATIAL and axis not in getattr(split, axis)]
+            axes = [axis for axis in mesh.axes if axis in SPACE_AXES and axis not in getattr(split, axis)]
             if mesh.extent(axes) > MOST_FREED:
-                return f"{UNTRIED}: where space ends, at {layer}, {mesh.extent(axes)} ranks exchange with each other"
+                detail = f": space ends at {layer}, where {mesh.extent(axes)} ranks would exchange with each other"
+                return Refusal(kind=RefusalKind.NOT_EVALUATED, detail=detail)
         return None
 
     def _rows(self, node: Node, axis: str) -> int:
         """The smaller extent of a layer's input and output along an axis of space; 1 where there is no space."""
-        dim = SPATIAL.index(axis) - len(SPATIAL)
-        shapes = self.graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
-        return min(shape[dim] if len(shape) - 2 >= -dim else 1 for shape in shapes)
+        given = self.graph.node(node.inputs[0]).outputs[0].shape
+        return rows_by_axis(given, node.outputs[0].shape).get(axis, 1)
 
-    def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> str | None:
+    def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> Refusal | None:
         """The first layer with too few filters, if such layers do much of the work."""
         weighing = [node for node in split_nodes(self.graph) if node.kind in CUTS_CHANNELS]
         uncut = [node for node in weighing if axis not in splits[node.layer].channel]
         if self._work(uncut) <= MOST_IDLE * self._work(weighing):
             return None
-        return f"{axis}: {ranks} ranks > {uncut[0].outputs[0].shape[1]} filters of {uncut[0].layer}"
+        return _few_filters(axis, ranks, uncut[0])
 
     def _work(self, nodes: Iterable[Node]) -> int:
         return sum(self._flops.get(layer, 0) for layer in {node.layer for node in nodes})
 
-    def _few_dense(self, mesh: Mesh, splits: Mapping[str, Split]) -> str | None:
+    def _few_dense(self, mesh: Mesh, splits: Mapping[str, Split]) -> Refusal | None:
         dense = [node for node in split_nodes(self.graph) if node.kind == "linear"]
         if not dense:
-            return "hybrid: the network has no dense layers"
+            return Refusal(kind=RefusalKind.DENSE, subject="hybrid")
         if mesh.size == 1 or any(splits[node.layer].channel for node in dense):
             return None
-        return f"hybrid: {mesh.size} ranks > {dense[-1].outputs[0].shape[1]} filters of {dense[-1].layer}"
+        return _few_filters("hybrid", mesh.size, dense[-1])
+
+
+def _few_filters(subject: str, ranks: int, node: Node) -> Refusal:
+    filters = node.outputs[0].shape[1]
+    return Refusal(kind=RefusalKind.FILTERS, subject=subject, needed=ranks, limit=filters, layer=node.layer)
 
 
 def unevenness(mesh: Mesh, shape: Sequence[int]) -> float:
     """How much more than an equal share of the input the rank with most has."""
-    dims = {"data": 0, **{name: dim - len(SPATIAL) for dim, name in enumerate(SPATIAL)}}
+    dims = {"data": 0, **{name: dim - len(SPACE_AXES) for dim, name in enumerate(SPACE_AXES)}}
     found = 1.0
     for name, ranks in mesh.axes.items():
         if name in dims and -len(shape) <= dims[name] < len(shape):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from convmesh.layout import Mesh
 from convmesh.oracle.prediction import Prediction
 from convmesh.oracle.search.objectives import Objective
+from convmesh.oracle.search.refusal import Refusal
 from convmesh.plans import Plan
 
 ALIKE = 1e-3
@@ -43,7 +44,11 @@ class Rejected:
 
     strategy: str
     mesh: Mesh
-    reason: str
+    refusal: Refusal
+
+    @property
+    def reason(self) -> str:
+        return str(self.refusal)
 
     def __str__(self) -> str:
         where = f"{self.strategy} on {self.mesh}" if self.mesh.size > 1 else "one device"

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from convmesh.errors import ConvMeshError, InfeasibleError
 from convmesh.layout import Mesh
-from convmesh.oracle.search.candidates import UNTRIED, Candidate, Candidates
+from convmesh.oracle.search.candidates import Candidate, Candidates
 from convmesh.oracle.search.climb import Climb, Key
 from convmesh.oracle.search.objectives import Objective
+from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.oracle.search.results import Found, Ranked, Rejected
 from convmesh.plans import STRATEGIES
-
-GIB = 1 << 30
 
 Evaluate = Callable[[Candidate], Sequence[Ranked]]
 """A candidate as plans with predictions: as it is, and where that does not fit, in ways that hold less."""
@@ -83,14 +82,14 @@ class Search:
         climb.run()
         for candidate in legal:
             if candidate not in climb.tried:
-                self._reject(candidate, _untried(climb.tried))
+                self._reject(candidate, _not_evaluated(climb.tried))
 
     def _best_of(self, candidate: Candidate) -> Ranked | None:
         """The best way to run a candidate; those that fit are kept."""
         try:
             made = list(self.evaluate(candidate))
         except ConvMeshError as error:
-            self._reject(candidate, str(error))
+            self._reject(candidate, Refusal(kind=RefusalKind.ERROR, detail=str(error)))
             return None
         fitting = [ranked for ranked in made if self._key(ranked)[0] <= 0]
         self.plans += fitting
@@ -102,9 +101,10 @@ class Search:
         beyond = ranked.prediction.bytes_needed / self.limits.bytes_memory - 1
         return max(0.0, beyond), self.objective.of(ranked.prediction)
 
-    def _beyond(self, ranked: Ranked) -> str:
+    def _beyond(self, ranked: Ranked) -> Refusal:
         most = max(ranked.prediction.memory.values(), key=lambda memory: memory.bytes_peak)
-        return f"memory: {_size(most.bytes_needed)} > {_size(self.limits.bytes_memory)} at layer {most.layer}"
+        needed, limit = most.bytes_needed, int(self.limits.bytes_memory)
+        return Refusal(kind=RefusalKind.MEMORY, subject="memory", needed=needed, limit=limit, layer=most.layer)
 
     def _mixes(self, mix: Mix) -> None:
         by_cost = sorted(self.plans, key=self._key)
@@ -115,33 +115,34 @@ class Search:
                 if self._key(ranked)[0] <= 0 and not any(ranked.is_like(known) for known in self.plans):
                     self.plans.append(ranked)
 
-    def _reject(self, candidate: Candidate, why: str) -> None:
-        self.rejected.append(Rejected(candidate.strategy, candidate.mesh, why))
+    def _reject(self, candidate: Candidate, refusal: Refusal) -> None:
+        self.rejected.append(Rejected(candidate.strategy, candidate.mesh, refusal))
 
 
-def _size(bytes_: float) -> str:
-    return f"{bytes_ / GIB:.1f} GiB" if bytes_ >= GIB / 10 else f"{bytes_ / GIB * 1024:.3g} MiB"
-
-
-def _untried(tried: dict[Candidate, Ranked | None]) -> str:
-    made = [ranked for ranked in tried.values() if ranked is not None]
-    if not made:
-        return f"{UNTRIED}: like meshes cannot be made"
-    best = min(made, key=lambda ranked: ranked.prediction.seconds_step)
-    told = f"is the best of {len(tried)} that were" if len(tried) > 1 else "was, which promised more"
-    return f"{UNTRIED}: {best.mesh} {told}"
+def _not_evaluated(tried: dict[Candidate, Ranked | None]) -> Refusal:
+    evaluated = [ranked for ranked in tried.values() if ranked is not None]
+    detail = "; similar meshes have no plan"
+    if evaluated:
+        best = min(evaluated, key=lambda ranked: ranked.prediction.seconds_step)
+        rank = f"the best of the {len(tried)} evaluated" if len(tried) > 1 else "more promising, and too slow"
+        detail = f"; {best.mesh} was {rank}"
+    return Refusal(kind=RefusalKind.NOT_EVALUATED, detail=detail)
 
 
 def _why_nothing(rejected: Sequence[Rejected]) -> str:
     """One reason for each strategy, the one that comes nearest."""
     by_strategy: dict[str, Rejected] = {}
     for one in rejected:
-        known = by_strategy.get(one.strategy)
-        if known is None or (one.reason.startswith("memory") and not known.reason.startswith("memory")):
+        nearest = by_strategy.get(one.strategy)
+        if nearest is None or (_is_memory(one) and not _is_memory(nearest)):
             by_strategy[one.strategy] = one
     lines = "".join(f"\n  {one}" for one in by_strategy.values())
-    scarce = any(one.reason.startswith("memory") for one in rejected)
+    scarce = any(map(_is_memory, rejected))
     advice = (
         "more ranks, a smaller batch or a smaller sample" if scarce else "fewer ranks, another number or a larger batch"
     )
     return f"no plan fits; use {advice}:{lines}"
+
+
+def _is_memory(rejected: Rejected) -> bool:
+    return rejected.refusal.kind is RefusalKind.MEMORY

@@ -84,5 +84,7 @@ def _alone(found: Found, best: Ranked, strategy: str) -> str | None:
     cost = found.objective.of
     if made := next((r for r in found.plans if r.strategy == strategy), None):
         return f"needs {cost(made.prediction) / cost(best.prediction) - 1:.1%} more {found.objective.name}"
-    reason = next((one.reason for one in found.rejected if one.strategy == strategy), None)
-    return reason and f"cannot be: {reason.removeprefix(f'{strategy}: ')}"
+    refusal = next((one.refusal for one in found.rejected if one.strategy == strategy), None)
+    if refusal is None:
+        return None
+    return f"has no plan: {refusal.rule if refusal.subject == strategy else refusal}"

@@ -1,0 +1,1 @@
+"""Comparing a captured network with its model on real data."""

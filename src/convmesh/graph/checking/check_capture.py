@@ -1,0 +1,100 @@
+"""Refusing a captured network that is not its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import fx, nn
+
+from convmesh.errors import CaptureError
+from convmesh.graph.checking.comparison import Mismatch, first_layer, mismatch
+from convmesh.graph.checking.drawn_values import Sample, drawn_input, weights_of
+from convmesh.graph.checking.small_batches import SmallBatch, small_batches
+from convmesh.graph.checking.trial_step import TrialStep
+from convmesh.graph.graph import Graph
+
+
+class Verdict(NamedTuple):
+    """Nothing if both networks agree; else why they could not be compared, or why the captured one is refused."""
+
+    unknown: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class CaptureCheck:
+    """A captured network and what it was captured from."""
+
+    model: nn.Module
+    module: fx.GraphModule
+    graph: Graph
+    samples: Sequence[Sample] = ()
+    """Of the global batch: tensors with or without data, or shapes."""
+    follows_extents: bool = True
+    """Whether the graph holds for other extents than its own, too."""
+
+    def run(self) -> str:
+        """Compare one step of both: nothing if they agree, else why that cannot be told.
+
+        Raises `CaptureError` where they differ. The batch is as small as both allow; a graph may hold for its own
+        extents alone without saying so, so a difference counts on the largest batch that can be tried.
+        """
+        weights = weights_of(self.model)
+        if weights is None:
+            return "its weights have no values here: they are on the meta device, or shards"
+        verdict = Verdict(unknown="its activations are too many to be computed for a check")
+        for batch in small_batches(self.graph, self.follows_extents):
+            latest = self.compare(self._step(weights, batch))
+            if latest == Verdict():
+                return ""
+            verdict = latest if latest.refusal or not verdict.refusal else verdict
+        if verdict.refusal:
+            raise CaptureError(verdict.refusal)
+        return verdict.unknown
+
+    def compare(self, step: TrialStep) -> Verdict:
+        """One step of the model and one of the captured network."""
+        try:
+            expected = step.of(self.model)
+        except Exception as error:
+            return Verdict(unknown=f"the model itself fails on {step.batch}, and larger ones take long: {_told(error)}")
+        try:
+            difference = mismatch(step.of(self.module), expected, step.device)
+        except Exception as error:
+            return Verdict(refusal=f"the captured network fails on {step.batch}, the model does not: {_told(error)}")
+        if difference is None:
+            return Verdict()
+        if mismatch(step.of(self.model), expected, step.device) is not None:
+            return self._unrepeatable()
+        return Verdict(refusal=self._refusal(step, difference))
+
+    def _unrepeatable(self) -> Verdict:
+        problem = "the model computes something else each time that it runs on the same batch"
+        if self.graph.opaque:  # closed layers run as they are
+            return Verdict(unknown=problem)
+        return Verdict(
+            refusal=f"{problem}: its forward depends on what a captured network cannot see, such as random numbers "
+            "that are not torch's. Draw them with torch, or keep that state in buffers."
+        )
+
+    def _refusal(self, step: TrialStep, difference: Mismatch) -> str:
+        where = first_layer(step, self.module)
+        return (
+            f"the captured network is not the model: on {step.batch}, {difference}{f'; {where}' if where else ''}. "
+            "Forward may depend on what capture cannot see, such as a counter or a global; else ConvMesh "
+            f"traces this model wrongly on torch {torch.__version__}: please report it with the model's code."
+        )
+
+    def _step(self, weights: dict[str, torch.Tensor], batch: SmallBatch) -> TrialStep:
+        generator = torch.Generator().manual_seed(1)
+        dtypes = [getattr(torch, node.outputs[0].dtype) for node in self.graph.inputs]
+        triples = zip(self.samples, batch.shapes, dtypes, strict=True)
+        inputs = [drawn_input(*each, generator) for each in triples]
+        return TrialStep(self.model, weights, inputs, batch.with_gradients and torch.is_grad_enabled())
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

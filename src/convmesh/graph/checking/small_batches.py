@@ -1,0 +1,82 @@
+"""Batches on which a network is tried: small ones first, its own extents last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from convmesh.graph.graph import Graph, Shape
+
+Shapes = tuple[Shape, ...]
+
+SAMPLES = 2
+"""Enough for batch statistics, and for a mistake that mixes samples to show."""
+
+ENOUGH = 1 << 19
+"""Activations of a step that takes a moment: there is no need to go below."""
+
+MOST_KEPT = 1 << 27
+"""Activations that a step with gradients may keep: half a gigabyte in float32."""
+
+MOST_COMPUTED = 1 << 28
+"""Activations that forward alone may compute, where no step with gradients is small enough."""
+
+
+class SmallBatch(NamedTuple):
+    """Shapes of the inputs, and whether gradients are computed too."""
+
+    shapes: Shapes
+    with_gradients: bool = True
+
+
+def small_batches(graph: Graph, shrinks_space: bool) -> Iterator[SmallBatch]:
+    """Batches that can be computed in moments, from the smallest to those of the network's own extents."""
+    own = tuple(node.outputs[0].shape for node in graph.inputs)
+    few = _with_samples(own, min(SAMPLES, _samples(own)))
+    sizes = [*reversed(_shrunk(graph, few) if shrinks_space else [few])]
+    kept = [shapes for shapes in dict.fromkeys((*sizes, own)) if _computed(graph, shapes) <= MOST_KEPT]
+    alone = [_with_samples(shapes, 1) for shapes in sizes if shapes not in kept]
+    kept += [shapes for shapes in alone if _computed(graph, shapes) <= MOST_KEPT]
+    yield from map(SmallBatch, kept)
+    if alone and alone[-1] not in kept and _computed(graph, alone[-1]) <= MOST_COMPUTED:
+        yield SmallBatch(alone[-1], with_gradients=False)
+
+
+def activations(graph: Graph) -> int:
+    """Elements of everything that the network computes."""
+    return sum(value.elements for node in graph.nodes for value in node.outputs)
+
+
+def halved(shapes: Shapes, dims: set[int]) -> Shapes:
+    """The shapes with those dims half as long, never below 1."""
+    return tuple(tuple((n + 1) // 2 if dim in dims else n for dim, n in enumerate(shape)) for shape in shapes)
+
+
+def _shrunk(graph: Graph, shapes: Shapes) -> list[Shapes]:
+    """The shapes, and smaller ones with one spatial dim after the other halved, until one is small enough."""
+    tried = [shapes]
+    space = range(2, max((len(shape) for shape in shapes), default=0))
+    while _computed(graph, tried[-1]) > ENOUGH:
+        before = tried[-1]
+        for dim in space:
+            tried.append(halved(tried[-1], {dim}))
+        if tried[-1] == before:
+            break
+    return tried
+
+
+def _computed(graph: Graph, shapes: Shapes) -> int:
+    """About how many activations the network has on inputs of other shapes: they grow with the inputs."""
+    own = sum(value.elements for node in graph.inputs for value in node.outputs)
+    return activations(graph) * sum(math.prod(shape) for shape in shapes) // max(1, own)
+
+
+def _samples(shapes: Shapes) -> int:
+    return next((shape[0] for shape in shapes if shape), 1)
+
+
+def _with_samples(shapes: Shapes, samples: int) -> Shapes:
+    """Only inputs that have as many samples as the first are batches."""
+    batch = _samples(shapes)
+    return tuple((samples, *shape[1:]) if shape and shape[0] == batch else shape for shape in shapes)

@@ -1,0 +1,9 @@
+"""Every use of a private part of torch, in one place, each with its reason.
+
+A torch release may change any of these. `tests/test_private_torch.py` tries each by name, so that a release that breaks
+one says which. No other module may use a private name of torch; the same file checks that.
+"""
+
+from convmesh.private_torch.trees import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]

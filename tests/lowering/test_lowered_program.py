@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import convmesh as cm
 from convmesh import Mesh, models
 from convmesh.lowering.call_text import written
-from convmesh.lowering.recorder import FREE
+from convmesh.lowering.operator_calls import FREE
 from convmesh.plans import Transfer, Wait, Work
 from tests.conftest import Pools
 from tests.runtime.training import fresh

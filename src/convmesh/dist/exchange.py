@@ -128,7 +128,7 @@ class Pieces:
 def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """Pack and count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
-    packed = [payload.flat(m.region).detach().contiguous() for m in route.sends] if carrier != "none" else []
+    packed = [_detached(payload.flat(m.region)) for m in route.sends] if carrier != "none" else []
     if carrier == "all_to_all" and packed:
         torch.cat(packed)
     posted: list[int] = []
@@ -142,6 +142,10 @@ def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, 
     received = [place(message.region, mesh.device) for message in route.receives]
     told = partial(mesh.traffic.awaited, posted, arriving)
     return PendingExchange([], lambda: _shaped(route, received, payload), keep=packed, on_wait=told)
+
+
+def _detached(flat: torch.Tensor) -> torch.Tensor:
+    return (flat.detach() if flat.requires_grad else flat).contiguous()
 
 
 def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:

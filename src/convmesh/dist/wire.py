@@ -14,6 +14,8 @@ Slices = tuple[slice, ...]
 
 def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     """The values of a region, in the tensor's own indices: a view where the region is one box."""
+    if tensor.is_meta and all(len(spans) == 1 for spans in region.dims) and not _learns(tensor):
+        return _box(tensor, region)
     for dim, spans in enumerate(region.dims):
         if spans == (Span(0, tensor.shape[dim]),):
             continue
@@ -22,14 +24,34 @@ def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
+def _box(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """The same view by one call, where there are no values: dry runs of large exchanges take thousands."""
+    shape, strides = region.shape, tensor.stride()
+    if shape == tensor.shape:
+        return tensor
+    offset = sum([spans[0].start * step for spans, step in zip(region.dims, strides, strict=True)])
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+def _learns(tensor: torch.Tensor) -> bool:
+    """Whether autograd follows: gradients of slices and of strided views take different operators."""
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
 def put(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
     """Write `values` into a region."""
+    if all(len(spans) == 1 for spans in region.dims):
+        take(tensor, region).copy_(values)
+        return
     for there, here in _blocks(region):
         tensor[there].copy_(values[here])
 
 
 def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
     """Add `values` to a region."""
+    if all(len(spans) == 1 for spans in region.dims):
+        take(tensor, region).add_(values)
+        return
     for there, here in _blocks(region):
         tensor[there].add_(values[here])
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class Captured:
     """Why the network was not compared with the model; empty if it was, and agrees."""
     follows_extents: bool = True
     """Whether the network may run on other extents than its own, which it then checks itself."""
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What later steps derive from the graph and keep, such as lowered plans; shared with the versions below."""
 
     def without_weights(self) -> Captured:
         """The network for plans: `module` has shapes and types only, and keeps nothing of the model alive."""

@@ -21,7 +21,7 @@ class HeldStorages(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = device
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, tuple[_Watch, int]] = {}
         self.bytes_held = 0
         self.bytes_peak = 0
 
@@ -49,18 +49,26 @@ class HeldStorages(TorchDispatchMode):
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage_key(storage)
         if key not in self._alive:
-            self._alive[key] = storage.nbytes()
-            self.bytes_held += storage.nbytes()
-            weakref.finalize(storage, self._forget, key).atexit = False
+            size = storage.nbytes()
+            self._alive[key] = _Watch(storage, self._forget), size
+            self._alive[key][0].key = key
+            self.bytes_held += size
 
-    def _forget(self, key: int) -> None:
-        self.bytes_held -= self._alive.pop(key)
+    def _forget(self, watch: _Watch) -> None:
+        self.bytes_held -= self._alive.pop(watch.key)[1]
 
     def start(self, values: Iterable[Any] = ()) -> int:
         """Look for the peak from here on, with `values` held before; gives the bytes that are held now."""
         self.see(values)
         self.bytes_peak = self.bytes_held
         return self.bytes_held
+
+
+class _Watch(weakref.ref[torch.UntypedStorage]):
+    """Calls back when a storage is freed."""
+
+    __slots__ = ("key",)
+    key: int
 
 
 Groups = Sequence[tuple[str, Sequence[torch.Tensor | None]]]

@@ -11,9 +11,11 @@ import torch
 from convmesh.dist import dry_mesh
 from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
-from convmesh.lowering.dry_run import Dry, DryResult, DryRunner
+from convmesh.lowering.dry_run import DryRunner
+from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lowered import Lowered
-from convmesh.lowering.recorder import dtype_name, recorded
+from convmesh.lowering.operator_calls import dtype_name
+from convmesh.lowering.recorder import recorded
 from convmesh.plans import NodeProgram, Program
 from convmesh.plans.loss_memory import LOSS
 

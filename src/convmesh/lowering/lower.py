@@ -22,13 +22,15 @@ from convmesh.kernels.memory_format import channels_last_order, is_channels_last
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arrange, arranged_layout
 from convmesh.lowering.channel_rules import LAYERS
-from convmesh.lowering.dry_run import Dry, DryResult, DryRunner, Strides
+from convmesh.lowering.dry_run import DryRunner
+from convmesh.lowering.dry_values import Dry, DryResult, Strides
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.lowering_cache import Problem, cache_of
 from convmesh.lowering.opaque import by_samples as by_samples_only
 from convmesh.lowering.opaque import is_opaque, opaque_layout
-from convmesh.lowering.recorder import dtype_name
+from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.stage_program import microbatch, on_stage, stages_by_node
 from convmesh.lowering.weight_cuts import Axes, DryWeights, shared_sums, weight_programs, without_data
 from convmesh.plans import NodeProgram, Plan, Program, Split, Work, split_nodes
@@ -44,10 +46,22 @@ def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = N
     device, cpu or cuda, whose kernels the program names.
     """
     if plan.pipeline is None:
-        return Lowering(captured, plan, rank, samples, device).run()
+        return _whole(captured, plan, rank, samples, device)
     micro = samples or microbatch(captured.graph, plan.pipeline)
-    whole = Lowering(captured, plan, rank, micro, device).run()
-    return on_stage(whole, captured.graph, dry_mesh(plan.mesh, rank, device))
+
+    def staged() -> Lowered:
+        # Ranks that differ in their stage alone share one walk; the pipe axis is the outermost.
+        first = rank % (plan.mesh.size // plan.mesh.axes.get("pipe", 1))
+        whole = _whole(captured, plan, first, micro, device)
+        return on_stage(whole, captured.graph, dry_mesh(plan.mesh, rank, device))
+
+    return cache_of(captured).lowered(Problem(plan, rank, micro, device, of_stage=True), staged)
+
+
+def _whole(captured: Captured, plan: Plan, rank: int, samples: int | None, device: str) -> Lowered:
+    """All layers of the network, on a rank of every stage."""
+    problem = Problem(plan, rank, samples, device)
+    return cache_of(captured).lowered(problem, Lowering(captured, plan, rank, samples, device).run)
 
 
 def lower_plan(plan: Plan, rank: int = 0, device: str = "cuda") -> Lowered:
@@ -65,7 +79,7 @@ class Lowering:
     ) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
         self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
-        self._runner = DryRunner(self._mesh)
+        self._runner = DryRunner(self._mesh, cache_of(captured).dry_runs)
         self._weights = DryWeights()
         self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
@@ -195,7 +209,8 @@ class Lowering:
         if module is not None:
             return self._ready_module(spec, module, split, args)
         call = partial(_after_arranging, _call_of(self._captured.module, node), split, False)
-        return partial(self._runner.run, (node.op, node.target, split), call, args, _weights_in(args))
+        run, axes = self._runner.run, () if split is None else split.axes
+        return partial(run, (node.op, node.target, split), call, args, _weights_in(args), axes=axes)
 
     def _ready_module(self, spec: Node, module: nn.Module, split: Split | None, args: Any) -> Run:
         cuts_channels, given = isinstance(module, LAYERS), _first(args).layout
@@ -204,7 +219,8 @@ class Lowering:
         call = partial(_after_arranging, partial(_with_weights, module, weights), split, cuts_channels)
         key = _key(module, weights)
         full_key = None if key is None else (key, split, self._weights.decided(spec.layer))
-        return partial(self._runner.run, full_key, call, args, list(weights.values()))
+        axes = () if split is None else split.axes
+        return partial(self._runner.run, full_key, call, args, list(weights.values()), axes=axes)
 
     def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
         """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""

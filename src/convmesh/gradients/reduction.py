@@ -8,7 +8,6 @@ as they are full, and the end of `backward()` waits for them: after it, gradient
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +25,7 @@ from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_bu
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
 from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
-from convmesh.gradients.owners import Held, distinct_axes, own
+from convmesh.gradients.owners import Held, distinct_axes, own, owner_of
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, running_node
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
@@ -34,10 +33,6 @@ AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 BYTES_BUCKET = 25 << 20
 BYTES_FIRST = 1 << 20
 """The first bucket is small, so that the transfers start early."""
-
-
-_active: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
-"""The reducers whose hooks are on parameters."""
 
 
 class GradientReducer:
@@ -73,7 +68,6 @@ class GradientReducer:
         if any(isinstance(p, DTensor) for p in self.axes_of):
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
-        _active.add(self)
         own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
@@ -205,6 +199,10 @@ class GradientReducer:
         """What this rank holds of a parameter's gradient after backward, with the axes along which ranks differ."""
         return [(parameter, distinct_axes(parameter))]
 
+    def sums(self, parameter: torch.Tensor) -> bool:
+        """Whether this reducer's hooks are on a parameter."""
+        return self._hooks.are_open and any(slot.parameter is parameter for slot in self._slots)
+
     def wait(self) -> None:
         """Return when parameters are up to date; here they always are."""
 
@@ -222,7 +220,6 @@ class GradientReducer:
     def close(self) -> None:
         """Take the hooks off the parameters."""
         self._hooks.close()
-        _active.discard(self)
 
 
 def _refuse_second(slots: Sequence[Slot]) -> None:
@@ -237,8 +234,12 @@ def _refuse_second(slots: Sequence[Slot]) -> None:
 
 
 def _summed_elsewhere(slots: Sequence[Slot]) -> Slot | None:
-    taken = {id(slot.parameter) for reducer in _active for slot in reducer._slots}
-    return next((slot for slot in slots if id(slot.parameter) in taken), None)
+    return next((slot for slot in slots if _is_summed(slot.parameter)), None)
+
+
+def _is_summed(parameter: torch.Tensor) -> bool:
+    owner = owner_of(parameter)
+    return isinstance(owner, GradientReducer) and owner.sums(parameter)
 
 
 def _is_full(bucket: Bucket) -> bool:

@@ -139,7 +139,7 @@ def small_memory(folder: Path, size: str) -> System:
 
 def test_nothing_fits_and_says_at_which_layer(tmp_path: Path) -> None:
     system = small_memory(tmp_path, "1 MiB")
-    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1 MiB at layer"):
+    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1\.0 MiB at layer"):
         search(captured(), SHAPE, system, gpus=2)
 
 

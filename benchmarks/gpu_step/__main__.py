@@ -10,6 +10,8 @@ import argparse
 import datetime
 import json
 import os
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,7 @@ def _about() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
-        "command": "python -m benchmarks.gpu_step",
+        "command": shlex.join(["python", "-m", "benchmarks.gpu_step", *sys.argv[1:]]),
     }
 
 

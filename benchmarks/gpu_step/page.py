@@ -11,10 +11,10 @@ PAGE = Path(__file__).parents[1] / "gpu_step.md"
 HEAD = """# Training steps on one GPU
 
 Whole steps (forward, loss, backward, SGD with momentum) in bf16 autocast with cuDNN's benchmark on; the row `nnunet`
-has no update. Each rival has a process of its own. All of them compile first, at the same time; then the rivals of a
-row are timed in alternation, with nothing else on the GPU, and the table has medians of these blocks. Torch's best is
-the fastest of the measured torch rows. Memory is the peak of a step. `ConvMesh graph` is the eager step captured as a
-CUDA graph by hand; its dropout masks are those of the captured step.
+has no update. Each rival runs in a process of its own. All of them compile first, at the same time. Then the rivals of
+a case are timed in alternation, with nothing else on the GPU; the table has medians and quartiles of these blocks.
+Torch's best is the fastest measured torch row of the case. `GPU busy` is the sum of a profiled step's kernels. Peak
+memory is torch's count of allocated bytes in one step; torch's own CUDA graphs hide theirs from it.
 """
 
 
@@ -33,21 +33,27 @@ def _table(cases: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case, rivals in cases.items():
-        measured = {name: rival for name, rival in rivals.items() if "seconds" in rival}
-        best = min((r["seconds"] for name, r in measured.items() if name.startswith("torch")), default=None)
-        lines += [_row(case, name, rival, best) for name, rival in measured.items()]
-        lines += [
-            _failure(case, name, r["failed"]) for name, r in rivals.items() if name not in measured and "failed" in r
-        ]
+        best = _best(rivals)
+        lines += [_row(case, name, rival, best) for name, rival in rivals.items()]
     return "\n".join(lines)
 
 
+def _best(rivals: dict[str, Any]) -> float | None:
+    """The fastest torch step of a case, in seconds."""
+    return min(
+        (r["seconds"] for name, r in rivals.items() if name.startswith("torch") and "seconds" in r), default=None
+    )
+
+
 def _row(case: str, name: str, rival: dict[str, Any], best: float | None) -> str:
+    if "seconds" not in rival:
+        reason = rival.get("failed", "prepared, not timed").splitlines()[0].replace("|", "/")
+        return f"| {case} | {name} | {reason} | | | | | |"
     low, high = (1e3 * q for q in rival["quartiles"])
     ratio = f"{rival['seconds'] / best:.2f} ×" if best else ""
     return (
         f"| {case} | {name} | {1e3 * rival['seconds']:.2f} | {low:.2f} to {high:.2f} "
-        f"| {_busy(rival)} | {rival['bytes_peak'] / 2**30:.2f} | {ratio} |"
+        f"| {_busy(rival)} | {_peak(rival)} | {ratio} |"
     )
 
 
@@ -55,6 +61,5 @@ def _busy(rival: dict[str, Any]) -> str:
     return f"{1e3 * rival['seconds_busy']:.2f} | {rival['kernels']}" if "kernels" in rival else " | "
 
 
-def _failure(case: str, name: str, failed: str) -> str:
-    reason = failed.splitlines()[0].replace("|", "/")
-    return f"| {case} | {name} | {reason} | | | | | |"
+def _peak(rival: dict[str, Any]) -> str:
+    return f"{rival['bytes_peak'] / 2**30:.2f}" if rival["bytes_peak"] is not None else ""

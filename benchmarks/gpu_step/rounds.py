@@ -40,19 +40,19 @@ class Rivalling:
         except BrokenPipeError:
             self.found["failed"] = "its process ended"
 
-    def receive(self, command: str, seconds: float) -> dict[str, Any]:
-        """The reply to a command; one that fails or takes too long ends the rival."""
-        reply = self._reply(command, seconds) if self.is_alive else {}
+    def receive(self, command: str, seconds: float, limit: float | None = None) -> dict[str, Any]:
+        """The reply to a command within `seconds`, what is left of `limit`; a failure or silence ends the rival."""
+        reply = self._reply(command, seconds, limit or seconds) if self.is_alive else {}
         if "failed" in reply:
             self.end()
         self.found.update(reply)
         return reply
 
-    def _reply(self, command: str, seconds: float) -> dict[str, Any]:
+    def _reply(self, command: str, seconds: float, limit: float) -> dict[str, Any]:
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, seconds))
         if not readable:
-            return {"failed": f"{command} took more than {seconds:.0f} s"}
+            return {"failed": f"{command} took more than {limit:.0f} s"}
         line = self.process.stdout.readline()
         reply: dict[str, Any] = json.loads(line) if line else {"failed": f"its process ended while asked to {command}"}
         return reply
@@ -82,7 +82,7 @@ def prepare_all(rivals: Sequence[Rivalling], seconds: float) -> None:
     for rival in rivals:
         rival.send("prepare")
     for rival in rivals:
-        rival.receive("prepare", end - time.monotonic())
+        rival.receive("prepare", end - time.monotonic(), limit=seconds)
         print(f"{rival.case}, {rival.name}: {rival.found}", flush=True)
 
 

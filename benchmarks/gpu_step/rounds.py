@@ -15,6 +15,8 @@ from typing import Any
 ROUNDS = 7
 SECONDS_READY = 90.0
 SECONDS_BLOCK = 30.0
+SECONDS_ROUNDS = 20.0
+"""Kept for the rounds of a case: rivals that are not ready by then take no part."""
 
 
 class Rivalling:
@@ -89,17 +91,19 @@ def prepare_all(rivals: Sequence[Rivalling], seconds: float) -> None:
 def measure(rivals: Sequence[Rivalling], deadline: float) -> Iterator[None]:
     """Measure the rivals of one case in alternation; after each round there is something to keep."""
     for rival in rivals:
-        reply = rival.ask("ready", min(SECONDS_READY, deadline - time.monotonic()))
+        reply = rival.ask("ready", min(SECONDS_READY, deadline - SECONDS_ROUNDS - time.monotonic()))
         print(f"{rival.case}, {rival.name}: {reply}", flush=True)
     yield
+    ready = [rival for rival in rivals if "loss" in rival.found]
     for _ in range(ROUNDS):
-        for rival in rivals:
+        for rival in ready:
             _take_turn(rival, deadline)
         yield
-    for rival in rivals:
+    for rival in ready:
         rival.ask("profile", min(SECONDS_BLOCK, deadline - time.monotonic()))
-        rival.end()
         yield
+    for rival in rivals:
+        rival.end()
 
 
 def _take_turn(rival: Rivalling, deadline: float) -> None:

@@ -14,9 +14,10 @@ def kernels_of(step: Callable[[], Any]) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         step()
         torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
     spent: dict[str, list[float]] = {}
     for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+        if event.device_type == cuda and not event.is_user_annotation:
             spent.setdefault(event.name, []).append(event.time_range.elapsed_us())
     busiest = sorted(spent.items(), key=lambda pair: -sum(pair[1]))[:25]
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.gpu_step.cases import Case
 from benchmarks.gpu_step.trainings import Training, our_training, torch_training
@@ -28,14 +29,14 @@ class Rival:
 FORMATS = {"": False, ", channels-last": True}
 
 RIVALS: dict[str, Rival] = {
-    **{f"torch eager{w}": Rival(lambda c, at=at: torch_training(c, at, None)) for w, at in FORMATS.items()},
+    **{f"torch eager{w}": Rival(partial(torch_training, last=at, mode=None)) for w, at in FORMATS.items()},
     **{
-        f"torch compile{w}": Rival(lambda c, at=at: torch_training(c, at, "default"), compiles=True)
+        f"torch compile{w}": Rival(partial(torch_training, last=at, mode="default"), compiles=True)
         for w, at in FORMATS.items()
     },
     **{
         f"torch {mode}{w}": Rival(
-            lambda c, at=at, mode=mode: torch_training(c, at, mode),
+            partial(torch_training, last=at, mode=mode),
             compiles=True,
             twin=True,
             images_only=mode == "reduce-overhead",
@@ -43,6 +44,6 @@ RIVALS: dict[str, Rival] = {
         for mode in ("reduce-overhead", "max-autotune")
         for w, at in FORMATS.items()
     },
-    **{f"ConvMesh eager{w}": Rival(lambda c, at=at: our_training(c, at)) for w, at in FORMATS.items()},
-    **{f"ConvMesh graph{w}": Rival(lambda c, at=at: our_training(c, at), is_graph=True) for w, at in FORMATS.items()},
+    **{f"ConvMesh eager{w}": Rival(partial(our_training, last=at)) for w, at in FORMATS.items()},
+    **{f"ConvMesh graph{w}": Rival(partial(our_training, last=at), is_graph=True) for w, at in FORMATS.items()},
 }

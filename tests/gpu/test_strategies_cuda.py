@@ -1,6 +1,7 @@
 """Networks under every strategy on ranks that share a GPU: loss and gradients are those of one device."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def worst_error(network: str, mesh: Mesh, strategy: str) -> float:
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     torch.manual_seed(1)
     again = small.create().double().cuda()
-    options = {"microbatches": 1} if "pipe" in mesh.axes else {}  # batch norm sees whole batches
+    options: dict[str, Any] = {"microbatches": 1} if "pipe" in mesh.axes else {}  # batch norm sees whole batches
     plan = cm.plan(again, tuple(x.shape), mesh, strategy, **options)
     net = cm.parallelize(again, plan, loss=small.task.loss(), mesh=opened(mesh, "cuda"))
     loss = net(net.shard_input(x), net.shard_target(target))

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from convmesh.dist import OpenMesh, open_mesh
+from convmesh.dist import OpenMesh, init, open_mesh
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
 from convmesh.testing import opened, run_ranks
@@ -127,12 +128,22 @@ def test_a_check_at_the_start_costs_later_steps_nothing(pools: Pools) -> None:
 
 def test_a_job_of_one_process_needs_no_launcher() -> None:
     code = (
-        "import convmesh as cm, torch; cm.init(); cm.init(); mesh = cm.open_mesh(cm.Mesh());"
+        "import convmesh as cm, torch; cm.init(backend='gloo'); cm.init(); mesh = cm.open_mesh(cm.Mesh());"
         "x = cm.shard(torch.ones(2, 3), mesh, {0: 'data'});"
         "print(mesh.rank, mesh.device, tuple(x.gather().shape))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
     assert process.stdout == "0 cpu (2, 3)\n"
+
+
+def test_a_backend_that_cannot_be_had_is_named() -> None:
+    with pytest.raises(MeshError) as raised:
+        init(backend="mpi")  # type: ignore[arg-type]
+    expected = "`backend` (='mpi') must be 'nccl' (GPUs) or 'gloo' (CPUs, or GPUs through the host)."
+    assert str(raised.value) == expected
+    if not Path("/dev/nvidiactl").exists():
+        with pytest.raises(MeshError, match="needs a GPU, and torch sees none here; use backend='gloo'"):
+            init(backend="nccl")
 
 
 def launched(code: str) -> list[str]:

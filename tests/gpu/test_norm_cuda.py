@@ -65,8 +65,8 @@ def all_cases(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(height=2), Mesh(data=2, height=2)], ids=str)
-def test_norms_reductions_and_softmax(mesh: Mesh) -> None:
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+def test_norms_reductions_and_softmax(mesh: Mesh, backend: str) -> None:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         pool.run(all_cases, mesh)
 
 
@@ -85,7 +85,7 @@ def types_under_autocast(mesh: Mesh) -> list[tuple[torch.dtype, torch.dtype]]:
         return [(f(x).dtype, f(sharded).dtype) for f in functions]
 
 
-def test_types_under_autocast() -> None:
-    with RankPool(2, seconds_timeout=240) as pool:
+def test_types_under_autocast(backend: str) -> None:
+    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
         for pairs in pool.run(types_under_autocast, Mesh(height=2)):
             assert [found for _, found in pairs] == [expected for expected, _ in pairs]

@@ -60,9 +60,9 @@ def split(mesh: Mesh, strategy: str) -> tuple[list[float], set[str]]:
 
 
 @pytest.mark.parametrize(("mesh", "strategy"), MESHES, ids=str)
-def test_losses_are_those_of_one_process(mesh: Mesh, strategy: str) -> None:
+def test_losses_are_those_of_one_process(mesh: Mesh, strategy: str, backend: str) -> None:
     (expected,) = run_ranks(1, whole, seconds_timeout=240)
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         for losses, devices in pool.run(split, mesh, strategy):
             torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-9, atol=1e-9)
             assert devices == {"cuda"}

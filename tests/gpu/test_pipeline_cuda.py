@@ -40,7 +40,7 @@ def error(mesh: Mesh, schedule: str) -> float:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(pipe=2), Mesh(pipe=2, data=2)], ids=str)
-def test_gradients_are_those_of_one_device(mesh: Mesh) -> None:
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+def test_gradients_are_those_of_one_device(mesh: Mesh, backend: str) -> None:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         for schedule in SCHEDULES:
             assert max(pool.run(error, mesh, schedule)) < 1e-9, schedule

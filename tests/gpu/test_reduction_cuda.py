@@ -56,10 +56,10 @@ def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=2, height=2), Mesh(data=2, channel=2)], ids=str)
-def test_weights_are_those_of_one_device(mesh: Mesh) -> None:
+def test_weights_are_those_of_one_device(mesh: Mesh, backend: str) -> None:
     with RankPool(1, seconds_timeout=240) as pool:
         expected = pool.run(trained, None)[0]
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         for reduction in REDUCTIONS:
             for rank, found in enumerate(pool.run(trained, mesh, reduction)):
                 shard = expected["cut"].chunk(mesh.extent(["channel"]))[mesh.coordinates(rank).get("channel", 0)]

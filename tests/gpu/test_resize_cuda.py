@@ -45,8 +45,8 @@ def nearest_everywhere() -> list[tuple[Any, ...]]:
     return wrong
 
 
-def test_nearest_indices_are_those_of_cuda() -> None:
-    with RankPool(2, seconds_timeout=240) as pool:
+def test_nearest_indices_are_those_of_cuda(backend: str) -> None:
+    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
         assert pool.run(nearest_everywhere) == [[], []]
 
 
@@ -76,7 +76,7 @@ def check_all(cases: list[SplitCase]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_resizing(ranks: int) -> None:
+def test_resizing(ranks: int, backend: str) -> None:
     """One pool for all cases: starting CUDA takes longer than they do."""
-    with RankPool(ranks, seconds_timeout=240) as pool:
+    with RankPool(ranks, seconds_timeout=240, backend=backend) as pool:
         pool.run(check_all, [case for case in CASES if case.mesh.size == ranks])

@@ -128,6 +128,39 @@ def test_gradients_are_those_of_one_device(
         assert_same(found, expected[scenario])
 
 
+def watched_again(mesh: Mesh) -> list[dict[str, Any]]:
+    """Gradients of the same two passes: watched once, and watched again before each of them."""
+    grads = []
+    for times in (0, 2):
+        net = Towers(opened(mesh))
+        reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+        for x in batches()[:2]:
+            for _ in range(times):
+                reducer.watch()
+            net(x).backward()
+        grads.append(gradients(net))
+    return grads
+
+
+def test_gradients_stay_the_same_to_the_bit_when_watched_again(pools: Pools) -> None:
+    mesh = MESHES[1]
+    for once_only, again in pools[mesh.size].run(watched_again, mesh):
+        assert_same(again, once_only, most=0.0)
+
+
+def hooks_left(mesh: Mesh) -> int:
+    net = Towers(opened(mesh))
+    reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+    reducer.watch()
+    reducer.close()
+    return sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
+
+
+def test_closing_takes_off_what_a_second_watch_put_on(pools: Pools) -> None:
+    mesh = MESHES[1]
+    assert pools[mesh.size].run(hooks_left, mesh) == [0] * mesh.size
+
+
 @pytest.fixture(scope="module")
 def expected(pools: Pools) -> list[dict[str, Any]]:
     grads: list[dict[str, Any]] = pools[1].run(alone)[0]

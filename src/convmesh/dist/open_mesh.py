@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
+
+Backend = Literal["nccl", "gloo"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,23 +107,43 @@ class OpenMesh:
             self._agreed.add((what, value))
 
 
-def init(seconds_timeout: float = 600.0) -> None:
-    """Join the job that torchrun (or `srun` with its variables) started, or run alone. NCCL on GPUs, else Gloo."""
+def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None:
+    """Join the job that torchrun (or `srun` with its variables) started, or run alone.
+
+    By default NCCL if every rank here has a GPU of its own, else Gloo; `backend` asks for one of them.
+    """
+    _check_backend(backend)
     if dist.is_initialized():
         return
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ.setdefault(name, value)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    one_gpu_each = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
-    if one_gpu_each:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = backend or ("nccl" if _one_gpu_each() else "gloo")
+    if chosen == "nccl":
+        _take_gpu()
     timeout = timedelta(seconds=seconds_timeout)
     if int(os.environ["WORLD_SIZE"]) == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("nccl" if one_gpu_each else "gloo", store=store, rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(chosen, store=store, rank=0, world_size=1, timeout=timeout)
     else:
-        dist.init_process_group("nccl" if one_gpu_each else "gloo", timeout=timeout)
+        dist.init_process_group(chosen, timeout=timeout)
     _timeouts[dist.group.WORLD] = timeout
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend not in (None, "nccl", "gloo"):
+        raise MeshError(f"`backend` (={backend!r}) must be 'nccl' (GPUs) or 'gloo' (CPUs, or GPUs through the host).")
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise MeshError("`backend` (='nccl') needs a GPU, and torch sees none here; use backend='gloo'.")
+
+
+def _one_gpu_each() -> bool:
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    return torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
+
+
+def _take_gpu() -> None:
+    """Ranks take this machine's GPUs in turn; NCCL itself says whether several may share one."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.device | str | None = None) -> OpenMesh:

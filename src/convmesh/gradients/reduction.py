@@ -67,7 +67,9 @@ class GradientReducer:
         self._hooks = OwnedHooks(self)
         if any(isinstance(p, DTensor) for p in self.axes_of):
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
-        self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+        self._accumulators: list[Any] = []
+        self._watches = OwnedHooks(self)
+        self.watch()
         own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
@@ -90,10 +92,21 @@ class GradientReducer:
                 ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
                 agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
 
+    def watch(self) -> None:
+        """Watch gradients on the current CUDA stream. Call it again before backward runs on another stream.
+
+        Autograd adds a gradient on the stream that was current when it made the adding node, and the reducer keeps
+        these nodes. Backward on another stream would wait for that one, which is forbidden while it is captured.
+        """
+        self._watches.close()
+        self._watches = OwnedHooks(self)
+        self._accumulators.clear()  # nothing else holds the nodes: autograd makes new ones
+        self._accumulators += [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+
     def _watch(self, bucket: Bucket, slot: Slot) -> Any:
         """Hook the point where autograd adds a gradient. The node is returned to be kept: its hook goes with it."""
         accumulator = torch.autograd.graph.get_gradient_edge(slot.parameter).node
-        self._hooks.add(
+        self._watches.add(
             accumulator.register_prehook(weak_hook(self._before, bucket, slot)),
             slot.parameter.register_post_accumulate_grad_hook(weak_hook(self._after, bucket, slot)),
         )
@@ -220,6 +233,7 @@ class GradientReducer:
     def close(self) -> None:
         """Take the hooks off the parameters."""
         self._hooks.close()
+        self._watches.close()
 
 
 def _refuse_second(slots: Sequence[Slot]) -> None:

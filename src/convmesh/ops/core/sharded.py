@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, exchange
@@ -19,9 +18,6 @@ from convmesh.ops.core.operators import ShardedOperators, operand_name
 from convmesh.ops.core.registry import handler_of, name_of, takes_cut_weights, tensor_method
 
 CutOf = Mapping[int, str | Sequence[str]]
-
-_NOT_OF_THE_CALL = (ConvMeshError, torch.OutOfMemoryError, dist.DistError, Warning)
-"""Errors that say enough: ours, memory, lost ranks, and warnings that a user turned into errors."""
 
 
 class MissingMethodError(UnsupportedError, AttributeError):
@@ -53,9 +49,9 @@ class Sharded(ShardedOperators):
             raise UnsupportedError(f"`{name_of(func)}`: `out=` has no split version; use the result, `x = f(...)`.")
         try:
             return handler(*args, **(kwargs or {}))
-        except _NOT_OF_THE_CALL:
-            raise
         except Exception as error:
+            if _says_enough(error):
+                raise
             raise OperatorError.of(name_of(func), _named(args), error) from error
 
     def __getattr__(self, name: str) -> Any:
@@ -142,9 +138,9 @@ class Sharded(ShardedOperators):
         """Backpropagate from a tensor that every rank holds whole (a loss), or with this rank's gradient shard."""
         try:
             self.local.backward(gradient.local if isinstance(gradient, Sharded) else gradient, **options)
-        except _NOT_OF_THE_CALL:
-            raise
         except Exception as error:
+            if _says_enough(error):
+                raise
             raise OperatorError.of("backward", operand_name(self), error) from error
 
     def detach(self) -> Sharded:
@@ -200,6 +196,14 @@ _READ_BY_TORCH = frozenset(
     "all amax amin any argmax argmin count_nonzero log_softmax logsumexp max mean min prod softmax std sum var".split()  # noqa: SIM905
 )
 """Methods whose arguments torch itself reads, as the function of the same name: it knows what each may be."""
+
+
+def _says_enough(error: Exception) -> bool:
+    """Whether an error is not about the call: ours, memory, lost ranks, or torch's own signals, which it must see.
+
+    Those have types of their own; what a wrong call raises is one of Python's.
+    """
+    return type(error).__module__ != "builtins" or isinstance(error, (Warning, MemoryError, OSError))
 
 
 def _call_method(method: Callable[..., Any], x: Sharded, *args: Any, **kwargs: Any) -> Any:

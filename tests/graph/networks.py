@@ -1,12 +1,12 @@
 """Small networks, one for each habit that captured models have."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -218,6 +218,30 @@ class Functional(nn.Module):
         return F.log_softmax(F.adaptive_avg_pool2d(y, 1).flatten(1), dim=1)
 
 
+def clipped(extents: Sequence[int], window: list[int]) -> list[int]:
+    """Changes the list that it is given, as torchvision's swin transformers do."""
+    for dim, extent in enumerate(extents):
+        window[dim] = min(window[dim], extent)
+    return window
+
+
+fx.wrap("clipped")
+
+
+class Wrapped(nn.Module):
+    """A function that is recorded as one call, and a question that only torch.jit asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.window = nn.Conv2d(3, 4, 1), [4, 9]
+
+    def forward(self, x: Any) -> Any:
+        if not torch.jit.isinstance(x, torch.Tensor) or torch.jit.isinstance([x], list[int]):
+            raise TypeError("x must be a tensor")
+        height, width = clipped((x.shape[2], x.shape[3]), list(self.window))
+        return self.conv(x)[:, :, :height, :width]
+
+
 class Network(NamedTuple):
     make: Callable[[], nn.Module]
     shapes: tuple[tuple[int, ...], ...]
@@ -236,6 +260,7 @@ NETWORKS = {
     "gated": Network(Gated, ((4, 3, 6, 6),), ("`gates.0` stays closed", "`gates.1` stays closed")),
     "frozen": Network(Frozen, ((4, 3, 6, 6),)),
     "dense": Network(Dense, ((4, 3, 6, 6),)),
+    "wrapped": Network(Wrapped, ((4, 3, 6, 6),)),
     "functional": Network(Functional, ((4, 3, 9, 9),)),
     "sequential": Network(
         lambda: nn.Sequential(

@@ -14,7 +14,7 @@ from torch import fx, nn
 from convmesh.errors import CaptureError, CaptureWarning
 from convmesh.graph.captured import Captured, capture, compared
 from convmesh.graph.checking.small_batches import small_batches
-from convmesh.graph.tracing import settings
+from convmesh.graph.tracing import intercepted_torch
 from convmesh.graph.tracing.assemble import assemble
 from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.graph.tracing.tracer import LayerTracer
@@ -106,7 +106,7 @@ def test_a_tracer_that_loses_a_gradient_of_the_users_own_is_caught(monkeypatch: 
     def inlined() -> Callable[..., Any]:
         return lambda cls, *args: cls.forward(None, *args)
 
-    monkeypatch.setattr(settings, "function_apply", inlined)
+    monkeypatch.setattr(intercepted_torch, "function_apply", inlined)
     monkeypatch.setattr(LayerTracer, "autograd_function", lambda _, function, args, __: function(*args))
     with pytest.raises(CaptureError, match=r"gradient of input 0 differs by 1 of its size"):
         capture(OwnGradient(), (2, 3, 4, 4))

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from convmesh.errors import CaptureError, CaptureWarning, OpaqueLayerWarning
 from convmesh.graph.captured import capture
-from convmesh.graph.tracing import settings
+from convmesh.graph.tracing import intercepted_torch
 from convmesh.graph.tracing.aten import _BY_NAME, _METHODS, _REORDERED
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.testing import RankPool
@@ -80,7 +80,7 @@ class Numbers(nn.Module):
         (Custom, r"torch.autograd.Function of its own"),
         (Mixed, "autocast"),
         (Unregistered, "no parameter of the model"),
-        (Numbers, "`item` gives depends on the data"),
+        (Numbers, "output of `item` depends on the data"),
     ],
 )
 def test_reasons_to_stay_closed(part: Callable[[], nn.Module], reason: str, pools: dict[int, RankPool]) -> None:
@@ -286,6 +286,6 @@ def test_a_torch_that_cannot_be_intercepted_is_not_taken_for_a_model_that_cannot
     def missing() -> Any:
         raise AttributeError("torch has no such part")
 
-    monkeypatch.setattr(settings, "function_apply", missing)
+    monkeypatch.setattr(intercepted_torch, "function_apply", missing)
     with pytest.raises(AttributeError, match="no such part"):
         capture(nn.Sequential(nn.Tanh()), (1, 2))

@@ -1,4 +1,4 @@
-"""Capturing a model: which calls it makes on which shapes, without running it on data."""
+"""Capturing a model: the calls that it makes and their shapes, compared with the model itself on real data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from convmesh.graph.tracing.closed import Closed, FailedError, closed_by
 from convmesh.graph.tracing.describe import describe
 from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
-from convmesh.graph.tracing.keys import VALUE
-from convmesh.graph.tracing.settings import intercepted
+from convmesh.graph.tracing.intercepted_torch import intercepted
+from convmesh.graph.tracing.node_meta import VALUE
+from convmesh.graph.tracing.opaque_model import whole_graph, whole_output
 from convmesh.graph.tracing.tracer import LayerTracer, hooks_notice
-from convmesh.graph.tracing.whole import whole_graph, whole_output
 from convmesh.graph.weightless import Own, is_from, own_parts, weightless_graph
 from convmesh.private_torch.module_tables import has_hooks, parameters_of
 
@@ -37,7 +37,7 @@ class Captured:
 
     graph: Graph
     module: fx.GraphModule
-    """Its nodes are named as those of `graph`; its submodules and parameters are the model's own."""
+    """Its nodes have the names of `graph`'s nodes; its submodules and parameters are the model's own."""
     values: Mapping[str, Any]
     """The output of each node: tensors on the meta device, numbers, shapes, tuples of them."""
     constants: Mapping[str, torch.Tensor]
@@ -71,9 +71,9 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
     the meta device only `unchecked` does, unless weights can be drawn for it.
 
     A module stays closed (one opaque node, with an `OpaqueLayerWarning`) if its forward depends on the values of
-    tensors, switches autocast, or has a torch.autograd.Function of its own. Activation checkpointing is
-    inlined. `self.training` is asked in every run where it is an argument, and fixed where Python branches on it.
-    Parametrized modules (weight_norm, spectral_norm) are leaves like others; their weights are the originals.
+    tensors, switches autocast, or uses a custom torch.autograd.Function. Activation checkpointing is inlined.
+    `self.training` is read in every run where it is an argument, and fixed where Python branches on it. Parametrized
+    modules (weight_norm, spectral_norm) are leaves; their weights are the original ones.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(f"`model` (={model!r:.80}) must be a torch.nn.Module; it is a {type(model).__name__}.")
@@ -119,7 +119,7 @@ class _Traced:
 
 
 def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator) -> _Traced:
-    """Trace again and again, each time with one more module closed, until the model's own forward succeeds or fails."""
+    """Trace, and close the module that fails, until a trace of the model succeeds or the model itself fails."""
     closed: dict[str, Closed] = {}
     while True:
         tracer = LayerTracer(model, samples, evaluator, closed)
@@ -132,7 +132,7 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
 
 
 def _attempt(tracer: LayerTracer, model: nn.Module) -> fx.Graph | Exception:
-    """The graph, or what stopped the model's forward. A torch in which nothing can be intercepted is our defect."""
+    """The graph, or the error that stopped the trace; errors of the interception, defects of ours, are raised."""
     with intercepted(tracer):
         try:
             return tracer.trace(model)
@@ -144,7 +144,7 @@ def _attempt(tracer: LayerTracer, model: nn.Module) -> fx.Graph | Exception:
 
 def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Mapping[str, Closed]) -> _Traced:
     hooks = (hooks_notice(""),) if has_hooks(model) else ()
-    called = {node.target for node in graph.nodes}  # not those inside others that are closed too
+    called = {node.target for node in graph.nodes}  # a closed module inside another closed one is not called
     kept = {path: why for path, why in closed.items() if path in called}
     return _Traced(graph, tracer.constants, kept, (*tracer.notices, *hooks))
 
@@ -152,12 +152,12 @@ def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Ma
 def _closed_root(
     model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed
 ) -> _Traced:
-    """By torch.export, if the model's forward needs no data; else the whole model is one node."""
+    """The model by torch.export if its forward needs no data; otherwise the whole model as one node."""
     output, needed_data = whole_output(model, samples, evaluator)
     if not needed_data:
         try:
             return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),), is_exported=True)
-        except Exception as error:  # export has many of its own
+        except Exception as error:  # export raises errors of many kinds
             closed = replace(closed, reason=f"{closed.reason}; torch.export fails too: {type(error).__name__}")
     return _Traced(whole_graph(model, samples, output), {}, {"": closed})
 
@@ -165,7 +165,7 @@ def _closed_root(
 def _exported_notice(closed: Closed) -> str:
     return (
         f"the model's own forward cannot be traced ({closed.line}): {closed.reason}. It is captured by torch.export: "
-        "modes and devices that its forward asks for are fixed as they are now; those of its torch.nn modules are not."
+        "modes and devices that its forward reads stay as they are now; those of its torch.nn modules do not."
     )
 
 
@@ -174,12 +174,12 @@ def _check_initialised(model: nn.Module) -> None:
         if any(nn.parameter.is_lazy(p) for p in parameters_of(module).values()):
             raise CaptureError(
                 f"layer `{path}` ({type(module).__name__}) is lazy and not initialised: run a batch through the model "
-                "before it is captured."
+                "before you capture it."
             )
 
 
 def _named(model: nn.Module, samples: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Samples by the name of the argument that takes them; the others keep their defaults."""
+    """Samples by the name of their argument; arguments without a sample keep their defaults."""
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*samples)

@@ -1,4 +1,4 @@
-"""A network as values: what runs, in which order, on which shapes and weights."""
+"""A network as frozen values: its calls in order, their shapes and their weights."""
 
 from __future__ import annotations
 
@@ -86,18 +86,18 @@ class Graph:
         return self._by_name[name]
 
     def layer(self, name: str) -> tuple[Node, ...]:
-        """The nodes of a layer: one, or as many as its module is called."""
+        """The nodes of a layer: one for each call of its module."""
         if name not in self._by_layer:
             raise UnknownNameError.of("layer", name, self._by_layer)
         return self._by_layer[name]
 
     def consumers(self, name: str) -> tuple[Node, ...]:
-        """The nodes that take what the node called `name` gives, in order."""
+        """The nodes that take the output of the node called `name`, in order."""
         return self._consumers[self.node(name).name]
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The names of layers that can take a split, in the order they first run."""
+        """The names of layers that can take a split, in the order in which they first run."""
         return tuple(self._by_layer)
 
     @cached_property
@@ -111,7 +111,7 @@ class Graph:
 
     @cached_property
     def opaque(self) -> dict[str, str]:
-        """Layers that could not be looked into, or whose operator is unknown, with the reason."""
+        """Layers that stay closed, or whose operator is unknown, with the reason."""
         return {node.layer: str(node.options.get("reason", "")) for node in self.nodes if node.kind == "opaque"}
 
     @cached_property
@@ -121,7 +121,7 @@ class Graph:
 
     @cached_property
     def signature(self) -> str:
-        """What tells networks apart whatever the sample: topology, kinds, windows and weights' shapes, hashed."""
+        """A hash of topology, kinds, windows and weight shapes: the same network for every sample."""
         place = {node.name: index for index, node in enumerate(self.nodes)}
         described = [
             (
@@ -159,16 +159,16 @@ class Graph:
 
     @cached_property
     def _by_layer(self) -> dict[str, tuple[Node, ...]]:
-        found: dict[str, list[Node]] = {}
+        by_layer: dict[str, list[Node]] = {}
         for node in self.nodes:
             if node.takes_split:
-                found.setdefault(node.layer, []).append(node)
-        return {layer: tuple(nodes) for layer, nodes in found.items()}
+                by_layer.setdefault(node.layer, []).append(node)
+        return {layer: tuple(nodes) for layer, nodes in by_layer.items()}
 
     @cached_property
     def _consumers(self) -> dict[str, tuple[Node, ...]]:
-        found: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
+        users: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
-                found[name].append(node)
-        return {name: tuple(nodes) for name, nodes in found.items()}
+                users[name].append(node)
+        return {name: tuple(nodes) for name, nodes in users.items()}

@@ -1,11 +1,11 @@
-"""What sort of work an operator does, told by its name."""
+"""The kind of an operator by its name."""
 
 from __future__ import annotations
 
 import re
 
 WITHOUT_SPLIT = frozenset({"input", "output", "attribute", "size"})
-"""Kinds of nodes that no plan can cut: they do no work on tensors of the network."""
+"""Kinds of nodes that no plan can cut: they compute no tensor of the network."""
 
 WINDOW_OPTIONS = ("kernel", "stride", "padding", "dilation", "groups", "output_padding")
 
@@ -66,7 +66,7 @@ def readable(op: str) -> str:
 
 
 def kind_of(op: str) -> str | None:
-    """The kind of a function, method or torch.nn class by its name; None if it is of no kind known here."""
+    """The kind of a function, method or torch.nn class by its name; None for an unknown name."""
     name = _snake(op)
     if name in _BY_NAME:
         return _BY_NAME[name]

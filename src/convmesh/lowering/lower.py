@@ -18,6 +18,7 @@ from torch import fx, nn
 from convmesh.dist import StepSettings, dry_mesh
 from convmesh.errors import ConvMeshError, PlanError, UnsupportedError
 from convmesh.graph import Captured, Node
+from convmesh.graph.tracing.node_meta import arguments_of
 from convmesh.kernels.memory_format import channels_last_order, is_channels_last
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arrange, arranged_layout
@@ -158,7 +159,7 @@ class Lowering:
 
     def _call(self, node: fx.Node, spec: Node) -> None:
         stage = self._stages.get(node.name, 0)
-        args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._as_seen(n.name, stage))
+        args = arguments_of(node, lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
             value = _call_of(self._captured.module, node)(*args[0], **args[1])

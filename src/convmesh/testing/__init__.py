@@ -1,4 +1,4 @@
-"""Tools to test split operators, ours and users' own."""
+"""Tools for testing split operators, ours and users' own."""
 
 from convmesh.testing.case import SplitCase, natural_cut, opened
 from convmesh.testing.compare import TOLERANCE, adjoint_error, assert_close, check_split

@@ -1,4 +1,4 @@
-"""A split operator's test as a value that travels to the ranks of a pool."""
+"""A test of a split operator, as a value that can be sent to the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Cut = Mapping[int, str | tuple[str, ...]]
 
 
 def natural_cut(mesh: Mesh, dims: int) -> dict[int, str]:
-    """Samples by `data`, the last dims of a tensor of `dims` dims by `depth`, `height` and `width`."""
+    """Samples cut by `data`, the last dims of a tensor with `dims` dims by `depth`, `height` and `width`."""
     cut = {2 + i: name for i, name in enumerate(space_axes(dims - 2)) if name in mesh.axes}
     return ({0: "data"} if "data" in mesh.axes else {}) | cut
 
 
 @dataclass(frozen=True)
 class SplitCase:
-    """`fn(*inputs, *params)` with random tensors of the given shapes, inputs cut over `mesh`.
+    """`fn(*inputs, *params)` on random tensors of the given shapes, with inputs cut over `mesh`.
 
     `fn` must be picklable: a function of a module, or `functools.partial` of one. Integer inputs are drawn below
     `classes`. `cuts` defaults to the natural cut of each input.
@@ -44,7 +44,7 @@ class SplitCase:
     device: str = "cpu"
 
     def check(self) -> None:
-        """Compare with a single device; run it on every rank of a pool of `mesh.size`."""
+        """Compare with a single device; call it on every rank of a pool of `mesh.size` ranks."""
         generator = torch.Generator().manual_seed(self.seed)
         inputs = [self._input(i, shape, generator) for i, shape in enumerate(self.inputs)]
         params = [self._values(shape, generator) for shape in self.params]

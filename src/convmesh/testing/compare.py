@@ -1,4 +1,4 @@
-"""Is a split operator the operator? Outputs and all gradients against a single device."""
+"""Comparing the outputs and gradients of a split operator with those of a single device."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def check_split(
     wrapped = [s.like(leaf) for s, leaf in zip(shards, leaves, strict=False)]
     outputs = _tensors(fn(*wrapped, *leaves[len(inputs) :]))
     assert len(outputs) == len(expected), f"{len(outputs)} outputs instead of {len(expected)}"
-    for index, (found, whole) in enumerate(zip(outputs, expected, strict=True)):
-        assert isinstance(found, Sharded), f"output {index} is a {type(found).__name__}, not a Sharded tensor"
-        assert found.shape == whole.shape, f"output {index}: shape {found.shape} instead of {whole.shape}"
-        assert_close(found.local, _slice(found, whole), whole, f"output {index}")
+    for index, (output, whole) in enumerate(zip(outputs, expected, strict=True)):
+        assert isinstance(output, Sharded), f"output {index} is a {type(output).__name__}, not a Sharded tensor"
+        assert output.shape == whole.shape, f"output {index}: shape {output.shape} instead of {whole.shape}"
+        assert_close(output.local, _slice(output, whole), whole, f"output {index}")
     grads = _grads(
         [o.local for o in outputs],
         [_slice(o, c) for o, c in zip(outputs, _cotangents(expected, seed), strict=True)],
@@ -52,7 +52,7 @@ def check_split(
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor, what: str) -> None:
-    """Largest difference relative to the largest value of the whole tensor."""
+    """Assert that two tensors agree to the tolerance of their type, relative to the largest value of `whole`."""
     assert found.shape == expected.shape, f"{what}: local shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
     assert found.dtype == expected.dtype, f"{what}: {found.dtype} instead of {expected.dtype}"
     if not found.dtype.is_floating_point:
@@ -99,7 +99,7 @@ def _tensors(result: Any) -> list[Any]:
 
 
 def _cotangents(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    # Not the inputs' seed: a cotangent equal to the input has next to no gradient through a normalisation.
+    # Not the inputs' seed: a cotangent equal to the input has almost no gradient through a normalisation.
     generator = torch.Generator().manual_seed(seed + 1)
     return [
         torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) if o.is_floating_point() else o

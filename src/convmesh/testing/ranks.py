@@ -35,7 +35,7 @@ class RankError(AssertionError):
 
 
 class _Failure(NamedTuple):
-    """What went wrong on a rank, and when by the machine's clock."""
+    """A rank's error and the time at which it happened."""
 
     at: float
     text: str
@@ -93,27 +93,27 @@ class RankPool:
         """Run a picklable `fn(*args)` on every rank."""
         call = pickle.dumps((fn, args))
         for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):  # of a dead rank; its reply will tell
+            with contextlib.suppress(BrokenPipeError):  # the rank is dead, which its reply reports
                 pipe.send_bytes(call)
         return self.results()
 
     def results(self, seconds_timeout: float | None = None) -> list[Any]:
-        """What the ranks return from the call under way."""
-        found: dict[int, Any] = {}
+        """The ranks' results of the running call."""
+        replies: dict[int, Any] = {}
         seconds = seconds_timeout or self.seconds_timeout
         deadline = time.monotonic() + seconds
-        while len(found) < self.n:
-            arrived = self._arrived(found, deadline - time.monotonic())
+        while len(replies) < self.n:
+            arrived = self._arrived(replies, deadline - time.monotonic())
             if not arrived:
-                self._fail_hung([r for r in range(self.n) if r not in found], seconds)
-            found |= arrived
+                self._fail_hung([r for r in range(self.n) if r not in replies], seconds)
+            replies |= arrived
             if any(isinstance(reply, _Failure) for reply in arrived.values()):
-                self._fail(found)
-        return [found[rank] for rank in range(self.n)]
+                self._fail(replies)
+        return [replies[rank] for rank in range(self.n)]
 
-    def _arrived(self, found: dict[int, Any], seconds: float) -> dict[int, Any]:
-        """New replies, by rank; none if `seconds` pass without."""
-        ready = wait([self._pipes[r] for r in range(self.n) if r not in found], timeout=max(0.0, seconds))
+    def _arrived(self, known: dict[int, Any], seconds: float) -> dict[int, Any]:
+        """New replies by rank; none if `seconds` pass first."""
+        ready = wait([self._pipes[r] for r in range(self.n) if r not in known], timeout=max(0.0, seconds))
         return {rank: self._receive(rank) for rank in range(self.n) if self._pipes[rank] in ready}
 
     @property
@@ -131,22 +131,22 @@ class RankPool:
         self._logs.cleanup()
 
     def _receive(self, rank: int) -> Any:
-        """What a rank returned, or its failure."""
+        """A rank's result, or its failure."""
         try:
             return pickle.loads(self._pipes[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             self._processes[rank].join()
             code = self._processes[rank].exitcode
-            # No rank dies because another failed, so a death comes first in the report.
+            # No rank dies because another failed, so the report lists deaths first.
             return _Failure(0.0, f"rank {rank} of {self.n} died with exit code {code} before it returned.")
 
-    def _fail(self, found: dict[int, Any]) -> NoReturn:
-        """Report failures in the order in which they happened: later ones may be mere consequences."""
+    def _fail(self, replies: dict[int, Any]) -> NoReturn:
+        """Report failures in the order in which they happened, since later ones may be consequences."""
         deadline = time.monotonic() + _SECONDS_FOR_OTHERS
-        while others := self._arrived(found, deadline - time.monotonic()):
-            found |= others
+        while others := self._arrived(replies, deadline - time.monotonic()):
+            replies |= others
         self.close()
-        failures = sorted(reply for reply in found.values() if isinstance(reply, _Failure))
+        failures = sorted(reply for reply in replies.values() if isinstance(reply, _Failure))
         raise RankError("\n".join(failure.text for failure in failures))
 
     def _fail_hung(self, ranks: list[int], seconds: float) -> NoReturn:
@@ -158,7 +158,7 @@ class RankPool:
         raise RankError(f"ranks {ranks} of {self.n} did not return within {seconds} s.\n{stacks}")
 
     def _stack(self, rank: int) -> str:
-        """What the rank's fault handler wrote of its threads; it is written by a signal, so not at once."""
+        """The stacks that the rank's fault handler wrote; a signal triggers it, so the file may appear late."""
         log = Path(self._logs.name) / str(rank)
         text, deadline = "", time.monotonic() + 2.0
         while time.monotonic() < deadline:
@@ -166,16 +166,16 @@ class RankPool:
             before, text = text, log.read_text() if log.exists() else ""
             if text and text == before:
                 return text
-        return text or "(no stack could be had)"
+        return text or "(no stack was written)"
 
     def _serve(
         self, rank: int, pipes: list[Connection], first: tuple[Callable[..., Any], tuple[Any, ...]] | None
     ) -> None:
         pipe = pipes.pop(rank)
-        # A pipe ends when its last holder closes it: a rank must hold no other rank's end, and none of its parent's.
+        # A pipe ends when its last holder closes it, so a rank must hold no other rank's end and none of its parent's.
         for other in (*pipes, *self._pipes):
             other.close()
-        # A parent that ran multi-threaded operators leaves a thread pool that children would wait for forever.
+        # After multi-threaded operators in the parent, children would wait forever for threads that fork did not copy.
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         log = (Path(self._logs.name) / str(rank)).open("w")
@@ -190,10 +190,10 @@ class RankPool:
         except (EOFError, BrokenPipeError):
             pass
         finally:
-            os._exit(0)  # no clean-up of what the parent set up
+            os._exit(0)  # skip the parent's clean-up handlers
 
     def _join(self, rank: int) -> None:
-        # Longer than ours, so that this process notices a hang first and shows where.
+        # Longer than the pool's, so that the parent notices a hang first and shows where.
         timeout = timedelta(seconds=2 * self.seconds_timeout + _SECONDS_TO_JOIN)
         port, listener = self._listener.getsockname()[1], self._listener.detach()
         options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener}
@@ -207,7 +207,7 @@ class RankPool:
 
 
 def _reply(pipe: Connection, who: str, fn: Callable[..., Any], *args: Any) -> None:
-    """Send what `fn` returns, or how it failed."""
+    """Send the result of `fn`, or its failure."""
     try:
         reply = pickle.dumps(fn(*args))
     except BaseException:

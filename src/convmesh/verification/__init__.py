@@ -1,4 +1,4 @@
-"""Is a plan exact for a model? Trains both a few steps on this machine and compares layer by layer."""
+"""Is a plan exact for a model? A few training steps on this machine, compared layer by layer."""
 
 from convmesh.verification.result import Difference, LayerCheck, Unsupported, Verification
 from convmesh.verification.undecided_plan import draft_plan

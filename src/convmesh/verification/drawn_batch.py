@@ -1,4 +1,4 @@
-"""The data of a verification: drawn anew in every process, and the same in all of them."""
+"""The data of a verification: each process draws it, and all draw the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DrawTarget = Callable[[tuple[int, ...]], Any]
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """What both runs train on; `shapes` are those of the inputs."""
+    """The batch that both runs train on, with inputs of `shapes`."""
 
     samples: tuple[torch.Tensor | tuple[int, ...], ...]
     shapes: Shapes
@@ -29,7 +29,7 @@ class DrawnBatch:
     steps: int = 3
 
     def inputs(self) -> list[torch.Tensor]:
-        """Values in float64: the corner of the user's sample where it tells something, else normal ones."""
+        """Values in float64: a corner of the user's sample if it has varied data, else normal values."""
         generator = torch.Generator().manual_seed(1)
         pairs = zip(self.samples, self.shapes, strict=True)
         return [drawn_input(sample, shape, _dtype(sample), generator) for sample, shape in pairs]
@@ -57,7 +57,7 @@ def _shape(given: Any) -> tuple[int, ...]:
 
 
 def without_data(sample: torch.Tensor | tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of another shape and of the sample's type, floats in float64, that holds nothing."""
+    """A tensor of `shape` and of the sample's type, floats as float64, on the meta device."""
     return torch.empty(shape, dtype=_dtype(sample), device="meta")
 
 

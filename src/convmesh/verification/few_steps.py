@@ -9,7 +9,7 @@ import torch
 from convmesh.verification.observe import Key, Notes, Watcher
 
 RELATIVE_STEP = 0.01
-"""How far the first step moves the weights, relative to their size: far enough to show, not to blow rounding up."""
+"""The size of the first step relative to the weights: large enough to show, too small to amplify rounding."""
 
 Gradients = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
@@ -23,7 +23,7 @@ def train(
     watcher: Watcher,
     notes: Notes,
 ) -> None:
-    """Take `steps` steps of SGD with momentum. `step` runs forward and backward and gives the loss, if there is one."""
+    """Take `steps` steps of SGD with momentum. `step` runs forward and backward and returns the loss, if any."""
     optimizer: torch.optim.Optimizer | None = None
     for index in range(steps):
         for parameter in parameters:

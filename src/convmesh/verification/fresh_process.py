@@ -1,4 +1,4 @@
-"""A process that sees no GPU: there forked ranks can train whatever this process did before."""
+"""Running a call in a new process without GPUs, which can fork ranks that train whatever this process did before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 def in_fresh_process(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seconds_timeout: float
 ) -> Any:
-    """`fn(*args, **kwargs)` in a new process without GPUs; errors that users can cause come back as they were."""
+    """`fn(*args, **kwargs)` in a new process without GPUs; our own errors are raised here again."""
     call = _pickled((fn, args, dict(kwargs)))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -62,7 +62,7 @@ def _received(pipe: Connection, seconds: float) -> Any:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer one call; the ranks that it forks die with it."""
+    """Answer one call; ranks that it forks end with this process."""
     fn, args, kwargs = pickle.loads(pipe.recv_bytes())
     try:
         reply = pickle.dumps((True, fn(*args, **kwargs)))

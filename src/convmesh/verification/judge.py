@@ -1,4 +1,4 @@
-"""From differences to a verdict: what rounding does not explain, and the layer where that begins."""
+"""The verdict on differences: which rounding does not explain, and the layer where they begin."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from convmesh.verification.result import Culprit, Difference, Kind, LayerCheck
 
 TOLERANCE = 1e-9
 COARSE_TOLERANCE = 1e-4
-"""Of networks that compute in less than float64 by themselves."""
+"""For networks that compute in less than float64 by themselves."""
 
 ROUNDING_MARGIN = 100.0
-"""How much more than one changed digit the order of sums may do."""
+"""How much more the order of sums may change a tensor than one changed digit does."""
 
 NOISE = 1e-3
-"""A tensor that changes by more than this part of itself, when one digit does, says nothing."""
+"""A tensor that one changed digit changes by more than this part of its size cannot be judged."""
 
 Sizes = Mapping[Key, tuple[float, float]]
-"""Each tensor's largest value, and how far a changed digit drives it."""
+"""Each tensor's largest value, and how much a changed digit changes it."""
 
 
 class Judge:
-    """Puts what all ranks found side by side with what rounding explains."""
+    """Compares the differences on all ranks with the effect of rounding."""
 
     def __init__(self, graph: Graph, ranks: Sequence[Mapping[Key, float]], sizes: Sizes) -> None:
         self._graph = graph
@@ -63,7 +63,7 @@ class Judge:
                 yield from self._of(("weight gradient", "weight"), weight.name)
 
     def first(self, layers: Sequence[LayerCheck]) -> Culprit | None:
-        """Where things go wrong: in forward from the front, in backward from the back, at last in the update."""
+        """The first difference: in forward order, then in backward order, then in the update."""
         return self._in_forward(layers) or self._in_backward(layers) or self._in_update(layers)
 
     def _in_forward(self, layers: Sequence[LayerCheck]) -> Culprit | None:
@@ -83,7 +83,7 @@ class Judge:
         return None
 
     def _who_gave(self, check: LayerCheck, bad: Difference) -> Culprit:
-        """A gradient comes from the layers that use the output: all of theirs were right."""
+        """The users of an output compute its gradient; their own gradients were right."""
         users = list(dict.fromkeys(n.layer for n in self._graph.consumers(check.node) if n.takes_split)) or ["loss"]
         others = f", or that of {' or '.join(users[1:])}," if users[1:] else ""
         return Culprit(users[0], f"its backward{others} gives {check.layer} a gradient that differs by {bad.error:.2g}")
@@ -106,9 +106,9 @@ class Judge:
 
 
 def _scale(key: Key, sizes: Sizes) -> float:
-    """What a difference is relative to: the tensor's largest value, or that of its kind if the tensor is mere noise.
+    """The size that a difference is relative to: the tensor's largest value, or that of its kind if it is noise.
 
-    A bias in front of a batch norm, say, has the gradient zero, and what is computed for it is rounding alone.
+    The gradient of a bias in front of a batch norm, for example, is zero but for rounding.
     """
     size, spread = sizes[key]
     if spread < NOISE * size:
@@ -117,7 +117,7 @@ def _scale(key: Key, sizes: Sizes) -> float:
 
 
 def computes_in_double(graph: Graph) -> bool:
-    """Whether all that the network computes in floating point is in float64."""
+    """Whether all floating-point outputs of the network are float64."""
     return all(
         value.dtype == "float64"
         for node in graph.nodes

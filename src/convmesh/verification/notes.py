@@ -1,4 +1,4 @@
-"""What a reader must know to trust a verification."""
+"""The limits of a verification, for its reader."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def shape_notes(planned: Shapes, shapes: Shapes) -> list[str]:
 
 
 def network_notes(graph: Graph, model: nn.Module, pipeline: object) -> list[str]:
-    # A stage sees micro-batches, and one process does not.
+    # A stage sees micro-batches; one process sees the batch.
     notes = ["outputs of layers inside a pipeline are not compared, only their weights and the loss"] * bool(pipeline)
-    notes += [f"layer {layer} runs closed, its samples cut only: {why}" for layer, why in graph.opaque.items()]
+    notes += [f"layer {layer} stays closed, only its samples are cut: {why}" for layer, why in graph.opaque.items()]
     if any(node.kind == "dropout" for node in graph.nodes):
         notes.append("dropout: one process used the masks of the split operators, which are not torch's")
     if not model.training:
-        notes.append("the model is in eval mode, and was trained so")
+        notes.append("the model was trained in eval mode, as it was given")
     return notes

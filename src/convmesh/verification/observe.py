@@ -1,4 +1,4 @@
-"""Watching every layer of a running network: what it gives, and the gradient that comes back for it."""
+"""Watching every layer of a running network: its outputs and their gradients."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Slices = tuple[slice, ...]
 
 
 class Key(NamedTuple):
-    """Which tensor of a run: `what` of the node, weight or step called `name`."""
+    """Identifies a tensor of a run: the `what` of the node, weight or step called `name`."""
 
     what: str
     name: str
     place: int = 0
-    """Among several outputs."""
+    """Its index among several outputs."""
 
 
 class Notes(Protocol):
-    """What is done with the tensors that are seen; `at` says which part of the whole tensor it is."""
+    """Takes the tensors of a run; `at` is the part of the whole tensor."""
 
     def note(self, key: Key, tensor: torch.Tensor, at: Slices) -> None: ...
 
 
 class Recorder:
-    """Keeps whole tensors."""
+    """Keeps whole tensors in memory."""
 
     def __init__(self) -> None:
         self.values: dict[Key, torch.Tensor] = {}
@@ -43,7 +43,7 @@ class Recorder:
 
 
 class Comparer:
-    """Finds how far tensors, or this rank's parts of them, are from those of another run."""
+    """Computes the distance of tensors, or of this rank's parts, from those of another run."""
 
     def __init__(self, values: Mapping[Key, torch.Tensor]) -> None:
         self._values = values
@@ -54,20 +54,20 @@ class Comparer:
             self.errors[key] = distance(tensor.detach(), self._values[key][at])
 
     def note_missing(self, what: str, found: set[str]) -> None:
-        """Tensors of one sort that only the other run has are as far away as can be."""
+        """Tensors of one kind that this run lacks are infinitely far away."""
         missing = (key for key in self._values if key.what == what and key.name not in found)
         self.errors |= dict.fromkeys(missing, float("inf"))
 
 
 class Watcher:
-    """Shows each node's outputs and their gradients to `notes`, the first time that the node runs."""
+    """Passes each node's outputs and their gradients to `notes`, the first time that the node runs."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._seen: set[str] = set()
         self.active = True
         self.running = ""
-        """The node under way, for errors to name."""
+        """The node that is running, for errors to name."""
 
     def attach(self, module: nn.Module) -> None:
         """Watch a traced network, and the traced blocks inside."""
@@ -96,7 +96,7 @@ class Watcher:
 
 
 class Watched(fx.Interpreter):
-    """Runs a traced network node by node before the watcher's eyes. `instead` runs some nodes another way."""
+    """Runs a traced network node by node under a watcher. `instead` replaces the call of some nodes."""
 
     def __init__(
         self, module: fx.GraphModule, watcher: Watcher, instead: Mapping[str, Callable[..., Any]] | None = None

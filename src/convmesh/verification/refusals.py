@@ -1,4 +1,4 @@
-"""What `verify` cannot do is said before anything runs."""
+"""Refusing what `verify` cannot do, before anything runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_arguments(model: object, loss: object, target: object, steps: int, mos
 
 
 def check_sample(samples: Samples, plan: Plan) -> None:
-    """The sample must be one that the plan is for; the number of samples may differ."""
+    """The sample must fit the plan, except for the number of samples."""
     shapes = tuple(shape_of(sample) for sample in samples)
     if plan.shapes and [shape[1:] for shape in shapes] != [tuple(shape[1:]) for shape in plan.shapes]:
         raise ShapeError(
@@ -50,7 +50,7 @@ def shape_of(sample: torch.Tensor | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_memory(graph: Graph, plan: Plan) -> None:
-    """Each rank has weights, gradients and momentum in float64; activations are shared out, with their gradients."""
+    """Each rank holds weights, gradients and momentum in float64; ranks share activations and their gradients."""
     bytes_needed = 24 * (plan.mesh.size * graph.parameters + 2 * activations(graph))
     bytes_free = _bytes_free()
     if bytes_needed > bytes_free:
@@ -62,7 +62,7 @@ def check_memory(graph: Graph, plan: Plan) -> None:
 
 
 def _bytes_free() -> int:
-    """What new processes can have, as Linux says; elsewhere all memory."""
+    """The memory that Linux has available for new processes; elsewhere all memory."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

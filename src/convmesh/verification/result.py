@@ -1,4 +1,4 @@
-"""What a verification found, as values that print themselves."""
+"""The result of a verification, as values that print themselves."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from convmesh.layout.mesh import Mesh
 Shapes = tuple[tuple[int, ...], ...]
 
 Kind = Literal["output", "gradient", "weight gradient", "weight", "loss"]
-"""What is compared: a layer's output, the gradient that comes back for it, its weights' gradients after the first
-step, its weights after the last; and the loss of each step."""
+"""What is compared: a layer's output and its gradient, the gradients of its weights in the first step, its weights
+after the last step, and the loss of each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor: its largest difference from one process's, relative to its largest value."""
+    """The largest difference of one tensor from that of one process, relative to its largest value."""
 
     kind: Kind
     name: str
-    """Of the weight, or the number of the step."""
+    """The weight's name, or the step's number."""
     error: float
     allowed: float
-    """What rounding may do: 1e-9, or a hundred times what a change of the input's last digit does."""
+    """The effect of rounding: 1e-9, or a hundred times that of a change in the input's last digit."""
     rank: int = 0
     """The rank with the largest difference."""
 
@@ -34,7 +34,7 @@ class Difference:
 
     @property
     def what(self) -> str:
-        """In words."""
+        """The tensor in words."""
         return {
             "output": "its output",
             "gradient": "the gradient of its output",
@@ -62,7 +62,7 @@ class LayerCheck:
 
     @property
     def error(self) -> float:
-        """The largest difference that counts: the one furthest beyond what rounding explains."""
+        """The difference furthest beyond what rounding explains."""
         return self.worst.error
 
     @property
@@ -70,13 +70,13 @@ class LayerCheck:
         return max(self.differences, key=lambda d: d.error / d.allowed)
 
     def largest(self, kind: Kind) -> float | None:
-        """The largest difference of one kind; None where there was nothing to compare."""
+        """The largest difference of one kind; None if there was nothing to compare."""
         return max((d.error for d in self.differences if d.kind == kind), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A layer that cannot run as the plan wants it."""
+    """A layer that cannot run as the plan splits it."""
 
     layer: str
     op: str
@@ -88,7 +88,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The layer where things go wrong first."""
+    """The first layer that differs."""
 
     layer: str
     what: str
@@ -99,7 +99,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Whether a plan trains as one process does, and if not, where it first differs."""
+    """Whether a plan trains as one process does, and if not, where the two first differ."""
 
     mesh: Mesh
     """The mesh that ran."""
@@ -113,16 +113,16 @@ class Verification:
     losses: tuple[Difference, ...] = ()
     unsupported: tuple[Unsupported, ...] = ()
     failure: str = ""
-    """How the run ended, if not well."""
+    """Why the run failed, if it did."""
     notes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     @property
     def ok(self) -> bool:
         """Whether everything was compared and nothing differs."""
-        found = bool(self.unsupported or self.failure or self.first)
+        failed = bool(self.unsupported or self.failure or self.first)
         exact = all(check.ok for check in self.layers) and all(loss.ok for loss in self.losses)
-        return not found and bool(self.layers) and exact
+        return not failed and bool(self.layers) and exact
 
     @property
     def worst(self) -> LayerCheck | None:
@@ -149,13 +149,13 @@ class Verification:
 
     def _details(self) -> list[str]:
         if self.unsupported:
-            return [str(found) for found in self.unsupported]
+            return [str(layer) for layer in self.unsupported]
         bad = [check for check in self.layers if not check.ok]
         rows = [f"{check.layer} ({check.op}): {check.worst}" for check in bad[:10]]
         return rows + ([f"... and {len(bad) - 10} more layers"] if len(bad) > 10 else [])
 
     def to_plain(self) -> dict[str, Any]:
-        """The result as JSON knows it."""
+        """The result as JSON-compatible values."""
         return {
             "ok": self.ok,
             "verdict": self.verdict,
@@ -182,5 +182,5 @@ def _plain_check(check: LayerCheck) -> dict[str, Any]:
 
 
 def _plain(number: float | None) -> float | None:
-    """JSON knows no infinity: what is missing altogether counts as a large number."""
+    """JSON has no infinity, so a tensor that is missing counts as a large number."""
     return number if number is None or math.isfinite(number) else 1e308

@@ -1,4 +1,4 @@
-"""A smaller question with the same answer: fewer ranks on every axis, fewer samples, smaller extents."""
+"""A smaller run with the same verdict: fewer ranks on every axis, fewer samples, smaller extents."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from convmesh.verification.drawn_batch import without_data
 from convmesh.verification.result import Shapes
 
 ENOUGH = 1 << 20
-"""Activations that train in moments: no need to go below."""
+"""Activations that train in moments: there is no need to go below."""
 
 LEAST_STATISTICS = 16
-"""Values a channel of batch norm: statistics of fewer blow rounding errors up."""
+"""Values per channel in a batch norm: statistics of fewer amplify rounding errors."""
 
 Samples = tuple[torch.Tensor | tuple[int, ...], ...]
 
 
 def smaller_mesh(mesh: Mesh, most_ranks: int) -> Mesh:
-    """The same axes with at most so many ranks: the longest is halved first, and none goes below 2 while it can."""
+    """The same axes with at most `most_ranks` ranks: the longest is halved first, and axes keep 2 ranks if possible."""
     axes = dict(mesh.axes)
     while math.prod(axes.values()) > most_ranks:
         name = max((n for n in axes), key=lambda n: (axes[n], n != "pipe"))
@@ -46,7 +46,7 @@ def on_mesh(plan: Plan, mesh: Mesh) -> Plan:
 
 
 def _split_on(split: Split, mesh: Mesh) -> Split:
-    """An algorithm for two axes means nothing on one: that layer's is chosen anew."""
+    """A layer that loses one of its two channel axes has its algorithm chosen again."""
     kept = split.on(mesh)
     return kept if kept.channel == split.channel else replace(kept, algorithm="auto")
 
@@ -64,7 +64,7 @@ def _fewer_stages(plan: Plan, mesh: Mesh) -> Pipeline | None:
 
 
 class Shrinker:
-    """Halves shapes as long as the network and the plan allow."""
+    """Halves shapes while the network and the plan allow it."""
 
     def __init__(self, model: nn.Module, samples: Samples, plan: Plan, captured: Captured) -> None:
         self._model, self._samples, self._plan = model, samples, plan
@@ -73,7 +73,7 @@ class Shrinker:
         self.shapes: Shapes = tuple(node.outputs[0].shape for node in captured.graph.inputs)
 
     def run(self) -> None:
-        """Leave the smallest capture that is large enough in `captured`, and its inputs' shapes in `shapes`."""
+        """Set `captured` and `shapes` to the smallest capture that is large enough, and to its inputs' shapes."""
         dims = max((len(shape) for shape in self.shapes), default=0)
         for chosen in ({0}, {*range(2, dims)}, *({dim} for dim in range(2, dims))):
             while chosen and activations(self.captured.graph) > ENOUGH and self._try(halved(self.shapes, chosen)):
@@ -93,7 +93,7 @@ class Shrinker:
         return True
 
     def _keeps_cuts(self, graph: Graph) -> bool:
-        """Whether every rank still has a row of each dim that the plan cuts, and batch norm values enough."""
+        """Whether every rank still has a row of each dim that the plan cuts, and batch norms enough values."""
         pairs = zip(_extents(self._first.graph), _extents(graph), strict=True)
         return all(self._keeps(layer, kind, old, new) for (layer, kind, old), (_, _, new) in pairs)
 
@@ -110,7 +110,7 @@ class Shrinker:
 
 
 def capture_quietly(model: nn.Module, samples: Samples, shapes: Shapes) -> Captured:
-    """Capture in float64; what it warns of is told once, by the result's notes."""
+    """Capture in float64 without warnings, since the result's notes repeat them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return capture(model, *(without_data(s, shape) for s, shape in zip(samples, shapes, strict=True)), check=False)

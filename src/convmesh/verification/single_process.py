@@ -1,4 +1,4 @@
-"""One process with plain torch: what the split network is compared with, and how far rounding alone drives it."""
+"""The reference: one process with plain torch, and the effect of rounding on it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watche
 from convmesh.verification.troubles import told
 
 LAST_DIGIT = 1e-15
-"""By what part of itself every number is changed to see what rounding does."""
+"""The relative change of every number that shows the effect of rounding."""
 
 _FILE = "reference.pt"
 
 
 class WholeRun:
-    """The model on one process, for one run: training changes it."""
+    """The model on one process, for one run, since training changes it."""
 
     def __init__(
         self, model: nn.Module, captured: Captured, batch: DrawnBatch, loss: Callable[..., Any] | None
@@ -38,7 +38,7 @@ class WholeRun:
         self.model, self.captured, self.batch, self.loss = model, captured, batch, loss
 
     def record(self, folder: str) -> str:
-        """Train and keep everything in `folder`; tell if the captured network is not the model."""
+        """Train and save all tensors in `folder`; returns a problem, such as a capture that is not the model."""
         inputs, recorder = self.batch.inputs(), Recorder()
         problem = self._compare_capture(inputs)
         rates: list[float] = []
@@ -53,7 +53,7 @@ class WholeRun:
         return problem
 
     def spread(self, folder: str) -> dict[Key, tuple[float, float]]:
-        """Train again with every number's last digit changed: each tensor's size, and by how much it changes."""
+        """Train again with every number's last digit changed: the size of each tensor, and its change."""
         values, rate = load(folder)
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -82,7 +82,7 @@ class WholeRun:
             notes.note(Key("weight", name), tensor, ())
 
     def _first_nan(self, recorder: Recorder) -> str:
-        """Numbers that are none compare with nothing; infinities may be meant, as in masks."""
+        """NaNs cannot be compared; infinities may be intended, as in masks."""
         for key, value in recorder.values.items():
             if key.what != "gradient" and value.is_floating_point() and value.isnan().any():
                 name = self.captured.graph.node(key.name).layer if key.what == "output" else key.name
@@ -90,7 +90,7 @@ class WholeRun:
         return ""
 
     def _dropouts(self) -> dict[str, Callable[..., Any]]:
-        """Masks are ours, by global index, not torch's: those nodes run on a mesh of one rank."""
+        """Dropout runs on a mesh of one rank, since our masks depend on the global index and are not torch's."""
         alone = dry_mesh(Mesh())
 
         def run(call: Callable[[fx.Node], Any], network: Watched, node: fx.Node) -> Any:
@@ -123,7 +123,7 @@ def backward_whole(outputs: Any, target: Any, loss: Callable[..., Any] | None) -
 
 
 def load(folder: str) -> tuple[dict[Key, torch.Tensor], float]:
-    """What `record` kept, read from the file as it is needed: ranks share its memory."""
+    """The tensors that `record` saved, mapped from the file so that ranks share its memory."""
     kept = torch.load(_path(folder), mmap=True, weights_only=True)
     return {Key(*key): value for key, value in kept["values"].items()}, kept["rate"]
 

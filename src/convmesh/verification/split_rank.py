@@ -26,7 +26,7 @@ from convmesh.verification.troubles import told
 def run_split(
     model: nn.Module, plan: Plan, batch: DrawnBatch, loss: Callable[..., Any] | None, folder: str
 ) -> dict[Key, float]:
-    """How far this rank's tensors are from those in `folder`."""
+    """The distances of this rank's tensors from those in `folder`."""
     values, rate = load(folder)
     comparer = Comparer(values)
     watcher = Watcher(comparer)

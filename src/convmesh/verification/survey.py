@@ -1,4 +1,4 @@
-"""All layers of a network that cannot run as a plan wants them, found by a dry run that does not stop at the first."""
+"""All layers of a network that cannot run under a plan, found by a dry run that does not stop at the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.verification.result import Unsupported
 
 _LISTING = re.compile(r"Use one of: [^;]*;")
-"""Some hundred names, too many for a line of a list."""
+"""A list of some hundred names, too long for one line."""
 
 
 def unsupported(captured: Captured, plan: Plan) -> tuple[Unsupported, ...]:
@@ -29,10 +29,10 @@ def unsupported(captured: Captured, plan: Plan) -> tuple[Unsupported, ...]:
 
 
 class _Survey(Lowering):
-    """A lowering that notes what it cannot do and goes on with a tensor of the right shape."""
+    """A lowering that notes what it cannot split and continues with a tensor of the right shape."""
 
     def all_found(self) -> list[Unsupported]:
-        """Visit every node; nothing is worked out beyond."""
+        """Visit every node and lower nothing else."""
         self._found: list[Unsupported] = []
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
@@ -47,7 +47,7 @@ class _Survey(Lowering):
             self._env[node.name] = self._assumed(node)
 
     def _refuse_unknown(self, node: fx.Node, spec: Node) -> None:
-        """A function that is not known may mix samples, so nothing runs it on shards; a module may be run so."""
+        """An unknown function may mix samples, so it never runs on shards; an unknown module may."""
         if spec.kind != "opaque" or node.op == "call_module" or not self._given(node) or _has_split_version(node):
             return
         raise UnsupportedError(
@@ -59,7 +59,7 @@ class _Survey(Lowering):
         return [x for n in node.all_input_nodes for x in tree_leaves(self._env[n.name]) if isinstance(x, Dry)]
 
     def _assumed(self, node: fx.Node) -> Any:
-        """What the node would give: cut as its input where the shapes agree, else by samples."""
+        """The node's assumed output: cut like its input if the shapes agree, otherwise by samples."""
         given = self._given(node)
 
         def dry(value: Any) -> Any:
@@ -84,7 +84,7 @@ def _layout_like(given: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def _reason(spec: Node, error: Exception) -> str:
-    """The message without the layer's name, which is told apart."""
+    """The message without the layer's name, which stands apart."""
     text = (
         _LISTING.sub("`convmesh.ops.supported()` lists what has one;", str(error))
         if isinstance(error, UnsupportedError)

@@ -1,4 +1,4 @@
-"""Word that a failing process leaves: which layer was under way, and the error itself if the user can act on it."""
+"""Reports of failing processes: the layer that was running, and the error itself if the user can act on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trouble:
 
 @contextmanager
 def told(folder: str, watcher: Watcher) -> Iterator[None]:
-    """Leave word of an error in `folder` before it ends this process."""
+    """Write an error to `folder` before it ends this process."""
     try:
         yield
     except Exception as error:
@@ -39,5 +39,5 @@ def told(folder: str, watcher: Watcher) -> Iterator[None]:
 
 
 def troubles(folder: str) -> list[Trouble]:
-    """What processes left word of."""
+    """The reports of all processes that failed."""
     return [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.trouble"))]

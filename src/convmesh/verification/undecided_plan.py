@@ -1,4 +1,4 @@
-"""Plans that are not worked out yet: what a survey of unsupported operators starts from."""
+"""Plans before lowering, from which a survey of unsupported operators starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from convmesh.verification.drawn_batch import Sample, as_samples
 
 
 def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "auto") -> Plan:
-    """The splits of a named strategy, without the dry run that refuses the first layer that cannot be cut so."""
+    """The splits of a named strategy, without the dry run that refuses the first layer that cannot be cut."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CaptureWarning)  # the verification's notes tell
+        warnings.simplefilter("ignore", CaptureWarning)  # the verification's notes repeat them
         captured = capture(model, *as_samples(sample), check=False)
     name = strategy_for(mesh) if strategy == "auto" else strategy
     made = preset(name, captured.graph, mesh)
@@ -34,7 +34,7 @@ def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "au
 
 
 def _with_stages(captured: Captured, plan: Plan) -> Plan:
-    """Stages are cut by what layers cost; where some cannot run at all, the survey is to list them first."""
+    """With stages by the cost of layers; without, if some layers cannot run, which the survey then lists."""
     try:
         return with_stages(captured, plan, StageOptions(), "cpu")  # verification runs on processors
     except UnsupportedError:

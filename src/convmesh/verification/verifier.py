@@ -50,7 +50,7 @@ def verify(
 ) -> Verification:
     """Whether `plan` trains `model` as one process does; if not, which layer differs first, and by how much.
 
-    Trains a copy in float64 for a few steps on local processes, on as small an input as network and plan allow.
+    Trains a float64 copy for a few steps on local processes, with the smallest input that network and plan allow.
     `sample` is a tensor or shape of the global batch. With `loss`, `target` is a tensor, or draws one for the shape of
     a batch; without, random gradients start backward. A mesh of more than `most_ranks` ranks keeps its axes, shorter.
     """
@@ -59,7 +59,7 @@ def verify(
     samples = tuple(as_samples(sample))
     check_sample(samples, plan)
     if torch.cuda.is_available():
-        # Planning ran autograd, and where there are GPUs a process that did so cannot fork ranks that train.
+        # Planning ran autograd; with GPUs, a process that did so cannot fork ranks that train.
         call = {"loss": loss, "target": target, "steps": steps, "most_ranks": most_ranks}
         found = in_fresh_process(verify, (_twin(model), sample, replace(plan, source=None)), call, seconds_timeout)
         assert isinstance(found, Verification)
@@ -112,12 +112,12 @@ class _Job:
                 return replace(blank, failure=_failure(error, folder, shrinker.captured))
 
     def _objective(self, captured: Captured, plan: Plan) -> tuple[Loss | None, Any]:
-        """A pipeline runs backward by itself, so it needs a loss: the distance from random values will do."""
+        """A pipeline runs backward itself, so it needs a loss: by default the distance from random values."""
         if self.loss is not None or plan.pipeline is None:
             return self.loss, self.target
         if len(captured.graph.outputs) != 1:
             raise UnsupportedError(
-                f"`model` gives {len(captured.graph.outputs)} tensors and runs in a pipeline; give `loss` and `target`."
+                f"`model` has {len(captured.graph.outputs)} outputs and runs in a pipeline; give `loss` and `target`."
             )
         return F.mse_loss, cotangent(0, captured.graph.outputs[0])
 
@@ -143,7 +143,7 @@ def _silent(message: str) -> None:
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """A copy in float64 on the CPU: the user's model is left alone."""
+    """A float64 copy on the CPU, so that the user's model stays as it is."""
     try:
         return copy.deepcopy(model).cpu().double()
     except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -153,7 +153,7 @@ def _twin(model: nn.Module) -> nn.Module:
 
 
 def _failure(error: RankError, folder: str, captured: Captured) -> str:
-    """A refusal is raised as it was in the rank; anything else is told with the layer under way."""
+    """Raise a rank's refusal here; describe any other failure with the layer that was running."""
     known = troubles(folder)
     if known and known[0].error is not None and all(type(t.error) is type(known[0].error) for t in known):
         raise known[0].error from None

@@ -12,7 +12,7 @@ from convmesh.private_torch.module_tables import copy_state
 
 
 def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> fx.GraphModule:
-    """The graph's forward in a module whose state is that of `model`; tensors made while tracing come with it."""
+    """The graph's forward in a module with the state of `model`; constants of the trace become buffers of it."""
     for node in graph.nodes:
         node.type = None  # annotations of the user's code need not resolve here
     module = fx.GraphModule(nn.Module(), fx.Graph(), type(model).__name__)
@@ -28,5 +28,5 @@ def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Te
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors that the model holds as plain attributes."""
+    """Tensors that are plain attributes of the model."""
     return {name: value for name, value in model.__dict__.items() if isinstance(value, torch.Tensor)}

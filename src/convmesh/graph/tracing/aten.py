@@ -1,4 +1,4 @@
-"""Aten calls as the torch functions that a model would have used, which have split versions."""
+"""Aten calls as the torch functions that a model would have called, since those have split versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 
 class Call(NamedTuple):
-    """A function call, or that of a tensor method if `function` is a name."""
+    """A call of a function, or of a tensor method if `function` is a name."""
 
     function: Callable[..., Any] | str
     args: tuple[Any, ...]
@@ -32,7 +32,7 @@ _IN_PLACE = {"add_": operator.iadd, "sub_": operator.isub, "mul_": operator.imul
 
 
 def torch_call(packet: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
-    """The torch function for the aten operator `packet`; None if it has no equal."""
+    """The torch function for the aten operator `packet`; None if there is none."""
     if packet in _REORDERED:
         return _REORDERED[packet](tuple(args), kwargs)
     if packet.startswith("upsample_"):

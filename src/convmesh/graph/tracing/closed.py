@@ -1,4 +1,4 @@
-"""What keeps a module closed to the tracer: which, why, and where in the user's code."""
+"""Modules that the tracer cannot look into: which, why, and at which line of the user's code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _PYTHONS_OWN = sysconfig.get_path("stdlib")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-"""Packages of others, which may lie inside the folder of Python's own."""
+"""Installed packages, whose folder may lie inside that of Python itself."""
 
 
 class ClosedError(Exception):
-    """The tracer cannot follow; the message says why."""
+    """The tracer cannot follow the forward; the message says why."""
 
 
 class DataDependentError(ClosedError):
-    """Python asks for what only the data can tell."""
+    """Python needs a value that depends on the data."""
 
 
 class FailedError(Exception):
@@ -34,7 +34,7 @@ class FailedError(Exception):
 
 @dataclass(frozen=True)
 class Closed:
-    """A module that stays closed, with the reason and the line that is to blame."""
+    """A module that stays closed, the reason, and the line that causes it."""
 
     layer: str
     reason: str
@@ -44,7 +44,7 @@ class Closed:
     def notice(self) -> str:
         where = f" ({self.line})" if self.line else ""
         whole = f"layer `{self.layer or '(the model)'}` stays closed{where}: {self.reason}."
-        return f"{whole} It runs as one node with its samples cut only."
+        return f"{whole} It runs as one node, of which only samples can be cut."
 
 
 def closed_by(layer: str, error: BaseException) -> Closed:
@@ -54,7 +54,7 @@ def closed_by(layer: str, error: BaseException) -> Closed:
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of the user's code that led to an error: `net.py:12: if x.sum() > 0:`."""
+    """The innermost line of the user's code in an error's traceback: `net.py:12: if x.sum() > 0:`."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
             return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"

@@ -1,4 +1,4 @@
-"""From a traced graph to frozen values."""
+"""Describing a traced graph as frozen values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn.utils import parametrize
 from convmesh.errors import CaptureError
 from convmesh.graph.graph import Graph, Node, Value, Weight
 from convmesh.graph.kinds import kind_of
+from convmesh.graph.tracing.call_options import function_options, module_options
 from convmesh.graph.tracing.closed import Closed
-from convmesh.graph.tracing.keys import LAYER, VALUE, function_name
-from convmesh.graph.tracing.options import function_options, module_options
-from convmesh.graph.tracing.whole import WholeValue
+from convmesh.graph.tracing.node_meta import LAYER, VALUE, function_name
+from convmesh.graph.tracing.opaque_model import WholeValue
 from convmesh.private_torch import tree_leaves
 
 
 def describe(graph: fx.Graph, model: nn.Module, closed: Mapping[str, Closed]) -> Graph:
-    """The nodes of `graph`, which was traced from `model`, and all weights of the model."""
+    """The nodes of `graph`, traced from `model`, and all weights of the model."""
     describer = _Describer(model, closed)
     nodes = tuple(describer.node(node) for node in graph.nodes)
     return Graph(nodes, tuple(describer.weights.values()))
@@ -85,7 +85,7 @@ class _Describer:
         if not any(_values(node.meta[VALUE])):
             return ("index" if op == "setitem" else "size"), op, function_options(node, "size", (), 0)
         of_tensors = any(any(_values(argument.meta[VALUE])) for argument in node.all_input_nodes)
-        kind = kind_of(op) if of_tensors else "attribute"  # a tensor made of nothing
+        kind = kind_of(op) if of_tensors else "attribute"  # a factory, such as torch.zeros
         shapes = tuple(tuple(v.shape) for n in node.all_input_nodes[1:] for v in _values(n.meta[VALUE]))
         options = function_options(node, kind or "opaque", shapes, _dims(node))
         return kind or "opaque", op, options if kind else {**options, **_unknown(op)}
@@ -100,7 +100,7 @@ def _reason(closed: Closed) -> dict[str, object]:
 
 
 def _unknown(op: str) -> dict[str, object]:
-    return {"reason": f"`{op}` is of no kind known here"}
+    return {"reason": f"`{op}` is an unknown operator"}
 
 
 def _values(value: Any) -> Iterable[Value]:
@@ -110,7 +110,7 @@ def _values(value: Any) -> Iterable[Value]:
 
 
 def _dims(node: fx.Node) -> int:
-    """How many dims windows slide along: those after samples and channels."""
+    """The number of dims that windows slide along: those after samples and channels."""
     shapes = [value.shape for value in _values(node.meta[VALUE])]
     return max(len(shapes[0]) - 2, 0) if shapes else 0
 

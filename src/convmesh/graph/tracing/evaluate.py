@@ -1,4 +1,4 @@
-"""What a call gives, on tensors without data: shapes and types, no memory, no random numbers drawn."""
+"""The output of a call on tensors without data: shapes and types, with no memory and no random numbers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FACTORIES: frozenset[Callable[..., Any]] = frozenset(
         *(torch.tril_indices, torch.triu_indices, torch.hann_window, torch.hamming_window),
     }
 )
-"""Functions that make tensors without being given one."""
+"""Functions that make a tensor from none."""
 
 _MOVES = frozenset({torch.Tensor.cuda, torch.Tensor.cpu})
 _HOME_ATTRIBUTES = frozenset({"device", "is_cuda", "is_cpu", "is_meta"})
 
 
 class OnMeta(TorchFunctionMode):
-    """Every tensor that is made or moved is on the meta device, whatever device is asked for."""
+    """Puts every tensor that is made or moved on the meta device, whatever device the call names."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -58,11 +58,11 @@ def _names_device(value: object) -> bool:
 
 
 class Evaluator:
-    """Runs calls on meta tensors in place of a model's own, which are not touched."""
+    """Runs calls on meta tensors instead of a model's own tensors, which stay untouched."""
 
     def __init__(self, model: nn.Module, home: torch.device) -> None:
         self.home = home
-        """The device that the model believes to be on."""
+        """The device that the model is told it is on."""
         self._model = model
         self._without_data: dict[int, torch.Tensor] = {}
         self._known: dict[Any, tuple[torch.Size, torch.dtype]] = {}
@@ -79,7 +79,7 @@ class Evaluator:
             return target(*args, **kwargs)
 
     def _module(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A module's output; deep networks repeat their layers, so that of a simple one is remembered."""
+        """A module's output. Deep networks repeat their layers, so outputs of simple modules are cached."""
         key = _identity(module, args) if not kwargs else None
         if key is not None and key in self._known:
             shape, dtype = self._known[key]
@@ -91,7 +91,7 @@ class Evaluator:
         return output
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The meta tensor that stands for one of the model's own; always the same."""
+        """The meta tensor that stands for one of the model's tensors; the same at every call."""
         if tensor.device.type == "meta":
             return tensor
         if id(tensor) not in self._without_data:
@@ -117,7 +117,7 @@ class Evaluator:
 
 
 def _identity(module: nn.Module, args: Sequence[Any]) -> object:
-    """What decides the shape of a torch.nn module's output; None where that is more than its settings."""
+    """All that determines the shape of a torch.nn module's output; None if more than its settings does."""
     is_simple = not children_of(module) and not has_forward_hooks(module)
     if not is_simple or not type(module).__module__.startswith("torch.nn.modules"):
         return None
@@ -134,7 +134,7 @@ def needs_data(error: Exception) -> bool:
 
 
 def failure(error: Exception, args: Any, kwargs: Any) -> str:
-    """What went wrong, and the shapes that came."""
+    """The error, and the shapes that the call was given."""
     shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    came = ", ".join(map(str, shapes)) or "no tensor"
-    return f"{type(error).__name__}: {error} (it was given {came})"
+    given = ", ".join(map(str, shapes)) or "no tensor"
+    return f"{type(error).__name__}: {error} (it was given {given})"

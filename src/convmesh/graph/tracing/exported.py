@@ -1,7 +1,7 @@
 """The network as torch.export sees it, for models whose own forward cannot be traced.
 
-Export runs the forward on tensors without data and records aten calls. Those of one torch.nn module become a call of
-that module again, so that its mode, its buffers and its name are its own; the others become torch functions.
+Export runs the forward on tensors without data and records aten calls. The calls of one torch.nn module become one call
+of that module again, so that it keeps its mode, buffers and name; all others become torch functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx, nn
 from convmesh.graph.tracing.aten import SKIPPED, torch_call
 from convmesh.graph.tracing.closed import ClosedError
 from convmesh.graph.tracing.evaluate import Evaluator
-from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
+from convmesh.graph.tracing.node_meta import LAYER, VALUE, fresh_layer, function_name
 from convmesh.private_torch import tree_leaves, tree_unflatten
 from convmesh.private_torch.exporting import calling_module, is_guard
 from convmesh.private_torch.module_tables import children_of
@@ -27,7 +27,7 @@ from convmesh.private_torch.module_tables import children_of
 def exported(
     model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
-    """The graph of `model` with its values, and constants that are no attributes of the model."""
+    """The graph of `model` with its values, and constants that are not attributes of the model."""
     inputs = tuple(torch.empty(x.shape, dtype=x.dtype, device=evaluator.home) for x in samples.values())
     batch = tuple({0: torch.export.Dim.AUTO} if x.ndim else None for x in inputs)
     with warnings.catch_warnings():
@@ -46,7 +46,7 @@ def exported(
 
 
 class _Writer:
-    """Writes the graph anew, call by call."""
+    """Rewrites the graph call by call."""
 
     def __init__(
         self, model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, found: nn.Module
@@ -116,7 +116,7 @@ class _Writer:
 
 
 def _module_calls(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, Any]:
-    """For nodes in calls of simple torch.nn modules: path and input at the one with the result, else None."""
+    """Nodes inside calls of simple torch.nn modules: the one with the result maps to path and input, others to None."""
     calls: dict[tuple[str, str], list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and _is_simple(model, calling_module(node)[1]):
@@ -133,7 +133,7 @@ def _module_calls(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def _is_simple(model: nn.Module, path: str) -> bool:
-    """A torch.nn module without parts that takes one tensor."""
+    """Whether it is a torch.nn module without submodules that takes one tensor."""
     if not path:
         return False
     module = model.get_submodule(path)

@@ -1,4 +1,4 @@
-"""What stands for a value while a model is traced: it records calls, and knows its shape."""
+"""Stand-ins for values during a trace: they record calls and know their shapes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import fx, nn
 
 from convmesh.graph.tracing.closed import DataDependentError, is_users
-from convmesh.graph.tracing.keys import VALUE
+from convmesh.graph.tracing.node_meta import VALUE
 
 if TYPE_CHECKING:
     from convmesh.graph.tracing.tracer import LayerTracer
 
 
 class ValueProxy(fx.Proxy):
-    """A proxy that answers with its concrete value where Python needs one, unless that depends on data."""
+    """A proxy that gives Python its concrete value where one is needed, unless that depends on data."""
 
     tracer: LayerTracer
 
@@ -29,9 +29,9 @@ class ValueProxy(fx.Proxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """So that `isinstance(x, torch.Tensor)` in a model is answered as for the real thing.
+        """Makes `isinstance(x, torch.Tensor)` in a model true, as it is for a tensor.
 
-        Torch's own C++ asks the same before it reads a tensor's memory, and must not be told so.
+        Torch's C++ asks the same question before it reads a tensor's memory, and must get the true answer.
         """
         if not _asked_by_user():
             return ValueProxy
@@ -44,13 +44,13 @@ class ValueProxy(fx.Proxy):
         value = self.value
         if name in ("ndim", "dim") and isinstance(value, torch.Tensor):
             return value.ndim if name == "ndim" else value.dim  # the same in every run
-        found = getattr(value, name)  # an AttributeError if the real thing would raise one
-        if callable(found):
+        attribute = getattr(value, name)  # an AttributeError if the value would raise one
+        if callable(attribute):
             return _Method(self, name)
         return self.tracer.create_proxy("call_function", getattr, (self, name), {})
 
     def concrete(self) -> Any:
-        """The value as Python needs it: baked into the graph, which checks it whenever it runs."""
+        """The value for Python: fixed in the graph, which checks it in every run."""
         if isinstance(self.value, torch.Tensor):
             raise DataDependentError("Python needs the value of a tensor, which is not known before the model runs")
         self.tracer.bake(self)
@@ -113,7 +113,7 @@ class ValueProxy(fx.Proxy):
 
 
 def _in_place(name: str) -> Callable[[ValueProxy, Any], ValueProxy]:
-    """`x += y` changes a tensor for whoever else holds it, but makes another number or tuple."""
+    """`x += y` changes a tensor in place, but makes a new number or tuple."""
     on_tensors, on_values = getattr(operator, f"i{name}"), getattr(operator, name)
 
     def method(self: ValueProxy, other: Any) -> ValueProxy:
@@ -127,7 +127,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul"
 
 
 class _Method:
-    """A method of a value, recorded when it is called."""
+    """A method of a value, recorded when called."""
 
     def __init__(self, owner: ValueProxy, name: str) -> None:
         self._owner = owner

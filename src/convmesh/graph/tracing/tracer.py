@@ -1,4 +1,4 @@
-"""Tracing a model: torch.nn modules are leaves, every node knows its value, and layers are named by who calls them."""
+"""Tracing a model: torch.nn modules are leaves, every node knows its value, and layers are named by their caller."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentError, FailedError
+from convmesh.graph.tracing.closed_output import trial_output
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
 from convmesh.graph.tracing.guards import guard
-from convmesh.graph.tracing.keys import LAYER, VALUE, fresh_layer, function_name
+from convmesh.graph.tracing.intercepted_torch import Ambient, this_line
+from convmesh.graph.tracing.node_meta import LAYER, VALUE, arguments_of, fresh_layer, function_name
 from convmesh.graph.tracing.proxy import ValueProxy
-from convmesh.graph.tracing.settings import Ambient, this_line
-from convmesh.graph.tracing.trial import trial_output
 from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.module_tables import buffers_of, has_hooks, parameters_of
 
@@ -24,7 +24,7 @@ _CALLS = ("call_function", "call_method", "call_module")
 
 
 class LayerTracer(fx.Tracer):
-    """Records a model's forward for samples without data. Modules in `closed` are not looked into."""
+    """Records a model's forward on samples without data. Modules in `closed` are leaves."""
 
     proxy_buffer_attributes = True
 
@@ -40,9 +40,9 @@ class LayerTracer(fx.Tracer):
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._taken = set(self._paths.values())
         self.constants: dict[str, torch.Tensor] = {}
-        """Tensors that are no attribute of the model: made while tracing, or global."""
+        """Tensors that are not attributes of the model: made during the trace, or global."""
         self.failed_in = ""
-        """The innermost module in which tracing came to its end."""
+        """The innermost module in which the trace failed."""
         self._failure: BaseException | None = None
         self._samples = samples
         self._evaluator = evaluator
@@ -56,7 +56,7 @@ class LayerTracer(fx.Tracer):
         self._cut_off: set[fx.Node] = set()
         self._detached_of: dict[fx.Node, fx.Node] = {}
         self.notices: dict[str, None] = {}
-        """What the user is to be told, in order."""
+        """Warnings for the user, in order."""
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """The graph of `root`, the model; call it inside `intercepted(self)`."""
@@ -82,7 +82,7 @@ class LayerTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         path = self._paths.get(id(m))
-        if self._evaluating or path is None:  # one that is no part of the model is traced with its caller
+        if self._evaluating or path is None:  # a module that is no part of the model is inlined
             return forward(*args, **kwargs)
         if self.is_leaf_module(m, path):
             return self.create_proxy("call_module", path, args, kwargs)
@@ -112,7 +112,7 @@ class LayerTracer(fx.Tracer):
         return self._attributes[path]
 
     def training_of(self, module: nn.Module) -> Any:
-        """`self.training` stays a question, so that dropout asks it in every run."""
+        """`self.training` becomes a node, so that dropout reads it in every run."""
         path = self._paths.get(id(module))
         if self._evaluating or path is None or self.is_leaf_module(module, path):
             return module.__dict__["training"]
@@ -155,19 +155,19 @@ class LayerTracer(fx.Tracer):
         return node
 
     def create_proxy(self, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
-        """Under `no_grad`, what goes into a call and comes out of a module is detached: the graph has no such mode."""
+        """Under `no_grad`, inputs of calls and outputs of modules are detached, since the graph has no such mode."""
         proxy = super().create_proxy(kind, target, *rest, **named)
         if kind != "call_module" or not self._ambient.without_grad():
             return proxy
         if not isinstance(proxy.node.meta[VALUE], torch.Tensor):
-            raise ClosedError("it switches gradients off around a module that gives more than one tensor")
+            raise ClosedError("it switches gradients off around a module that returns more than one tensor")
         return self.proxy(self._detached(proxy.node))
 
     def _detached(self, node: fx.Node) -> fx.Node:
         if not isinstance(node.meta[VALUE], torch.Tensor) or node in self._cut_off:
             return node
         if node not in self._detached_of:
-            self._cut_off.add(node)  # so that the call of detach takes it as it is
+            self._cut_off.add(node)  # or the call of detach would detach its own input
             self._detached_of[node] = self.create_node("call_method", "detach", (node,), {})
             self._cut_off.remove(node)
         return self._detached_of[node]
@@ -177,20 +177,20 @@ class LayerTracer(fx.Tracer):
             return self._samples[str(node.target)]
         if node.op == "get_attr":
             return self._attribute_value(str(node.target))
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta[VALUE])
+        args, kwargs = arguments_of(node, lambda argument: argument.meta[VALUE])
         try:
             return self._evaluator.call(node.op, node.target, args, kwargs)
         except Exception as error:
             return self._without_meta(node, args, kwargs, error)
 
     def _without_meta(self, node: fx.Node, args: Any, kwargs: Any, error: Exception) -> Any:
-        """The value of a call that raised `error` on tensors without data."""
+        """The value of a call that failed with `error` on tensors without data."""
         if not needs_data(error):
             raise self._failed(node, failure(error, args, kwargs)) from error
         if node.op == "call_module" and node.target in self._closed:
             return trial_output(self.root.get_submodule(str(node.target)), args, kwargs, str(node.target))
         name = function_name(node)
-        raise DataDependentError(f"what `{name}` gives depends on the data, not on shapes alone") from error
+        raise DataDependentError(f"the output of `{name}` depends on the data, not on shapes alone") from error
 
     def _attribute_value(self, path: str) -> Any:
         value: Any = self.constants.get(path)
@@ -214,7 +214,7 @@ class LayerTracer(fx.Tracer):
         return f"{path}.{function_name(node)}".lstrip(".")
 
     def bake(self, proxy: ValueProxy) -> None:
-        """Python uses a value now: if other samples can change it, the graph will check it in every run."""
+        """Python uses a value: if other samples can change it, the graph checks it in every run."""
         node = proxy.node
         if node.op == "get_attr":
             self._notice_training(str(node.target))
@@ -222,10 +222,10 @@ class LayerTracer(fx.Tracer):
             self._asked[node] = this_line()
 
     def factory(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Tensors made in a forward are made in every run: noise stays noise, and sizes follow the batch."""
+        """Record a factory, so that every run makes its tensor: noise stays noise, sizes follow the batch."""
         if self._evaluating:
             return function(*args, **kwargs)
-        for leaf in tree_leaves(args):  # torch asks for the number only to see that it is one
+        for leaf in tree_leaves(args):  # torch reads the number only to check its type
             if type(leaf) is ValueProxy:
                 self._asked.pop(leaf.node, None)
         return self.create_proxy("call_function", function, tuple(args), dict(kwargs))
@@ -243,7 +243,7 @@ class LayerTracer(fx.Tracer):
         if not self._evaluating:
             message = (
                 f"layer `{self._calls[-1][0] or '(the model)'}` uses activation checkpointing or offloading: its calls "
-                "are inlined and keep their activations; checkpoint by the plan instead."
+                "are inlined and keep their activations; use the plan's `checkpoint` instead."
             )
             self.notices[message] = None
 
@@ -262,20 +262,20 @@ class LayerTracer(fx.Tracer):
 
 def hooks_notice(path: str) -> str:
     return (
-        f"layer `{path or '(the model)'}` has hooks: what forward hooks change is captured, but hooks do not run again "
-        "with the captured network; put them on torch.nn modules inside it, which are kept as they are."
+        f"layer `{path or '(the model)'}` has hooks: changes by forward hooks are captured, but the captured network "
+        "does not run the hooks again; put them on torch.nn modules inside it, which keep theirs."
     )
 
 
 def _plain_attribute(module: nn.Module, name: str) -> Any:
-    for found in (parameters_of(module), buffers_of(module), module.__dict__):
-        if name in found:
-            return found[name]
-    raise ClosedError(f"the attribute `{name}` cannot be found again")
+    for table in (parameters_of(module), buffers_of(module), module.__dict__):
+        if name in table:
+            return table[name]
+    raise ClosedError(f"its module has no attribute `{name}` of its own")
 
 
 def _comes_from_shapes(node: fx.Node) -> bool:
-    """Whether a value is a size or follows from sizes; devices and types are not checked again."""
+    """Whether a value is a size or computed from sizes; devices and types are not checked again."""
     if node.target is getattr or node.op == "call_method":
         name = node.args[1] if node.target is getattr else node.target
         return name in ("shape", "size", "numel", "nelement")

@@ -1,4 +1,4 @@
-"""What a reader wants to know of a call besides its shapes: windows by name, other settings as written."""
+"""The options of a call besides its shapes: windows by name, other settings as written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONV_DEFAULTS: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "gro
 
 
 def module_options(module: nn.Module, dims: int) -> dict[str, object]:
-    """Settings of a module; windows have one number for each of the `dims` dims they slide along."""
+    """Settings of a module; windows have one number for each of `dims` dims."""
     found: dict[str, object] = {
         name: _per_dim(getattr(module, attribute), dims, name)
         for name, attribute in _MODULE_WINDOW.items()

@@ -1,4 +1,4 @@
-"""Torch's settings around a trace: what is intercepted while it lasts, and what a forward may not change."""
+"""What torch does differently during a trace, and which of its modes a forward must not change."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from torch.utils import checkpoint
 
 from convmesh.graph.tracing.closed import is_users
 from convmesh.graph.tracing.evaluate import FACTORIES
-from convmesh.private_torch import tree_leaves
+from convmesh.graph.tracing.node_meta import VALUE
+from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
 
 RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 
 
 class Ambient:
-    """Gradient mode and autocast as they were when tracing began: a graph does not record their changes."""
+    """Gradient mode and autocast at the start of a trace: a graph does not record changes of them."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
         self._autocast = _autocast()
 
     def changed(self) -> str | None:
-        """What a forward changed that a graph would lose."""
+        """The change that a graph would lose, or None."""
         if torch.is_grad_enabled() and not self._grad:
             return "it switches gradients on"
         if _autocast() != self._autocast:
@@ -40,7 +41,7 @@ class Ambient:
         return None
 
     def without_grad(self) -> bool:
-        """Whether a forward has switched gradients off."""
+        """Whether the forward has switched gradients off."""
         return self._grad and not torch.is_grad_enabled()
 
 
@@ -63,7 +64,7 @@ class _Factories(TorchFunctionMode):
 
 
 class Intercepts(Protocol):
-    """Who is asked, while a model is traced, about what torch would do unseen."""
+    """Answers during a trace for what torch would otherwise do unseen."""
 
     def factory(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
     def training_of(self, module: nn.Module) -> Any: ...
@@ -73,7 +74,7 @@ class Intercepts(Protocol):
 
 @contextmanager
 def intercepted(by: Intercepts) -> Iterator[None]:
-    """While a model is traced, `by` answers for tensor factories and `module.training`; checkpoints run through."""
+    """Let `by` answer for tensor factories, `module.training` and custom functions; checkpoints are inlined."""
     training = property(by.training_of, lambda module, mode: module.__dict__.__setitem__("training", mode))
     inlined = _InlinedCheckpoints(by)
     replaced: list[tuple[Any, str, Any]] = [
@@ -81,6 +82,7 @@ def intercepted(by: Intercepts) -> Iterator[None]:
         (autograd.Function, "apply", _asking(by, function_apply())),
         (checkpoint, "CheckpointFunction", inlined),
         *((checkpoint, name, inlined.around) for name in checkpoint_generators()),
+        (torch.jit, "isinstance", _of_values(torch.jit.isinstance)),
         (saved_tensors_hooks, "__enter__", lambda _: by.saved_tensor_hooks()),
         (saved_tensors_hooks, "__exit__", lambda *_: None),
         *((torch, function.__name__, _taking_proxies(function, by)) for function in FACTORIES),
@@ -97,7 +99,7 @@ def intercepted(by: Intercepts) -> Iterator[None]:
 
 
 def _asking(by: Intercepts, apply: Callable[..., Any]) -> object:
-    """`Function.apply`, unless `by` refuses it: its own backward would be lost."""
+    """`Function.apply`, unless `by` refuses it because its backward would be lost."""
 
     def call(cls: type, *args: Any, **kwargs: Any) -> Any:
         return by.autograd_function(partial(apply, cls), args, kwargs)
@@ -106,7 +108,7 @@ def _asking(by: Intercepts, apply: Callable[..., Any]) -> object:
 
 
 def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..., Any]:
-    """A factory as models call it: torch's own parser refuses `torch.randn(x.shape[0], 1)` before any mode sees it."""
+    """A factory that takes proxies: torch's parser refuses `torch.randn(x.shape[0], 1)` before any mode sees it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         traced = any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs)))
@@ -115,20 +117,30 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
     return call
 
 
+def _of_values(is_instance: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """`torch.jit.isinstance` as it answers for the values that proxies stand for."""
+
+    def call(obj: Any, target_type: Any) -> bool:
+        values = tree_map(lambda leaf: leaf.node.meta[VALUE] if isinstance(leaf, fx.Proxy) else leaf, obj)
+        return is_instance(values, target_type)
+
+    return call
+
+
 class _InlinedCheckpoints:
-    """What torch.utils.checkpoint runs, of both sorts, while a model is traced: the function, straight through."""
+    """Makes both forms of torch.utils.checkpoint run the function directly during a trace."""
 
     def __init__(self, by: Intercepts) -> None:
         self._by = by
 
     def apply(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """In place of its autograd function (reentrant)."""
+        """Replaces its autograd function (reentrant)."""
         del preserve_rng_state
         self._by.saved_tensor_hooks()
         return function(*args)
 
     def around(self, *settings: Any, **named: Any) -> Iterator[None]:
-        """In place of the generator that it resumes before and after the function (not reentrant)."""
+        """Replaces the generator that it resumes before and after the function (not reentrant)."""
         del settings, named
         self._by.saved_tensor_hooks()
         yield

@@ -1,4 +1,4 @@
-"""A model that nothing can look into, as one node."""
+"""A model that can be neither traced nor exported, as one node."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 
 from convmesh.graph.tracing.closed import DataDependentError, FailedError
+from convmesh.graph.tracing.closed_output import trial_output
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
-from convmesh.graph.tracing.keys import LAYER, VALUE
-from convmesh.graph.tracing.trial import trial_output
+from convmesh.graph.tracing.node_meta import LAYER, VALUE
 
 
 class WholeValue:
@@ -42,7 +42,7 @@ def whole_graph(model: nn.Module, samples: Mapping[str, torch.Tensor], output: A
 
 
 def whole_output(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator) -> tuple[Any, bool]:
-    """What the model gives, and whether only data could tell."""
+    """The model's output, and whether its shapes depend on data."""
     args = tuple(samples.values())
     try:
         return evaluator.call("call_module", "", args, {}), False

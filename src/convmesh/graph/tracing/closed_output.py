@@ -1,4 +1,4 @@
-"""What a closed module gives when only a run with data can tell: tried on a copy of it, with a few samples."""
+"""The output shapes of a closed module that depend on data: found by running a copy of it on a few samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from convmesh.graph.tracing.closed import FailedError
 from convmesh.private_torch import tree_leaves, tree_map
 
 _SAMPLES = 2
-"""Enough for batch statistics, and few enough for any machine."""
+"""Enough for batch statistics, few enough for any machine."""
 
 
 def trial_output(module: nn.Module, args: Any, kwargs: Any, layer: str) -> Any:
-    """The module's output without data, its samples scaled back to those of `args`."""
+    """The module's output without data, with as many samples as `args` have."""
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise FailedError(
             layer,

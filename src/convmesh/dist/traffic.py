@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Traffic:
     """Called with each transfer and each wait."""
     posted: int = 0
     """The number of transfers so far."""
+    steps: list[Any] | None = None
+    """In a dry run: what was recorded so far."""
 
     def record(self, carrier: str, bytes_sent: int, axes: tuple[str, ...] = (), peer: int | None = None) -> int:
         """Count a transfer; returns its number."""
@@ -53,6 +58,19 @@ class Traffic:
         """Report that results are needed from here on."""
         if self.listener is not None and (posted or arriving):
             self.listener(Awaited(tuple(posted), tuple(arriving)))
+
+    def repeated(self, call: Callable[[], Result], times: int) -> tuple[Result, bool]:
+        """Make a call that stands for `times` calls like it, and record it that often.
+
+        Returns its result, and whether it did any work; True if that is not recorded.
+        """
+        if self.steps is None:
+            return call(), True
+        first = len(self.steps)
+        result = call()
+        recorded = self.steps[first:]
+        self.steps += recorded * (times - 1)
+        return result, bool(recorded)
 
     @property
     def bytes_total(self) -> int:

@@ -70,6 +70,14 @@ class Mesh:
             rank = rank * size + coordinates[name]
         return rank
 
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """How far apart ranks are that are neighbours along each axis."""
+        steps, step = {}, 1
+        for name, size in reversed(self.axes.items()):
+            steps[name], step = step, step * size
+        return steps
+
     def part(self, axes: Iterable[str], coordinates: dict[str, int]) -> int:
         """The index of a place along several axes taken as one, the first varying slowest."""
         index = 0

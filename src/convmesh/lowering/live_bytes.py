@@ -37,11 +37,10 @@ class HeldStorages(TorchDispatchMode):
     def see(self, values: Iterable[Any]) -> None:
         """Count those of the tensors that were not known."""
         for value in values:
-            # Torch works out what happens to DTensors with fake ones; oneDNN's own kind of tensors has no storage.
-            if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_mkldnn):
-                continue
-            if isinstance(value, torch.Tensor) and value.device.type == self._device:
-                self._count(value.untyped_storage())
+            if isinstance(value, torch.Tensor):
+                # Torch derives the shapes of DTensors with fake tensors; oneDNN's own kind of tensor has no storage.
+                if value.device.type == self._device and not isinstance(value, FakeTensor) and not value.is_mkldnn:
+                    self._count(value.untyped_storage())
             elif isinstance(value, (list, tuple)):
                 self.see(value)
         self.bytes_peak = max(self.bytes_peak, self.bytes_held)

@@ -29,8 +29,10 @@ class _Recorder(UncompiledDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:
             return self._run_subclasses(func, types, args, kwargs or {})
-        if is_view(func) or Probe.is_made:
+        if Probe.is_made:
             return func(*args, **(kwargs or {}))
+        if is_view(func) and not is_probing(args):
+            return self._noted(func(*args, **(kwargs or {})), None)
         if is_probing(args):
             return made_call(func, args, kwargs or {})[0]  # it has no memory where there is data
         return self._noted(*run_call(func, args, kwargs or {}))
@@ -61,12 +63,12 @@ def recorded(mesh: OpenMesh, storages: HeldStorages | None = None) -> Iterator[l
         else:
             steps.append(Transfer(event.carrier, event.axes, event.bytes_sent, event.peer))
 
-    mesh.traffic.listener = note
+    mesh.traffic.listener, mesh.traffic.steps = note, steps
     try:
         with _Recorder(steps, storages):
             yield steps
     finally:
-        mesh.traffic.listener = None
+        mesh.traffic.listener = mesh.traffic.steps = None
 
 
 class SavedTensors:

@@ -71,7 +71,9 @@ class CutLayerFunction(torch.autograd.Function):
         grads = [layer.local.weight_gradient(dy, x, weight)] if wants_w else []
         grads += [dy.sum([0, *range(2, dy.dim())])] if wants_b else []
         sums = Reduction(grads, layer.mesh, layer.reduce_axes) if grads else None
-        dx = None if returning is None or dx_part is None else accumulate(layer.inputs, dx_part, returning.wait())
+        dx = None
+        if returning is not None and dx_part is not None:
+            dx = accumulate(layer.mesh, layer.inputs, dx_part, returning.wait())
         reduced = iter(sums.wait() if sums else ())
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
 
@@ -88,4 +90,4 @@ def _gather(layer: CutLayer, plan: ExchangePlan, tensor: torch.Tensor) -> torch.
 
 def _sum_scatter(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> torch.Tensor:
     partial = partial.contiguous(memory_format=layer.wire)
-    return accumulate(plan, partial, post_partial(layer, plan, partial).wait())
+    return accumulate(layer.mesh, plan, partial, post_partial(layer, plan, partial).wait())

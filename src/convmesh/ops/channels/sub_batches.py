@@ -137,5 +137,5 @@ def _collected(
     whole = leaving[0][0].new_empty(shape)
     for part, chosen, (partial, transfer) in zip(layer.parts, rows, leaving, strict=True):
         plan = part.outputs if outputs else part.inputs
-        whole[_rows(chosen)] = accumulate(plan, partial, transfer.wait())
+        whole[_rows(chosen)] = accumulate(part.mesh, plan, partial, transfer.wait())
     return whole

@@ -114,7 +114,7 @@ class SplitConvFunction(torch.autograd.Function):
         dx = None
         if wants_x and transfer is not None:
             dx = back.of_input(halos)
-            add_arrived(split.plan, dx, transfer.wait())
+            add_arrived(ctx.mesh, split.plan, dx, transfer.wait())
         reduced = iter(sums.wait() if sums else ())
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None, None, None
 

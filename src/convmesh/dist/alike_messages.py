@@ -75,4 +75,4 @@ def _address(out: torch.Tensor, place: Region) -> int:
     if _box_shape(place) is None:
         return take(out, place).data_ptr()
     offset = sum([spans[0].start * step for spans, step in zip(place.dims, out.stride(), strict=True)])
-    return (out.storage_offset() + offset) * out.element_size()
+    return int((out.storage_offset() + offset) * out.element_size())

@@ -1,7 +1,7 @@
 # The two commands to know are `make demo` and `make test`. Each sets up everything it needs in .venv.
 PY := .venv/bin/python
 
-.PHONY: demo test test-full test-torch check format bench matrix clean
+.PHONY: demo test test-full test-torch check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -9,8 +9,8 @@ demo: .venv/.ready
 test: .venv/.ready
 	$(PY) -m pytest -q
 
-test-full: .venv/.ready  # every network under every preset on 2, 4 and 8 ranks: about half an hour
-	$(PY) -m pytest -q -m full
+test-full: .venv/.ready  # all drawn shapes, and every network under every preset on 2, 4 and 8 ranks: over an hour
+	CONVMESH_TEST=full $(PY) -m pytest -q -m "full or not full"
 
 test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
 	sh scripts/test-torch $(VERSION)
@@ -28,8 +28,10 @@ format: .venv/.ready
 bench: .venv/.ready
 	for page in conv channels unet ddp plan_scale; do $(PY) -m benchmarks.$$page || exit 1; done
 
-matrix: .venv/.ready  # rewrite the support matrix in the README from a full test run
-	$(PY) -m pytest -q tests/ops --write-matrix
+docs: .venv/.ready  # rewrite the generated pages: reference, support matrix, the README's table of numbers
+	$(PY) -m scripts.make_reference
+	$(PY) -m scripts.make_numbers
+	$(PY) -m tests.support
 
 .venv/.ready: pyproject.toml scripts/setup
 	sh scripts/setup

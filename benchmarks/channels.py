@@ -1,4 +1,4 @@
-"""Convolutions with cut channels on 2 ranks × 1 thread, beside one process and beside the plain formulation.
+"""Convolutions with cut channels on 2 ranks × 1 thread, compared with one process and with the plain formulation.
 
 python -m benchmarks.channels
 """
@@ -96,7 +96,7 @@ def measure() -> dict[str, list[float]]:
 
 
 def volumes_table() -> str:
-    """Elements that a rank sends in a step, by the plan, as shares of |x| = |y|."""
+    """Elements that a rank sends per step, by the plan, as fractions of |x| = |y|."""
     net = nn.Conv2d(SHAPE[1], FILTERS, 3, padding=1, bias=False)
     sample = torch.empty(SHAPE, device="meta", requires_grad=True)
     size = sample.numel()

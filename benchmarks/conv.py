@@ -1,4 +1,4 @@
-"""One split convolution on 2 ranks × 1 thread beside what a user could write or run instead.
+"""One split convolution on 2 ranks × 1 thread, compared with what a user could write or run instead.
 
 python -m benchmarks.conv            prints the tables of benchmarks/conv.md
 """
@@ -42,7 +42,7 @@ LAYERS = (
 
 
 class HandWritten(torch.autograd.Function):
-    """What a careful user writes: rows go to the neighbour and are joined; their gradient goes back and is added."""
+    """A careful user's version: rows go to the neighbour and are concatenated; their gradient returns and is added."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

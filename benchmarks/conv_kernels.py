@@ -46,8 +46,8 @@ def row(channels: int, filters: int, extents: tuple[int, ...]) -> str:
         torch.ops.aten.convolution_backward(dy, x, weight, None, *args, [True, True, False])
 
     def chosen() -> None:
-        convolution(x, weight, None, params)
-        convolution_backward(dy, x, weight, params, (True, True))
+        convolution(x, weight, None, params, "cpu")
+        convolution_backward(dy, x, weight, params, (True, True), "cpu")
 
     aten, ours = milliseconds(plain), milliseconds(chosen)
     size = "×".join(str(n) for n in extents)

@@ -1,7 +1,7 @@
-"""A data-parallel step beside torch's DistributedDataParallel: same model, same batch, same statistics.
+"""A data-parallel step compared with torch's DistributedDataParallel: same model, same batch, same statistics.
 
-Every rival has two processes of its own, which wait while the others run: what ConvMesh does to a process (it keeps
-freed memory) must not help or hurt what a user would otherwise run.
+Every rival has its own two processes, which wait while the others run: what ConvMesh changes in a process (it keeps
+freed memory) must not help or hurt its rivals.
 
 python -m benchmarks.ddp            prints the tables of benchmarks/ddp.md
 """
@@ -36,7 +36,7 @@ def resnet() -> tuple[nn.Module, torch.Tensor, torch.Tensor, Any]:
 
 
 def cosmoflow() -> tuple[nn.Module, torch.Tensor, torch.Tensor, Any]:
-    """cosmoflow for volumes of 32³, 4 of them, with batch norm."""
+    """cosmoflow with batch norm, 4 volumes of 32³."""
     model = models.create("cosmoflow", extent=32, norm="batch")
     return model, torch.randn(4, 4, 32, 32, 32), torch.rand(4, 4), F.mse_loss
 
@@ -63,13 +63,13 @@ def torch_ddp(draw: Draw, pair: list[int], **options: Any) -> Step:
 
 
 def keeping_ddp(draw: Draw, pair: list[int]) -> Step:
-    """DDP in processes that keep freed memory, as ConvMesh's do: what is left is the two runtimes alone."""
+    """DDP in processes that keep freed memory, as ConvMesh's do, to compare the runtimes alone."""
     keep_freed_memory()
     return torch_ddp(draw, pair)
 
 
 def convmesh(draw: Draw, pair: list[int]) -> Step:
-    """The same step with the `data` preset and statistics of each replica, as DDP has them."""
+    """The same step with the `data` preset and statistics per replica, as in DDP."""
     torch.manual_seed(0)
     model, x, target, loss = draw()
     plan = cm.plan(model, x, cm.Mesh(data=2), "data", batchnorm="replica")
@@ -98,7 +98,7 @@ def measure(name: str) -> dict[str, list[float]]:
 
 
 def _wait() -> None:
-    """What a process does while another rival runs."""
+    """The step of a process while another rival runs."""
 
 
 def main() -> None:

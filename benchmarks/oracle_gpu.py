@@ -1,4 +1,4 @@
-"""Whole training steps of eight networks on one GPU beside what the oracle says from the operators' own times.
+"""Whole training steps of eight networks on one GPU, compared with the oracle's predictions from operator times.
 
 python -m benchmarks.oracle_gpu [--out FOLDER] [NETWORK ...]     writes table, runs and page to the folder
 """
@@ -38,15 +38,15 @@ SECONDS_BLOCK = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network, the batch that it is trained on, and how."""
+    """A network, its batch, and its number and memory formats."""
 
     model: str
     shape: tuple[int, ...]
     dtype: str = "bfloat16"
     last: bool = True
-    """Whether channels lie innermost, as tensor cores want it."""
+    """Whether tensors are channels-last, the best format for tensor cores."""
     short: bool = False
-    """Whether the batch is so small that the device waits for its host."""
+    """Whether the batch is small enough for the device to wait for its host."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Case:
         return x, target.to(x.dtype) if target.is_floating_point() else target
 
     def program(self) -> Program:
-        """What one rank alone does, the loss included."""
+        """The program of a single rank, including the loss."""
         model = self.create("meta")
         lowered = lower_plan(cm.plan(model, self.shape, cm.Mesh(data=1), "data"))
         task = models.find(self.model).task
@@ -107,7 +107,7 @@ class Run:
 
 
 def measure(case: Case) -> Run:
-    """Steps in blocks without waiting between them; then some with, to see where time goes."""
+    """Time steps in blocks without synchronising between them; then some with, to see where time goes."""
     torch.manual_seed(0)
     model = case.create("cuda")
     plan = cm.plan(model, case.shape, cm.Mesh(data=1), "data")
@@ -124,7 +124,7 @@ def measure(case: Case) -> Run:
     for _ in range(3):
         step()
     gc.collect()
-    gc.freeze()  # collections would go through all tables and programs of this process, which no training run has
+    gc.freeze()  # else collections would scan this process's tables and programs, which no training run has
     torch.cuda.reset_peak_memory_stats()
     count = max(3, int(SECONDS_BLOCK / _timed(step, 3)))
     before = _joules()
@@ -133,7 +133,7 @@ def measure(case: Case) -> Run:
     peak = torch.cuda.max_memory_allocated()
     gc.unfreeze()
     phases = [_phases(net, x, target, optimizer) for _ in range(5)]
-    forward, backward, update = (statistics.median(found) for found in zip(*phases, strict=True))
+    forward, backward, update = (statistics.median(times) for times in zip(*phases, strict=True))
     middle = statistics.median(blocks)
     return Run(middle, (max(blocks) - min(blocks)) / 2 / middle, peak, joules, forward, backward, update)
 
@@ -158,7 +158,7 @@ def _phases(net: Any, x: Any, target: Any, optimizer: Any) -> tuple[float, ...]:
 
 
 def _joules() -> float:
-    """The energy counter of the first GPU; 0 where there is none."""
+    """The energy counter of the first GPU; 0 without one."""
     import ctypes
 
     try:
@@ -173,7 +173,7 @@ def _joules() -> float:
 
 
 def first_table() -> OperatorTable:
-    """Optimisers and the runtime's own cost on this GPU; operators come network by network."""
+    """Optimiser and runtime costs on this GPU; operators are added network by network."""
     device = torch.device("cuda")
     about = {
         "date": str(datetime.date.today()),
@@ -187,16 +187,16 @@ def first_table() -> OperatorTable:
 
 
 def with_operators(table: OperatorTable, program: Program) -> OperatorTable:
-    """The table with a program's operators that it has not timed yet."""
+    """The table extended by the program's operators that it lacks."""
     wanted = [work for work in distinct_works([program]) if table.find(work.call) is None]
     timings, failed = time_works(wanted, torch.device("cuda"))
-    print(f"{len(timings)} operators timed; not alone: {failed}")
+    print(f"{len(timings)} operators timed; failed in isolation: {failed}")
     return replace(table, timings=(*table.timings, *timings))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case's prediction beside its run."""
+    """A case's prediction and its measured run."""
 
     predicted: float
     measured: float
@@ -222,7 +222,7 @@ def predict(case: Case, table: OperatorTable, run: Run) -> Row:
 
 def page(rows: dict[str, Row], runs: dict[str, Run]) -> str:
     lines = [
-        "| network | sample | measured ms | spread | predicted ms | accuracy | peak GiB | J a step |",
+        "| network | sample | measured ms | spread | predicted ms | accuracy | peak GiB | J per step |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in rows.items():
@@ -236,15 +236,15 @@ def page(rows: dict[str, Row], runs: dict[str, Run]) -> str:
 
 
 def _mean(rows: dict[str, Row], short: bool) -> str:
-    found = [row.accuracy for name, row in rows.items() if CASES[name].short == short]
-    what = "steps that wait for their host" if short else "batches that fill the device"
-    return f"Mean accuracy, {what}: {statistics.mean(found):.1%}." if found else ""
+    accuracies = [row.accuracy for name, row in rows.items() if CASES[name].short == short]
+    kind = "steps that wait for their host" if short else "batches that fill the device"
+    return f"Mean accuracy, {kind}: {statistics.mean(accuracies):.1%}." if accuracies else ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", default=list(CASES))
-    parser.add_argument("--table", type=Path, help="operators that were timed before")
+    parser.add_argument("--table", type=Path, help="operator table of an earlier run")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     options = parser.parse_args()
     cm.init()

@@ -1,8 +1,8 @@
-"""Predicted beside measured peaks of memory: real ranks, every preset, checkpointed blocks and sharded optimisers.
+"""Predicted and measured peaks of memory: real ranks, every preset, checkpointed blocks and sharded optimisers.
 
 python -m benchmarks.oracle_memory [--device cuda] [--others] [--out FOLDER]
 
-Prints a table; writes it and every point to the folder. `--others`: networks that the model was not made with.
+Prints a table; writes it and every point to the folder. `--others`: networks that the model was not tuned on.
 """
 
 from __future__ import annotations
@@ -101,17 +101,17 @@ def trainings(device: str) -> list[Training]:
 
 
 def _runs(network: Training, strategy: str) -> bool:
-    """Dense layers are what the hybrid preset cuts."""
+    """Whether the preset applies: hybrid cuts dense layers, which only some networks have."""
     return strategy != "hybrid" or network.model in ("alexnet", "cosmoflow")
 
 
 def row(training: Training, peaks: list[Peak]) -> str:
     worst = max(peaks, key=lambda peak: abs(peak.error))
-    where = ", ".join(f"{name}={extent}" for name, extent in training.axes.items())
+    mesh = ", ".join(f"{name}={extent}" for name, extent in training.axes.items())
     options = "; ".join(f"{name} {value}" for name, value in training.options.items())
     measured, predicted = worst.bytes_peak / 2**20, worst.predicted.bytes_peak / 2**20
     return (
-        f"| {training.model} | {training.strategy} | {where} | {options} | {measured:.1f} | {predicted:.1f} "
+        f"| {training.model} | {training.strategy} | {mesh} | {options} | {measured:.1f} | {predicted:.1f} "
         f"| {worst.error:+.1%} | {worst.predicted.phase} {worst.predicted.layer} | {worst.bytes_reserved / 2**20:.0f} |"
     )
 
@@ -136,7 +136,7 @@ def main() -> None:
         print(lines[-1], flush=True)
         points.append({"training": asdict(training), "ranks": [_plain(peak) for peak in peaks]})
         (options.out / "memory.json").write_text(json.dumps(points, indent=1))
-    title = f"{datetime.date.today()}, {options.device}, torch {torch.__version__}: the rank that is off most."
+    title = f"{datetime.date.today()}, {options.device}, torch {torch.__version__}: the rank with the largest error."
     (options.out / "memory.md").write_text("\n".join([title, "", *lines, ""]))
 
 

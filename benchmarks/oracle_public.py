@@ -1,6 +1,6 @@
-"""The oracle beside public measured runs that come with ConvMesh: every point.
+"""The oracle compared with the public measured runs that ship with ConvMesh: every point.
 
-python -m benchmarks.oracle_public         writes its section of docs/accuracy.md
+python -m benchmarks.oracle_public         writes its section of benchmarks/oracle_accuracy.md
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from convmesh.validation.score import Scored
 HEAD = """## Public runs
 
 Steps that others measured on other machines, predicted without running anything (`convmesh validate`). Rows with the
-role `anchor` calibrate a series, that is runs of one network, number format and code on one system: how fast it
-computes and, where anchors differ in batch, what a step costs beside that. Rows with the role `test` are predicted; the
-calibration never sees what was measured of them (a test multiplies it by nine and finds the same predictions). Accuracy
-is ParaDL's: one less the error as a fraction of what was measured.
+role `anchor` calibrate a series, which is all runs of one network, number format and code on one system: how fast it
+computes and, where anchors differ in batch, the fixed cost of a step. Rows with the role `test` are predicted; the
+calibration never sees their measured times (a test multiplies those by nine and gets the same predictions). Accuracy
+is defined as in ParaDL: one minus the error as a fraction of the measured time.
 
-**This is not a blind result.** The model of how the codes train (`validation/code_habits.py`) was built with the test
-rows in sight, in six versions that were each scored on them: 70.0, 90.1, 84.7, 90.4, 91.2, 92.2 % (the oracle's other
-models changed meanwhile, too). The codes' habits were read in their sources, but which of them to model, and the
-constants marked there as chosen, were settled while looking at these rows. The next table says how much hangs on that:
-nearly every change lowers the result, as it would where choices follow the data. Rows that nobody has looked at should
-be expected to come out lower. The figure's points below were looked at less: its filter and channel runs led to leaving
-managed memory to hybrids, to calibrating anchors with their computing time, and to how that fit is started.
+**This is not a blind result.** The model of how the codes train (`validation/code_habits.py`) was developed with the
+test rows in view, in six versions that were each scored on them: 70.0, 90.1, 84.7, 90.4, 91.2, 92.2 % (other parts of
+the oracle changed in the meantime). The codes' habits come from their sources, but which habits to model, and the
+constants marked there as chosen, were decided while looking at these rows. The next table shows how much depends on
+those choices: nearly every change lowers the result, as expected when choices follow the data. Expect lower accuracy on
+rows that nobody has looked at. The figure's points below influenced the model less: its filter and channel runs led us
+to apply managed memory to hybrids only, to calibrate anchors with their compute time, and to change how that fit is
+started.
 
-Off, with no cause that we could show: CosmoFlow on 512³ (ABCI), AlexNet and VGG16 in TensorFlow on eight P100, 3D U-Net
-(BraTS) with mixed precision on eight A100, ResNet-50 on 256 GPUs and more in ParaDL's figure.
+Wrong for reasons we could not identify: CosmoFlow on 512³ (ABCI), AlexNet and VGG16 in TensorFlow on eight P100, 3D
+U-Net (BraTS) with mixed precision on eight A100, ResNet-50 on 256 or more GPUs in ParaDL's figure.
 """
 
 COLUMNS = (
@@ -44,7 +45,7 @@ COLUMNS = (
 )  # fmt: skip
 
 CHANGES: dict[str, Callable[[Practice], Practice]] = {
-    "as it is": lambda practice: practice,
+    "as shipped": lambda practice: practice,
     "no habits at all": plain,
     "no jitter": lambda practice: replace(practice, jitter=0.0),
     "twice the jitter": lambda practice: replace(practice, jitter=2 * practice.jitter),
@@ -56,14 +57,14 @@ CHANGES: dict[str, Callable[[Practice], Practice]] = {
     "copies of hosts half as fast": lambda p: replace(p, bytes_per_second_copied=p.bytes_per_second_copied / 2),
     "copies of hosts twice as fast": lambda p: replace(p, bytes_per_second_copied=p.bytes_per_second_copied * 2),
 }
-"""What was chosen in sight of the runs, left out or changed."""
+"""Choices made with these runs in view, removed or changed."""
 
 
 def section() -> str:
-    """All of it as Markdown."""
+    """The whole section as Markdown."""
     runs, figure = validate_file(), validate_file(SHIPPED["paradl_figure"])
-    told = f"Written {datetime.date.today()} by `python -m benchmarks.oracle_public`."
-    parts = [HEAD, told, "", *_sensitivity(), "", "### public_runs.csv", "", *_summary(runs), "", *_every(runs), ""]
+    written = f"Written {datetime.date.today()} by `python -m benchmarks.oracle_public`."
+    parts = [HEAD, written, "", *_sensitivity(), "", "### public_runs.csv", "", *_summary(runs), "", *_every(runs), ""]
     parts += ["### paradl_figure.csv", "", _figure_note(), "", *_summary(figure, _paradl()), "", *_every(figure)]
     return "\n".join(parts)
 
@@ -72,29 +73,29 @@ def _sensitivity() -> list[str]:
     """Accuracy without contaminated rows under every change."""
     rows = ["| codes' habits | public_runs.csv | paradl_figure.csv |", "| --- | --- | --- |"]
     for name, change in CHANGES.items():
-        found = [validate_file(SHIPPED[file], change).accuracy for file in ("public_runs", "paradl_figure")]
-        rows.append(f"| {name} | {_percent(found[0])} | {_percent(found[1])} |")
+        accuracies = [validate_file(SHIPPED[file], change).accuracy for file in ("public_runs", "paradl_figure")]
+        rows.append(f"| {name} | {_percent(accuracies[0])} | {_percent(accuracies[1])} |")
     return rows
 
 
 def _figure_note() -> str:
     return (
-        "Points read off ParaDL's figure. It names no batches: 64 (ResNet-50) and 32 (VGG16) for each group follow "
-        "from its computing times; for VGG16 by filters the authors' scripts have 64. Of each network and strategy the "
-        "run on fewest GPUs is the anchor, with the part of it that was measured as computing. The last column is what "
-        "ParaDL's own model predicted for the same test points, without such an anchor."
+        "Points read off ParaDL's figure. It does not state batch sizes: 64 (ResNet-50) and 32 (VGG16) per group "
+        "follow from its compute times; for VGG16 by filters the authors' scripts use 64. For each network and "
+        "strategy the run on the fewest GPUs is the anchor, with its measured compute time. The last column is "
+        "the accuracy of ParaDL's own model on the same test points, without such an anchor."
     )
 
 
-def _summary(found: Validation, same: dict[str, float] | None = None) -> list[str]:
+def _summary(validation: Validation, same: dict[str, float] | None = None) -> list[str]:
     heads = ["strategy", "runs", "accuracy", "with contaminated", "ParaDL published"]
     heads += ["ParaDL on these points"] if same else []
     rows = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    clean, whole = found.by_strategy(), found.by_strategy(contaminated=True)
+    clean, whole = validation.by_strategy(), validation.by_strategy(contaminated=True)
     for name in whole:
-        count = sum(row.run.kind == name for row in found.rows)
+        count = sum(row.run.kind == name for row in validation.rows)
         rows.append(_line(name, count, clean.get(name), whole[name], same))
-    return [*rows, _line("all", len(found.rows), found.accuracy, found.accuracy_all, same)]
+    return [*rows, _line("all", len(validation.rows), validation.accuracy, validation.accuracy_all, same)]
 
 
 def _line(name: str, count: int, clean: float | None, whole: float | None, same: dict[str, float] | None) -> str:
@@ -107,8 +108,8 @@ def _percent(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.2%}"
 
 
-def _every(found: Validation) -> list[str]:
-    return ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_row, found.rows)]
+def _every(validation: Validation) -> list[str]:
+    return ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_row, validation.rows)]
 
 
 def _row(row: Scored) -> str:
@@ -121,27 +122,27 @@ def _row(row: Scored) -> str:
 
 
 def _paradl() -> dict[str, float]:
-    """What ParaDL's model made of the figure's test points, by strategy."""
+    """Accuracy of ParaDL's own model on the figure's test points, by strategy."""
     with SHIPPED["paradl_figure"].open(newline="") as file:
         rows = list(csv.DictReader(file))
     fewest: dict[tuple[str, str], int] = {}
     for row in rows:
         key = row["model"], row["strategy"]
         fewest[key] = min(int(row["gpus"]), fewest.get(key, int(row["gpus"])))
-    found = defaultdict(list)
+    by_strategy = defaultdict(list)
     for row in rows:
         if int(row["gpus"]) > fewest[row["model"], row["strategy"]]:
             measured = float(row["measured_total_s"])
             accuracy = 1 - abs(float(row["paradl_total_s"]) - measured) / measured
             for name in ("+".join(part for part in PARTS[row["strategy"]] if part), "all"):
-                found[name].append(accuracy)
-    return {name: fmean(values) for name, values in found.items()}
+                by_strategy[name].append(accuracy)
+    return {name: fmean(values) for name, values in by_strategy.items()}
 
 
 def practices() -> str:
-    """Which source each habit was read in."""
+    """The source of each habit."""
     return "\n".join(f"- {name}: {practice.origin}" for name, practice in PRACTICES.items())
 
 
 if __name__ == "__main__":
-    put_section("public runs", f"{section()}\n\n### Where habits were read\n\n{practices()}")
+    put_section("public runs", f"{section()}\n\n### Sources of the habits\n\n{practices()}")

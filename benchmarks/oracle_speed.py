@@ -1,4 +1,4 @@
-"""How long the oracle takes to answer: a search, a prediction for many GPUs, the help of a verb.
+"""Response times of the oracle: a search, a prediction for many GPUs, the help of a verb.
 
 python -m benchmarks.oracle_speed            prints the table of benchmarks/oracle_speed.md
 """
@@ -32,25 +32,25 @@ LARGEST = {
 
 @dataclass(frozen=True)
 class Took:
-    """The first of some goes, which is what a user waits for, and the least of them."""
+    """The time of the first run, which a user waits for, and the least of several."""
 
-    what: str
+    name: str
     first: float
     least: float
     goal: float
 
     def __str__(self) -> str:
         verdict = "met" if self.first < self.goal else "missed"
-        return f"| {self.what} | {self.first:.2f} | {self.least:.2f} | < {self.goal:g} s: {verdict} |"
+        return f"| {self.name} | {self.first:.2f} | {self.least:.2f} | < {self.goal:g} s: {verdict} |"
 
 
-def took(what: str, call: Callable[[], object], goal: float) -> Took:
-    found = []
+def took(name: str, call: Callable[[], object], goal: float) -> Took:
+    times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
         call()
-        found.append(time.perf_counter() - begin)
-    return Took(what, found[0], min(found), goal)
+        times.append(time.perf_counter() - begin)
+    return Took(name, times[0], min(times), goal)
 
 
 def search() -> Took:
@@ -65,7 +65,7 @@ def search() -> Took:
 
 
 def predict(strategy: str) -> Took:
-    """After lowering."""
+    """Prediction time after lowering."""
     with torch.device("meta"):
         model = models.create("resnet50")
     mesh = LARGEST[strategy]
@@ -75,7 +75,7 @@ def predict(strategy: str) -> Took:
 
 
 def help_of_plan() -> Took:
-    """A process of its own, without torch."""
+    """In a separate process, without torch."""
     verb = [sys.executable, "-m", "convmesh", "plan", "--help"]
     return took("`convmesh plan --help`", lambda: subprocess.run(verb, check=True, capture_output=True), 0.5)
 

@@ -1,16 +1,16 @@
-"""Pages that several commands write: each has a section of its own, between marks, and leaves the others alone."""
+"""Pages that several commands write: each replaces its own section, between marks, and leaves the others alone."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
-TITLE = """# How near the oracle comes
+ACCURACY = Path(__file__).parents[1] / "benchmarks" / "oracle_accuracy.md"
+TITLE = """# Oracle accuracy
 
-Every section was written by the command that it names, with every point. Peaks of memory have a page of their own
-([oracle_memory.md](../benchmarks/oracle_memory.md)), and so have steps on one GPU
-([oracle_gpu.md](../benchmarks/oracle_gpu.md)).
+Each section was written by the command it names and lists every point. Memory peaks
+([oracle_memory.md](oracle_memory.md)) and steps on one GPU ([oracle_gpu.md](oracle_gpu.md)) have their own pages; the
+summary for readers is [docs/accuracy.md](../docs/accuracy.md).
 """
 
 
@@ -20,5 +20,5 @@ def put_section(name: str, text: str, page: Path = ACCURACY) -> None:
     section = f"{begin}\n{text.strip()}\n{end}\n"
     before = page.read_text() if page.exists() else TITLE
     marked = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n", re.DOTALL)
-    found = marked.search(before)
-    page.write_text(before[: found.start()] + section + before[found.end() :] if found else f"{before}\n{section}")
+    match = marked.search(before)
+    page.write_text(before[: match.start()] + section + before[match.end() :] if match else f"{before}\n{section}")

@@ -1,4 +1,4 @@
-"""How long it takes to plan, lower and parallelize large networks for large meshes, on one core without processes.
+"""Time to plan, lower and parallelize large networks for large meshes, on one core without processes.
 
 python -m benchmarks.plan_scale            prints the table of benchmarks/plan_scale.md
 """
@@ -26,7 +26,7 @@ IMAGES = (8192, 3, 224, 224)
 
 
 def thousand_layers() -> nn.Module:
-    """1,000 convolutions whose widths differ, so that few layers are alike."""
+    """1,000 convolutions of different widths, so that few layers are alike."""
     widths = [8 + (i * 7) % 61 for i in range(1001)]
     return nn.Sequential(*(nn.Conv2d(c, f, 3, padding=1) for c, f in itertools.pairwise(widths)))
 
@@ -67,14 +67,14 @@ def measure(name: str, answers: Any) -> None:
 
 
 def alone(name: str) -> tuple[float, float, float]:
-    """In a process of its own: memory is then this case's."""
+    """Measure in a separate process, so that the memory is this case's alone."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     process = context.Process(target=measure, args=(name, answers))
     process.start()
-    found: tuple[float, float, float] = answers.get()
+    result: tuple[float, float, float] = answers.get()
     process.join()
-    return found
+    return result
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Seconds that one rank takes to plan an exchange on large meshes: `python -m benchmarks.plan_speed`."""
+"""Seconds for one rank to plan an exchange on large meshes: `python -m benchmarks.plan_speed`."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ SPATIAL = {"depth": 2, "height": 3, "width": 4}
 
 
 def halo(mesh: Mesh, shape: tuple[int, ...], window: Window) -> ExchangePlan:
-    """The middle rank's halo for a convolution of a tensor whose dims are cut as the mesh names them."""
+    """The middle rank's halo for a convolution of a tensor whose dims are cut by the mesh axes of their names."""
     cut = {0: "data"} | {dim: name for name, dim in SPATIAL.items() if dim < len(shape)}
     source = Layout.of(mesh, shape, cut)
     maps: tuple[DimMap, ...] = tuple(window if dim >= 2 else Same() for dim in range(len(shape)))

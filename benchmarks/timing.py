@@ -15,13 +15,13 @@ Step = Callable[[], object]
 
 
 def interleave(steps: dict[str, Step], repeats: int, warmups: int = 2) -> dict[str, list[float]]:
-    """Seconds of every rival's step, rivals in turn, so that drift of the machine hits all alike."""
+    """Seconds of every rival's step; rivals take turns, so that machine drift affects all equally."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(warmups + repeats):
         for name, step in steps.items():
-            found = _timed(step)
+            elapsed = _timed(step)
             if round_ >= warmups:
-                seconds[name].append(found)
+                seconds[name].append(elapsed)
     return seconds
 
 
@@ -37,9 +37,9 @@ def _timed(step: Step) -> float:
 def table(seconds: dict[str, list[float]], baseline: str) -> str:
     """Medians, quartiles and ratios to `baseline` as Markdown; ratios are medians of paired rounds."""
     rows = ["| rival | median ms | quartiles ms | faster than " + baseline + " |", "| --- | --- | --- | --- |"]
-    for name, found in seconds.items():
-        low, middle, high = (1e3 * q for q in statistics.quantiles(found, n=4))
-        ratio = statistics.median(b / f for b, f in zip(seconds[baseline], found, strict=True))
+    for name, times in seconds.items():
+        low, middle, high = (1e3 * q for q in statistics.quantiles(times, n=4))
+        ratio = statistics.median(b / f for b, f in zip(seconds[baseline], times, strict=True))
         rows.append(f"| {name} | {middle:.2f} | {low:.2f} to {high:.2f} | {ratio:.2f}× |")
     return "\n".join(rows)
 

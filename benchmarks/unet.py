@@ -1,4 +1,4 @@
-"""A whole 3D U-Net on 2 ranks × 1 thread, split in space, beside plain torch in one process.
+"""A whole 3D U-Net on 2 ranks × 1 thread, split in space, compared with plain torch in one process.
 
 python -m benchmarks.unet            prints the tables of benchmarks/unet.md
 """
@@ -99,10 +99,10 @@ def _with_threads(threads: int, step: Step) -> None:
 
 
 def measure(norm: str) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of every step by the clock, and the median of this process's processor seconds."""
+    """Wall-clock seconds of every step, and the median of this process's CPU seconds."""
     spent: dict[str, list[float]] = {}
     steps = {name: _counted(step, spent.setdefault(name, [])) for name, step in rivals(norm).items()}
-    return interleave(steps, REPEATS), {name: statistics.median(found) for name, found in spent.items()}
+    return interleave(steps, REPEATS), {name: statistics.median(times) for name, times in spent.items()}
 
 
 def _counted(step: Step, spent: list[float]) -> Step:
@@ -115,7 +115,7 @@ def _counted(step: Step, spent: list[float]) -> Step:
 
 
 def processor_table(ranks: list[dict[str, float]]) -> str:
-    """What the machine's other work cannot change much: processor time, of each rank."""
+    """CPU time of each rank, which other work on the machine hardly changes."""
     rows = ["| rival | processor ms, rank 0 | rank 1 |", "| --- | --- | --- |"]
     return "\n".join(
         [*rows, *(f"| {name} | {' | '.join(f'{1e3 * r[name]:.0f}' for r in ranks)} |" for name in ranks[0])]
@@ -125,9 +125,9 @@ def processor_table(ranks: list[dict[str, float]]) -> str:
 def main() -> None:
     print(f"{datetime.date.today()}, {machine()}, 2 ranks over Gloo; command: `python -m benchmarks.unet`\n")
     for norm in sys.argv[1:] or NORMS:
-        found = run_ranks(2, measure, norm, seconds_timeout=600)
-        print(f"### {norm.capitalize()}\n\n{table(found[0][0], '1 process × 1 thread')}\n")
-        print(f"{processor_table([spent for _, spent in found])}\n", flush=True)
+        by_rank = run_ranks(2, measure, norm, seconds_timeout=600)
+        print(f"### {norm.capitalize()}\n\n{table(by_rank[0][0], '1 process × 1 thread')}\n")
+        print(f"{processor_table([spent for _, spent in by_rank])}\n", flush=True)
 
 
 if __name__ == "__main__":

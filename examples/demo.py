@@ -27,7 +27,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Run:
-    """Losses, median seconds of a step, and bytes that the first rank sent in a step."""
+    """Losses, median seconds per step, and bytes that the first rank sends per step."""
 
     losses: list[float]
     seconds_step: float
@@ -50,7 +50,7 @@ def network() -> torch.nn.Module:
 
 
 def train_whole() -> Run:
-    """On one process: plain torch."""
+    """Train in one process with plain torch."""
     net, (x, target) = network(), volumes()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
     losses, seconds = [], []
@@ -66,7 +66,7 @@ def train_whole() -> Run:
 
 
 def train_split(mesh: cm.Mesh, strategy: str) -> Run:
-    """On this rank of a mesh: the same network and the same loop."""
+    """Train on this rank of a mesh: the same network and the same loop."""
     model, (x, target) = network(), volumes()
     net = cm.parallelize(model, cm.plan(model, x, mesh, strategy), loss=F.cross_entropy)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
@@ -92,8 +92,8 @@ def main() -> None:
     for step in range(STEPS):
         table.add_row(str(step + 1), *(f"{run.losses[step]:.7f}" for run in runs.values()))
     table.add_section()
-    table.add_row("ms a step", *(f"{1e3 * run.seconds_step:.0f}" for run in runs.values()))
-    table.add_row("sent a step", *(f"{run.bytes_sent / 1024:.0f} KiB a rank" for run in runs.values()))
+    table.add_row("ms per step", *(f"{1e3 * run.seconds_step:.0f}" for run in runs.values()))
+    table.add_row("sent per step", *(f"{run.bytes_sent / 1024:.0f} KiB per rank" for run in runs.values()))
     console.print(table)
     single = runs["1 process"].losses
     worst = max(abs(a - b) / b for run in runs.values() for a, b in zip(run.losses, single, strict=True))

@@ -1,4 +1,4 @@
-"""Rank pools shared by all tests, and the grids that every split operator is tried on."""
+"""Rank pools shared by all tests, and the meshes on which every split operator is tested."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from convmesh.testing import RankPool, SplitCase
-from tests.matrix import matrix, write_readme
+from tests.draws import examples
 
 os.environ["CONVMESH_SYSTEMS"] = "no-systems-of-the-user-in-tests"
 
 settings.register_profile(
     "ranks",
-    max_examples=6,
+    max_examples=examples(6),
     deadline=None,
     derandomize=True,
     print_blob=False,
@@ -26,24 +26,8 @@ settings.register_profile("noshrink", settings.get_profile("ranks"), phases=[Pha
 settings.load_profile("ranks")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-matrix", action="store_true", help="write the README's support matrix if all tests pass")
-    parser.addoption("--show-matrix", action="store_true", help="print the support matrix of the collected tests")
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if session.config.getoption("--write-matrix") and exitstatus == 0:
-        write_readme(matrix(session.items))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    session = terminalreporter._session
-    if terminalreporter.config.getoption("--show-matrix") and session is not None:
-        terminalreporter.write_line(matrix(session.items))
-
-
 class Pools:
-    """One pool a rank count, forked when first needed and again after a failure broke it."""
+    """One pool per rank count, forked when first needed and again after a failure."""
 
     def __init__(self) -> None:
         self._pools: dict[int, RankPool] = {}
@@ -71,7 +55,7 @@ def pools() -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def check(pools: Pools) -> Callable[[SplitCase], None]:
-    """Run a split case on as many ranks as its mesh has."""
+    """Run a split case on the ranks of its mesh."""
 
     def run(case: SplitCase) -> None:
         pools[case.mesh.size].run(SplitCase.check, case)

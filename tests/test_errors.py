@@ -1,4 +1,4 @@
-"""Errors are typed, and Python's own types catch them too."""
+"""Errors are typed, and Python's built-in types catch them too."""
 
 import pytest
 

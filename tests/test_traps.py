@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from convmesh import Layout, Mesh, Sharded, open_mesh, shard
+from convmesh.dist import StepSettings
 from convmesh.testing import RankPool, SplitCase, check_split, opened, run_ranks
 
 Pools = dict[int, RankPool]
@@ -24,25 +25,22 @@ def conv2d(x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
 
 
 def test_1_gradients_of_halos_are_sent_back_and_added(pools: Pools) -> None:
-    """Dropping them leaves the gradient of the rows next to a cut too small."""
+    """Without them, the gradient of the rows next to a cut is too small."""
     split(pools, partial(conv2d, padding=2), Mesh(height=4), (1, 2, 12, 5), (3, 2, 5, 5))
 
 
-def corner_value(mesh: Mesh) -> list[float]:
-    """A single one next to the crossing of both cuts, seen by a 3×3 kernel of ones from the diagonal shard."""
+def corner_value(mesh: Mesh, overlap: bool) -> list[float]:
+    """A single 1 next to the crossing of both cuts, seen by a 3×3 kernel of ones from the diagonal shard."""
     x = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
     x[0, 0, 3, 3] = 1
-    y = F.conv2d(shard(x, opened(mesh), {2: "height", 3: "width"}), torch.ones(1, 1, 3, 3).double(), padding=1)  # type: ignore[call-overload]
+    cut = shard(x, opened(mesh).with_settings(StepSettings(overlap=overlap)), {2: "height", 3: "width"})
+    y = F.conv2d(cut, torch.ones(1, 1, 3, 3).double(), padding=1)  # type: ignore[call-overload]
     return [y.gather()[0, 0, 4, 4].item(), y.gather().sum().item()]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_2_corners_arrive_with_and_without_overlap(overlap: bool) -> None:
-    def body() -> list[float]:
-        opened(Mesh(height=2, width=2)).overlap = overlap
-        return corner_value(Mesh(height=2, width=2))
-
-    assert run_ranks(4, body) == [[1.0, 9.0]] * 4
+    assert run_ranks(4, corner_value, Mesh(height=2, width=2), overlap) == [[1.0, 9.0]] * 4
 
 
 @pytest.mark.parametrize("extent", [16, 17, 18, 19, 23])
@@ -58,14 +56,14 @@ def circular(x: Any, weight: Any) -> Any:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_4_padding_lies_at_global_borders_only_and_periodic_ones_wrap(ranks: int, pools: Pools) -> None:
+def test_4_padding_is_only_at_global_borders_and_periodic_borders_wrap(ranks: int, pools: Pools) -> None:
     """With two shards both halos come from the same peer."""
     split(pools, partial(conv2d, padding=1), Mesh(height=ranks), (1, 2, 9, 6), (2, 2, 3, 3))
     split(pools, circular, Mesh(height=ranks), (1, 2, 9, 6), (2, 2, 3, 3))
 
 
 def weight_gradient(mesh: Mesh) -> float:
-    """All ones: each tap's gradient counts the outputs whose tap lies inside; the middle one counts all of them."""
+    """With ones everywhere, each tap's gradient counts the outputs whose tap is inside; the middle tap counts all."""
     x = shard(torch.ones(1, 1, 9, 4).double(), opened(mesh), {2: "height"})
     weight = torch.zeros(1, 1, 3, 1).double().requires_grad_()
     y = F.conv2d(x, weight, padding=(1, 0))  # type: ignore[call-overload]

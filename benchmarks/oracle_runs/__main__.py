@@ -22,7 +22,6 @@ from benchmarks.oracle_runs.steps import Steps, measure_steps
 from benchmarks.oracle_runs.table import Point, section
 from benchmarks.pages import put_section
 from benchmarks.timing import machine
-from convmesh.kernels.device_kind import standing_for
 from convmesh.measure.calibrate import Budget, calibrate
 from convmesh.measure.growing import Growing
 from convmesh.measure.machine import this_machine
@@ -32,36 +31,34 @@ from convmesh.oracle import predict_programs
 from convmesh.planner.predicting import Criterion, programs_of, representatives
 from convmesh.system.operator_table import OperatorTable
 
-INTRODUCTION = """Training steps on one host, ranks of one thread each over Gloo: every strategy that fits each network.
-Predicted from operators and transfers that were timed on the same machine, never from steps. Accuracy is
-1 − |predicted − measured| / measured, of the median step.
+INTRODUCTION = """Training steps on one host, with one thread per rank over Gloo: every strategy that fits each network.
+Predictions use operators and transfers timed on the same machine, never steps. Accuracy is
+1 − |predicted − measured| / measured, for the median step.
 
-A shared machine is now faster, now slower. So right before and after the steps of each case its dozen heaviest
-operators are timed once more, on as many ranks at once as for the table. How many times as long as in the table they
-take is the case's *pace*, and the median of all cases' the run's. It is made of operators alone, never of steps, but it
-is known only when the steps are run: a prediction at such a pace shows how good the model is, one as calibrated how
-good a forecast is. Pace multiplies what processors compute (operators, the optimiser, the runtime's Python), not
-transfers.
+The speed of a shared machine varies. The dozen heaviest operators of each case are therefore timed again right before
+and after its steps, on as many ranks at once as for the table. The ratio of those times to the table's is the case's
+*pace*; the median over all cases is the run's pace. Pace comes from operators alone, never from steps, but it is known
+only once the steps have run: a prediction at the measured pace tests the model, a prediction as calibrated tests the
+forecast. Pace scales whatever the processors compute (operators, optimiser, the runtime's Python), not transfers.
 
-No figure is fitted to steps, but what to time, and how, was settled with such runs in sight, in this order (mean
-accuracy before and after, on one machine or the other): ranks keep freed memory and programs name all copies (61 to 71
-%, 16 cores); gradients lie in memory as in the run, what a split layer's Python takes is measured by its kind,
-operators are timed with cold caches of the core (71 to 83 %, 16 cores); operands do not repeat themselves, transfers
-are timed after as much work as a layer is, operators are as slow as on the slowest core (83 to 92 %, 16 cores, in a
-lucky run); all caches are emptied before operators are timed (87 to 91 %, 2 cores), pipelines name what they add to
-earlier micro-batches' gradients (pipelines: 84 to 95 %, 2 cores); curves of transfers are made of more repeats, and
-their middle counts where it was the least (91 to 92 %, 2 cores); what posting a transfer and copying around it take is
-counted once, transfers are timed after a layer, as networks have them, and as the rank with the slowest core meets
-them, and operators by several pools of ranks in turn (four ranks on 2 cores: 85 to 92 %; resnet50 cut by filters on 8
-of 16 cores: 65 to 97 %).
+No constant is fitted to steps, but what to time, and how, was decided with such runs in view, in this order (mean
+accuracy before and after, on one machine or the other): ranks keep freed memory, and programs name all copies (61 to
+71 %, 16 cores); gradients have the run's memory layout, a split layer's Python time is measured by kind, operators
+are timed with cold per-core caches (71 to 83 %, 16 cores); operands are not reused, transfers are timed after a layer's
+worth of work, operators are as slow as on the slowest core (83 to 92 %, 16 cores, in a lucky run); all caches are
+emptied before operators are timed (87 to 91 %, 2 cores), pipelines name the additions to earlier micro-batches'
+gradients (pipelines: 84 to 95 %, 2 cores); transfer curves use more repeats, and their median where the minimum was
+used before (91 to 92 %, 2 cores); posting a transfer and the copies around it are counted once, transfers are timed
+after a layer, as in networks, and on the rank with the slowest core, and operators are timed by several pools of ranks
+in turn (four ranks on 2 cores: 85 to 92 %; resnet50 cut by filters on 8 of 16 cores: 65 to 97 %).
 
-The goal is 92 % in the mean, 88 % for each strategy, and the best strategy first in 90 % of the cases. On 2 cores, with
-1, 2 and 4 ranks, the means meet it in this run; the best strategy is first in 7 of 8 cases, one short of the goal. Two
-other runs of the same day, as calibrated: 92.2 % with 1 and 2 ranks (every strategy at least 89.2 %, 4 of 4 first; one
-pool timed all operators), and 90.1 % with 1, 2 and 4 (85.9 to 93.5 %, 8 of 8 first) while the machine had other work
-beside. On as many ranks as cores a small exchange of Gloo takes half a millisecond or two to three, as its threads find
-a core free or one where another rank computes; which of the two is a matter of chance: single calibrations of it gave
-0.9 to 2.4 ms."""
+The goal is 92 % on average, 88 % for each strategy, and the best strategy ranked first in 90 % of the cases. On 2 cores
+with 1, 2 and 4 ranks, this run's means meet it; the best strategy is first in 7 of 8 cases, one short of the goal. Two
+other runs on the same day, as calibrated: 92.2 % with 1 and 2 ranks (every strategy at least 89.2 %, 4 of 4 first; one
+pool timed all operators), and 90.1 % with 1, 2 and 4 ranks (85.9 to 93.5 %, 8 of 8 first) while the machine also ran
+other work. With as many ranks as cores, a small Gloo exchange takes either half a millisecond or two to three,
+depending on whether its threads find a free core or one on which another rank computes; this is random: single
+calibrations of it gave 0.9 to 2.4 ms."""
 
 TITLE = "Real runs"
 
@@ -78,18 +75,20 @@ def main() -> None:
     parser.add_argument("--seconds-round", type=float, default=0.01, help="of each operator's three rounds")
     parser.add_argument("--seconds-transfers", type=float, default=90.0, help="for curves of transfers")
     parser.add_argument(
-        "--page", metavar="TITLE", nargs="?", const=TITLE, help="write the section of docs/accuracy.md with this title"
+        "--page",
+        metavar="TITLE",
+        nargs="?",
+        const=TITLE,
+        help="write the section of benchmarks/oracle_accuracy.md with this title",
     )
-    parser.add_argument("--note", default="", help="what to know of this folder, for the page")
+    parser.add_argument("--note", default="", help="a remark about this folder for the page")
     options = parser.parse_args()
     if options.action == "measure":
         measure(options)
     text = predicted(options.folder)
     print(text)
     if options.page:
-        about = (
-            INTRODUCTION if options.page == TITLE else f"As under {TITLE!r} above, on another machine. {options.note}"
-        )
+        about = INTRODUCTION if options.page == TITLE else f"As in {TITLE!r} above, on another machine. {options.note}"
         put_section(options.page.lower(), f"## {options.page}\n\n{about}\n\n{text}")
 
 
@@ -161,8 +160,8 @@ def _growing(options: argparse.Namespace) -> Growing:
 def _programs(case: Case) -> list[cm.Program]:
     plan = case.plan()
     criterion = Criterion(case.loss, case.target())
-    with standing_for("cpu"):
-        return list(programs_of(plan, representatives(plan.mesh, borders=True), criterion).values())
+    ranks = representatives(plan.mesh, borders=True)
+    return list(programs_of(plan, ranks, criterion, device="cpu").values())
 
 
 def predicted(folder: Path) -> str:

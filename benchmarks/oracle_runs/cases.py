@@ -12,8 +12,8 @@ from torch import nn
 import convmesh as cm
 from convmesh import models
 from convmesh.errors import ConvMeshError
+from convmesh.layout.mesh import space_axes
 from convmesh.plans.presets import AXES_OF
-from convmesh.plans.split import SPATIAL
 
 SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "resnet50": ({"classes": 100}, (8, 3, 64, 64)),
@@ -87,7 +87,7 @@ def mesh_of(strategy: str, ranks: int, spatial_dims: int) -> cm.Mesh:
         inner = mesh_of(strategy.split("+")[1], ranks // 2, spatial_dims)
         return cm.Mesh(data=2, **inner.axes)
     if strategy == "spatial":
-        names = SPATIAL[len(SPATIAL) - spatial_dims :][:2]
+        names = space_axes(spatial_dims)[:2]
         first = 2 if ranks >= 4 else ranks
         return cm.Mesh(**{names[0]: ranks // first, names[1]: first} if ranks >= 4 else {names[0]: ranks})
     return cm.Mesh(**{AXES_OF[strategy][0]: ranks})

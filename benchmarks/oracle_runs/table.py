@@ -33,8 +33,8 @@ class Point:
 
 
 CASES = (
-    "(a network on a number of ranks; one within the spread of the best counts as the best, and strategies that are "
-    "the same program, as filter and channel, count as one)"
+    "(a network on a number of ranks; a strategy within the spread of the best counts as the best, and strategies with "
+    "the same program, such as filter and channel, count as one)"
 )
 
 Ways = Mapping[str, Sequence[Point]]
@@ -53,9 +53,9 @@ def _summary(points: Sequence[Point]) -> str:
     computing = [point.computing for point in points if point.computing is not None] or [math.nan]
     return (
         f"mean accuracy **{_mean(points):.1%}**; the best strategy was ranked first in {found} of {of} cases "
-        f"{CASES}; of computations alone {statistics.mean(computing):.2f} of what ranks' own "
-        f"threads ran is predicted, {min(computing):.2f} to {max(computing):.2f}"
-        f"{'' if len(computing) == len(points) else ', where each has a core'}."
+        f"{CASES}; predicted compute time is {statistics.mean(computing):.2f} of the time on the ranks' own threads, "
+        f"{min(computing):.2f} to {max(computing):.2f}"
+        f"{'' if len(computing) == len(points) else ', where each rank has a core'}."
     )
 
 

@@ -22,6 +22,45 @@ class UnsupportedError(ConvMeshError, NotImplementedError):
     """An operator or option that has no split version; the message says what has one."""
 
 
+class OperatorError(ConvMeshError):
+    """A torch function that fails on a Sharded tensor. Also an error of the kind that torch itself would raise."""
+
+    @staticmethod
+    def of(name: str, operands: str, error: Exception) -> OperatorError:
+        """The error for a call of `name`, which failed with `error`."""
+        kind = next((ours for theirs, ours in _OPERATOR_ERRORS.items() if isinstance(error, theirs)), None)
+        told = str(error).rstrip(".") or type(error).__name__
+        return (kind or OperatorRuntimeError)(
+            f"`{name}` on {operands}: {told}. The same call must work on the whole tensor, `x.gather()`."
+        )
+
+
+class OperatorTypeError(OperatorError, TypeError):
+    """An argument of a type that the function does not take."""
+
+
+class OperatorIndexError(OperatorError, IndexError):
+    """A dim or an index out of range."""
+
+
+class OperatorValueError(OperatorError, ValueError):
+    """An argument of a value or shape that the function does not take."""
+
+
+class OperatorRuntimeError(OperatorError, RuntimeError):
+    """Any other failure, such as one of autograd."""
+
+
+_OPERATOR_ERRORS: dict[type[Exception], type[OperatorError]] = {
+    TypeError: OperatorTypeError,
+    AttributeError: OperatorTypeError,
+    IndexError: OperatorIndexError,
+    ValueError: OperatorValueError,
+    LookupError: OperatorValueError,
+    ArithmeticError: OperatorValueError,
+}
+
+
 class DisagreementError(ConvMeshError, RuntimeError):
     """Ranks that ought to hold the same plan, mesh or shards do not."""
 
@@ -60,6 +99,10 @@ class InfeasibleError(ConvMeshError, ValueError):
 
 class ShapeError(ConvMeshError, ValueError):
     """A sample, target or weight whose shape is not the one that the plan was made for."""
+
+
+class LabelError(ConvMeshError, IndexError):
+    """A class label that is outside the classes and not ignored, raised on every rank."""
 
 
 class NonFiniteLossError(ConvMeshError, ArithmeticError):

@@ -19,22 +19,24 @@ def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "data+spatial", "--system", "dgx-a100", "--json"]) == Exit.DONE
-    found = json.loads(capsys.readouterr().out)
-    assert found["mesh"] == {"data": 2, "height": 2}
-    assert found["agrees"]
-    assert found["bytes_sent"] == found["bytes_formula"]
+    explanation = json.loads(capsys.readouterr().out)
+    assert explanation["mesh"] == {"data": 2, "height": 2}
+    assert explanation["agrees"]
+    assert explanation["bytes_sent"] == explanation["bytes_formula"]
     assert (
-        found["prediction"]["seconds_low"] <= found["prediction"]["seconds_step"] <= found["prediction"]["seconds_high"]
+        explanation["prediction"]["seconds_low"]
+        <= explanation["prediction"]["seconds_step"]
+        <= explanation["prediction"]["seconds_high"]
     )
-    assert [phase["phase"] for phase in found["phases"]] == ["forward", "backward-data", "reduction"]
+    assert [phase["phase"] for phase in explanation["phases"]] == ["forward", "backward-data", "reduction"]
 
 
 def test_a_layer_of_a_reference_network(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["explain", "filter", "--layer", "resnet50:stage3.0.body.1.conv", "--batch", "8", "--ranks", "2", "--json"]
     assert main(args) == Exit.DONE
-    found = json.loads(capsys.readouterr().out)
-    assert found["layer"] == "conv 256x256x3x3 on 8x256x28x28 stride 2"
-    assert found["agrees"]
+    explanation = json.loads(capsys.readouterr().out)
+    assert explanation["layer"] == "conv 256x256x3x3 on 8x256x28x28 stride 2"
+    assert explanation["agrees"]
 
 
 def test_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +48,7 @@ def test_sizes_of_lenet_decide_between_data_and_weights(capsys: pytest.CaptureFi
     assert main(["explain", "lenet5"]) == Exit.DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["conv1", "6×14×14", "1176", "156", "0.13"]
-    assert lines[7].split() == ["in", "all", "1790", "61706", "34.47"]
+    assert lines[7].split() == ["total", "1790", "61706", "34.47"]
     assert main(["explain", "lenet5", "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["data"] == 1790
 
@@ -63,7 +65,7 @@ def test_sizes_of_lenet_decide_between_data_and_weights(capsys: pytest.CaptureFi
         (["data", "--layer", "resnet51:stem"], "Did you mean"),
         (["data", "--layer", "resnet50:stage3.0.body.9.conv"], "Did you mean stage3.0.body"),
         (["data", "--layer", "mobilenet-v2:stage2.1.body.1.conv"], "groups"),
-        (["spatial", "--layer", "linear 8x8 on 4x8"], "cuts space, but the input has none"),
+        (["spatial", "--layer", "linear 8x8 on 4x8"], "cuts space, but the input has no spatial dims"),
         (["data", "--system", "dgx-a200"], "Did you mean dgx-h200 or dgx-a100"),
         (["data", "--algorithm", "w"], "is for filter and channel, not for data"),
         (["channel", "--algorithm", "w", "--ranks", "3"], "needs a grid of ranks"),

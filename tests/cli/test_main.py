@@ -14,7 +14,7 @@ import pytest
 
 from convmesh.cli import main as command
 from convmesh.cli.exits import EXPLAINED, Exit
-from convmesh.cli.interrupts import ends_when_told
+from convmesh.cli.interrupts import shuts_down_on_signals
 from convmesh.cli.main import VERBS
 
 
@@ -61,7 +61,7 @@ def test_a_missing_option_is_one_message(capsys: pytest.CaptureFixture[str]) -> 
     assert shown.out == ""
 
 
-def test_our_bugs_are_admitted_and_kept(
+def test_our_bugs_are_admitted_and_saved_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from convmesh.cli import verify_verb
@@ -73,15 +73,15 @@ def test_our_bugs_are_admitted_and_kept(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert command(["verify", "lenet5", "--ranks", "2"]) == Exit.BUG
     shown = capsys.readouterr().err
-    assert "a bug of ours (ZeroDivisionError: never)" in shown
+    assert "this is a bug in ConvMesh (ZeroDivisionError: never)" in shown
     with open(shown.split()[-1], encoding="utf-8") as report:
         assert "Traceback" in report.read()
 
 
-def test_an_interrupt_that_a_callback_swallows_comes_again() -> None:
-    """Python prints and drops what a signal raises in a callback; without the second one this would wait for ever."""
+def test_an_interrupt_that_a_callback_swallows_is_raised_again() -> None:
+    """Python prints and drops what a signal raises in a callback; without the repeat this would hang."""
 
-    @ends_when_told()
+    @shuts_down_on_signals()
     def swallow_one() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""`convmesh plan`: tables, JSON, the plan that is saved, and bad input."""
+"""`convmesh plan`: tables, JSON, the saved plan, and bad input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_json_is_what_other_tools_read(folder: Path, capsys: pytest.CaptureFixtu
     assert plan.shapes == ((64, 1, 32, 32),)
 
 
-def test_the_table_names_plans_reasons_rejected_ones_and_the_file(
+def test_the_table_names_plans_reasons_rejected_meshes_and_the_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command([*LENET, "--strategies", "data", "pipeline", "filter", "--save", "mine.toml"]) == Exit.DONE
@@ -51,15 +51,15 @@ def test_the_table_names_plans_reasons_rejected_ones_and_the_file(
     assert "filter on 4 ranks ..." in shown.err
 
 
-def test_what_was_rejected_has_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_meshes_have_reasons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     del folder
     assert command([*LENET[:3], "3", "--gpus", "4", "--strategies", "data", "filter"]) == Exit.DONE
     assert "data: 4 ranks > 3 samples" in capsys.readouterr().out
 
 
-def test_networks_for_cubes_are_made_for_those_that_are_given() -> None:
-    made = subject_without_data("cosmoflow", "4x64x64x64")
-    assert captured_for(made, (2, 4, 64, 64, 64), "float32").graph.inputs[0].outputs[0].shape == (2, 4, 64, 64, 64)
+def test_networks_for_cubes_are_built_for_the_given_extent() -> None:
+    subject = subject_without_data("cosmoflow", "4x64x64x64")
+    assert captured_for(subject, (2, 4, 64, 64, 64), "float32").graph.inputs[0].outputs[0].shape == (2, 4, 64, 64, 64)
 
 
 @pytest.mark.usefixtures("folder")

@@ -35,7 +35,7 @@ def test_json_has_points_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["limit"]["ranks"] <= 4
 
 
-def test_nothing_that_fits_is_no_feasible_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exits_without_a_feasible_plan_if_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     large = ["scale", "unet3d", "--input", "1x512x512x512", "--batch", "1", "--gpus", "1", "--system", "p2-8xlarge"]
     assert command([*large, "--strategies", "data", "--scaling", "strong"]) == Exit.NO_PLAN
     assert "12.0 GiB at layer up.4" in capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_counts_are_powers_of_two_and_the_last() -> None:
         ),
         (["scale", "lenet6", "--gpus", "2"], "Did you mean lenet5"),
         (["scale", "lenet5", "--gpus", "2", "--batch", "-1"], "`--batch` (=-1) must be"),
-        (["scale", "lenet5", "--gpus", "2", "--strategies", "dat"], "`--strategies` has 'dat', which is none"),
+        (["scale", "lenet5", "--gpus", "2", "--strategies", "dat"], "`--strategies` (='dat') must be among data"),
     ],
 )
 def test_bad_input_is_one_message(capsys: pytest.CaptureFixture[str], args: list[str], says: str) -> None:

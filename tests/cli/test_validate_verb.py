@@ -1,4 +1,4 @@
-"""`convmesh validate`, as it is typed."""
+"""`convmesh validate` as a user runs it."""
 
 from __future__ import annotations
 

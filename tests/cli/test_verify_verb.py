@@ -36,12 +36,12 @@ def folder(tmp_path: Path) -> Path:
 def test_a_reference_network_as_json() -> None:
     done = convmesh("verify", "lenet5", "--ranks", "2", "--steps", "2", "--json")
     assert done.returncode == Exit.DONE, done.stderr
-    found = json.loads(done.stdout)
-    assert found.keys() == KEYS
-    assert found["ok"]
-    assert found["mesh"] == {"height": 2}
-    assert {"layer", "op", "ok", "output", "gradient", "weight_gradient", "weight"} == found["layers"][0].keys()
-    assert len(found["losses"]) == 2
+    result = json.loads(done.stdout)
+    assert result.keys() == KEYS
+    assert result["ok"]
+    assert result["mesh"] == {"height": 2}
+    assert {"layer", "op", "ok", "output", "gradient", "weight_gradient", "weight"} == result["layers"][0].keys()
+    assert len(result["losses"]) == 2
     assert "training on one process" in done.stderr
 
 
@@ -61,7 +61,7 @@ def plan_file(folder: Path) -> Path:
 
 @pytest.fixture
 def inside(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the user's folder, in this process, which has torch loaded already; nothing of it stays."""
+    """Run in the user's folder but in this process, which has torch loaded already; undone afterwards."""
     monkeypatch.chdir(plan_file.parent)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "mynets", raising=False)
@@ -115,7 +115,7 @@ def test_unsupported_operators_are_all_listed(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("inside")
-def test_what_is_not_exact_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inexact_plan_has_its_own_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["verify", "mynets:Counts", "--ranks", "2", "--input", "1x8x8", "--json"]
     assert main(args) == Exit.NOT_EXACT
     assert "captured network differs" in json.loads(capsys.readouterr().out)["failure"]
@@ -160,5 +160,5 @@ def test_interrupting_ends_all_processes_quietly(number: signal.Signals, status:
         ("channel", 1, 2, cm.Mesh()),
     ],
 )
-def test_ranks_are_shared_out_over_the_axes_of_a_strategy(strategy: str, ranks: int, dims: int, mesh: cm.Mesh) -> None:
+def test_ranks_are_distributed_over_the_axes_of_a_strategy(strategy: str, ranks: int, dims: int, mesh: cm.Mesh) -> None:
     assert mesh_for(strategy, ranks, dims) == mesh

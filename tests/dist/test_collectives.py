@@ -1,4 +1,4 @@
-"""Sums over ranks, copies to ranks, and that they are each other's adjoint."""
+"""Sums over ranks and copies to ranks, which are each other's adjoint."""
 
 import itertools
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ def sums(mesh: Mesh, axes: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
 def test_sums_over_any_axes(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:
     axes = tuple(name for name in mesh.axes if data.draw(st.booleans()))
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64]))
-    for rank, found in enumerate(pools[mesh.size].run(sums, mesh, axes, dtype)):
+    for rank, result in enumerate(pools[mesh.size].run(sums, mesh, axes, dtype)):
         expected = float(sum(member + 1 for member in mesh.group(axes, rank)))
-        torch.testing.assert_close(found, torch.full((2, 3), expected, dtype=dtype), rtol=0, atol=0)
+        torch.testing.assert_close(result, torch.full((2, 3), expected, dtype=dtype), rtol=0, atol=0)
 
 
 def largest() -> float:
@@ -45,15 +45,15 @@ def test_other_reductions(pools: Pools) -> None:
 
 
 def packed() -> tuple[list[float], list[int]]:
-    """Several tensors in one message come back in their shapes; the tensors given stay as they were."""
+    """Several tensors summed in one message keep their shapes; the inputs stay unchanged."""
     mesh = opened(Mesh(width=2))
     tensors = [torch.full((2, 2), 1.0), torch.tensor(2.0), torch.zeros(0, 3), torch.full((3,), 4.0).expand(2, 3)]
-    with mesh.traffic.watch() as seen:
-        found = Reduction(tensors, mesh, ("width",)).wait()
-    assert seen.calls == {"all_reduce": 1}
-    assert [t.shape for t in found] == [t.shape for t in tensors]
+    with mesh.traffic.watch() as traffic:
+        sums = Reduction(tensors, mesh, ("width",)).wait()
+    assert traffic.calls == {"all_reduce": 1}
+    assert [t.shape for t in sums] == [t.shape for t in tensors]
     assert [t.sum().item() for t in tensors] == [4.0, 2.0, 0.0, 24.0]
-    return [float(t.sum()) for t in found], [t.dim() for t in found]
+    return [float(t.sum()) for t in sums], [t.dim() for t in sums]
 
 
 def test_reductions_pack_tensors(pools: Pools) -> None:
@@ -87,7 +87,7 @@ def test_a_sum_passes_gradients_on_and_a_copy_sums_them(axes: tuple[str, ...], p
 
 
 def inner_products(axes: tuple[str, ...]) -> tuple[float, float]:
-    """⟨sum x, y⟩ and ⟨x, copy y⟩, where what is equal on a group counts once."""
+    """⟨sum x, y⟩ and ⟨x, copy y⟩; values equal on a group count once."""
     mesh = opened(CUBE)
     generator = torch.Generator().manual_seed(mesh.rank)
     x = torch.randn(4, generator=generator, dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_sum_and_copy_are_each_others_adjoint(axes: tuple[str, ...], pools: Pool
 
 
 def mixed(dtypes: list[torch.dtype]) -> list[float]:
-    """Weights of several types, one that is absent and one that does not learn."""
+    """Weights of several types, including an absent and a frozen one."""
     mesh = opened(Mesh(width=2))
     weights = [torch.ones(2, dtype=dtype, requires_grad=True) for dtype in dtypes]
     frozen = torch.ones(3)
@@ -128,13 +128,13 @@ def test_weights_of_several_types_each_get_their_sum(pools: Pools) -> None:
 
 
 def reduction_order(dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
-    """The types of the sums in the order in which backward makes them."""
+    """The types of the sums in the order of backward."""
     mesh = opened(Mesh(width=2))
-    made: list[torch.dtype] = []
+    dtypes_summed: list[torch.dtype] = []
     real = dist.all_reduce
 
     def spy(buffer: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        made.append(buffer.dtype)
+        dtypes_summed.append(buffer.dtype)
         return real(buffer, *args, **kwargs)
 
     copies = copy_over(mesh, ("width",), *(torch.ones(2, dtype=d, requires_grad=True) for d in dtypes))
@@ -142,10 +142,10 @@ def reduction_order(dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_reduce", spy)
         total.backward()
-    return made
+    return dtypes_summed
 
 
-def test_gradients_are_summed_in_an_order_that_the_call_alone_decides(pools: Pools) -> None:
+def test_only_the_call_decides_the_order_in_which_gradients_are_summed(pools: Pools) -> None:
     """Processes hash types differently, so the order of a set would pair a float32 sum with a float64 sum."""
     for dtypes in itertools.permutations([torch.float64, torch.float32, torch.bfloat16]):
         assert pools[2].run(reduction_order, dtypes) == [list(dtypes[::-1])] * 2
@@ -183,5 +183,5 @@ def misspelt() -> str:
     return str(raised.value)
 
 
-def test_a_misspelt_axis_is_no_axis_of_size_one(pools: Pools) -> None:
-    assert all(message.startswith("`witdh` is no mesh axis") for message in pools[2].run(misspelt))
+def test_a_misspelt_axis_is_not_an_axis_of_size_one(pools: Pools) -> None:
+    assert all(message.startswith("`witdh` is not a mesh axis") for message in pools[2].run(misspelt))

@@ -22,7 +22,7 @@ Caught = tuple[type[Exception], str]
 
 
 def caught(mistake: Mistake, *args: Any) -> Caught:
-    """The error of a mistake on this rank, and that this rank can still talk to the others."""
+    """The error of a mistake on this rank; checks that this rank can still talk to the others."""
     with pytest.raises(ConvMeshError) as raised:
         mistake(*args)
     number = torch.ones(1)
@@ -33,9 +33,9 @@ def caught(mistake: Mistake, *args: Any) -> Caught:
 
 def everywhere(pools: Pools, ranks: int, mistake: Callable[..., Any], *args: Any) -> Caught:
     """The one error that all ranks raise."""
-    found = pools[ranks].run(caught, mistake, *args)
-    assert len(set(found)) == 1, found
-    error: Caught = found[0]
+    outcomes = pools[ranks].run(caught, mistake, *args)
+    assert len(set(outcomes)) == 1, outcomes
+    error: Caught = outcomes[0]
     return error
 
 
@@ -78,7 +78,7 @@ def another_cut_on_one_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "what"),
+    ("mistake", "name"),
     [
         (wrong_type_on_one_rank, "from_local"),
         (gradient_on_one_rank, "from_local"),
@@ -86,12 +86,12 @@ def another_cut_on_one_rank() -> None:
         (another_cut_on_one_rank, "shard"),
     ],
 )
-def test_ranks_that_disagree_about_a_tensor(mistake: Mistake, what: str, pools: Pools) -> None:
-    found = pools[2].run(caught, mistake)
-    assert [error for error, _ in found] == [DisagreementError] * 2
-    for _, message in found:
-        assert message.startswith(f"`{what}` must be the same on every rank, but digests differ: ")
-    assert found[0][1] != found[1][1]
+def test_ranks_that_disagree_about_a_tensor(mistake: Mistake, name: str, pools: Pools) -> None:
+    outcomes = pools[2].run(caught, mistake)
+    assert [error for error, _ in outcomes] == [DisagreementError] * 2
+    for _, message in outcomes:
+        assert message.startswith(f"`{name}` must be the same on every rank, but digests differ: ")
+    assert outcomes[0][1] != outcomes[1][1]
 
 
 def test_a_disagreement_says_what_this_rank_has(pools: Pools) -> None:
@@ -118,9 +118,9 @@ def test_a_mesh_that_does_not_fit_the_job(pools: Pools) -> None:
     "other", [Mesh(depth=4), Mesh(depth=2, height=2), Mesh(data=3), Mesh()], ids=["axis", "shape", "size", "single"]
 )
 def test_ranks_that_disagree_about_the_mesh(other: Mesh, pools: Pools) -> None:
-    found = pools[4].run(caught, open_any, Mesh(data=4), Mesh(data=4), Mesh(data=4), other)
-    assert [error for error, _ in found] == [DisagreementError] * 4
-    for rank, (_, message) in enumerate(found):
+    outcomes = pools[4].run(caught, open_any, Mesh(data=4), Mesh(data=4), Mesh(data=4), other)
+    assert [error for error, _ in outcomes] == [DisagreementError] * 4
+    for rank, (_, message) in enumerate(outcomes):
         assert message.startswith("`mesh` must be the same on every rank, but digests differ: ")
         assert " on ranks 0, 1, 2; " in message
         assert message.endswith(f"Here: {other if rank == 3 else Mesh(data=4)} over ranks 0 to 3")
@@ -182,8 +182,8 @@ def redistributed_to_another_shape() -> None:
 @pytest.mark.parametrize(
     ("mistake", "args", "message"),
     [
-        (lay_out, ({2: "hieght"},), "`cut` names axis 'hieght', which is no mesh axis; the axes are pipe, data, depth, "
-         "height, width, channel, filter."),
+        (lay_out, ({2: "hieght"},), "`cut` names axis 'hieght', which is not a mesh axis; the axes are pipe, data, "
+         "depth, height, width, channel, filter."),
         (lay_out, ({2: "height", 3: "height"},), "`cut` names axis 'height' twice; one axis cuts one dim of a tensor."),
         (lay_out, ({7: "height"},), "`cut` names dim 7, but the tensor has 4 dims: (1, 1, 4, 4)."),
         (wrong_layout_for_tensor, (), "`cut` lays out a tensor of shape (1, 1, 4, 4), but `tensor` has (1, 1, 4, 5)."),
@@ -265,7 +265,7 @@ def dtensor_as_bias_alone() -> None:
     F.conv2d(image(), torch.ones(2, 2, 3, 3), dtensor(2, dim=0), padding=1)  # type: ignore[call-overload]
 
 
-def test_a_bias_that_is_cut_beside_a_weight_that_is_not(pools: Pools) -> None:
+def test_a_cut_bias_with_an_uncut_weight(pools: Pools) -> None:
     """Refused before halos are sent: a local error with messages under way would hang the next collective."""
     assert everywhere(pools, 2, dtensor_as_bias_alone) == (
         UnsupportedError,
@@ -302,5 +302,5 @@ def attributes() -> tuple[bool, bool, bool]:
     return hasattr(x, "relu"), hasattr(x, "cholesky"), hasattr(x, "no_such_thing")
 
 
-def test_hasattr_tells_which_methods_there_are(pools: Pools) -> None:
+def test_hasattr_knows_the_methods(pools: Pools) -> None:
     assert pools[2].run(attributes) == [(True, False, False)] * 2

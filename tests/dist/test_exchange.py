@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from tests.draws import draws
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh.dist import OpenMesh, exchange, open_mesh
@@ -25,7 +26,7 @@ PERIODIC = Window(3, low=1, high=1, mode="circular")
 
 @dataclass(frozen=True)
 class Case:
-    """An operator's input in one layout, its output in another, and how messages are to travel."""
+    """An operator's input in one layout, its output in another, and how messages travel."""
 
     source: Layout
     work: Layout
@@ -53,8 +54,8 @@ class Case:
         plan, local = self.plan(mesh.rank), self.local(mesh.rank).requires_grad_()
         fetched = exchange(local, plan, mesh)
         assert fetched.shape == plan.frame.shape
-        found = pick(fetched, plan.needed.within(plan.frame))
-        torch.testing.assert_close(found, self.wanted(mesh.rank), rtol=0, atol=0)
+        values = pick(fetched, plan.needed.within(plan.frame))
+        torch.testing.assert_close(values, self.wanted(mesh.rank), rtol=0, atol=0)
         fetched.backward(framed(plan, self.cotangent(mesh.rank)))
         torch.testing.assert_close(local.grad, self.gradient(mesh.rank), rtol=0, atol=0)
 
@@ -62,11 +63,11 @@ class Case:
         return pick(numbered(self.source.shape, self.dtype), self.needs.region(rank))
 
     def cotangent(self, rank: int) -> torch.Tensor:
-        """Whole numbers, equal on the replicas of a piece of work and small enough to be summed exactly."""
+        """Integers, equal on the replicas of a piece of work and small enough to be summed exactly."""
         return (numbered(self.needs.region(rank).shape, self.dtype) + self._work(rank)) % 5
 
     def gradient(self, rank: int) -> torch.Tensor:
-        """What a single device adds up for this rank's box, replicas of work counted once."""
+        """The gradient of this rank's box on a single device; replicas of work count once."""
         total = torch.zeros(self.source.shape, dtype=self.dtype)
         for other in {self._work(other): other for other in range(self.source.mesh.size)}.values():
             scatter(total, self.needs.region(other), self.cotangent(other))
@@ -78,7 +79,7 @@ class Case:
 
 
 def numbered(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Whole numbers that every type holds exactly."""
+    """Integers that every type represents exactly."""
     size = torch.Size(shape)
     return (torch.arange(size.numel()) % 251).to(dtype).view(size)
 
@@ -92,7 +93,7 @@ def scatter(whole: torch.Tensor, region: Region, values: torch.Tensor) -> None:
 
 
 def framed(plan: ExchangePlan, values: torch.Tensor) -> torch.Tensor:
-    """Values of what is needed, with zeros in the holes that operators skip."""
+    """The needed values, with zeros in the holes that operators skip."""
     frame = torch.zeros(plan.frame.shape, dtype=values.dtype)
     scatter(frame, plan.needed.within(plan.frame), values)
     return frame
@@ -123,7 +124,7 @@ def cases(draw: st.DrawFn, mesh: Mesh) -> Case:
 
 
 @on_grids
-@settings(max_examples=25)
+@draws(25)
 @given(data=st.data())
 def test_any_exchange_is_exact_in_both_directions(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:
     pools[mesh.size].run(Case.check, data.draw(cases(mesh)))
@@ -201,12 +202,12 @@ def moves_nothing(case: Case) -> bool:
     return exchange(local, case.plan(mesh.rank), mesh) is local
 
 
-def test_what_is_in_place_already_is_not_copied(pools: Pools) -> None:
+def test_values_already_in_place_are_not_copied(pools: Pools) -> None:
     assert pools[4].run(moves_nothing, halo(Mesh(height=2, width=2), (1, 1, 4, 4), Window(1), (2, 3))) == [True] * 4
 
 
 def gradient_of_a_sum(case: Case) -> torch.Tensor:
-    """`sum().backward()` hands over gradients that are one number, expanded."""
+    """`sum().backward()` passes on a single expanded number as gradient."""
     mesh = opened(case.source.mesh)
     local = case.local(mesh.rank).requires_grad_()
     exchange(local, case.plan(mesh.rank), mesh).sum().backward()
@@ -215,8 +216,8 @@ def gradient_of_a_sum(case: Case) -> torch.Tensor:
 
 
 def test_expanded_gradients(pools: Pools) -> None:
-    found = pools[3].run(gradient_of_a_sum, halo(Mesh(width=3), (7,), HALO, [0]))
-    assert torch.cat(found).tolist() == [1, 1, 2, 2, 2, 2, 1]
+    gradients = pools[3].run(gradient_of_a_sum, halo(Mesh(width=3), (7,), HALO, [0]))
+    assert torch.cat(gradients).tolist() == [1, 1, 2, 2, 2, 2, 1]
 
 
 LINE = halo(Mesh(width=2), (1, 2, 5), PERIODIC, [2])

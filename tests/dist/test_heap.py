@@ -1,4 +1,4 @@
-"""Freed memory stays with its process: what a step touches again is not cleared again by the system."""
+"""Freed memory stays with its process: the OS does not clear again what every step touches."""
 
 import os
 import resource
@@ -18,13 +18,13 @@ def faults_of_steps(setting: str) -> int:
     keep_freed_memory.cache_clear()
     kept = keep_freed_memory()
     assert kept == (setting != "0")
-    found = 0
-    for _ in range(8):  # the first few find out where everything fits
+    faults = 0
+    for _ in range(8):  # the first rounds settle the heap
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         tensors = [torch.ones(BYTES_ROW * size, dtype=torch.uint8) for size in (1, 5, 2, 6)]
-        found = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         del tensors
-    return found
+    return faults
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="glibc is Linux's")

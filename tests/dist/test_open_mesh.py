@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from convmesh.dist import OpenMesh, open_mesh
+from convmesh.dist import OpenMesh, init, open_mesh
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
 from convmesh.testing import opened, run_ranks
@@ -18,7 +19,7 @@ def group_sums(mesh: Mesh) -> dict[tuple[str, ...], int]:
     """The sum of ranks over every group that this rank is in."""
     open_here = opened(mesh)
     sums = {}
-    for axes in open_here._groups:
+    for axes in open_here.groups:
         number = torch.tensor([open_here.rank])
         dist.all_reduce(number, group=open_here.group(axes))
         sums[axes] = int(number.item())
@@ -37,7 +38,7 @@ def same_group() -> bool:
     return mesh.group(["width", "height"]) is mesh.group(("height", "width")) is mesh.everyone
 
 
-def test_a_group_is_found_whatever_the_order_of_its_axes(pools: Pools) -> None:
+def test_a_group_is_found_for_any_order_of_its_axes(pools: Pools) -> None:
     assert pools[4].run(same_group) == [True] * 4
 
 
@@ -103,14 +104,14 @@ def test_a_report_counts_the_ranks_of_the_mesh_in_its_own_order() -> None:
 
 
 def agreed_twice() -> int:
-    """How many messages a check costs that is repeated."""
+    """The number of messages of a repeated check."""
     mesh: OpenMesh = open_mesh(Mesh(width=2))
-    asked = 0
+    count = 0
     real = dist.all_gather_object
 
     def spy(*args: object, **kwargs: object) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal count
+        count += 1
         real(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +119,7 @@ def agreed_twice() -> int:
         for _ in range(3):
             mesh.agree_once("`it`", "value")
         mesh.agree_once("`it`", "another")
-    return asked
+    return count
 
 
 def test_a_check_at_the_start_costs_later_steps_nothing(pools: Pools) -> None:
@@ -127,23 +128,33 @@ def test_a_check_at_the_start_costs_later_steps_nothing(pools: Pools) -> None:
 
 def test_a_job_of_one_process_needs_no_launcher() -> None:
     code = (
-        "import convmesh as cm, torch; cm.init(); cm.init(); mesh = cm.open_mesh(cm.Mesh());"
+        "import convmesh as cm, torch; cm.init(backend='gloo'); cm.init(); mesh = cm.open_mesh(cm.Mesh());"
         "x = cm.shard(torch.ones(2, 3), mesh, {0: 'data'});"
         "print(mesh.rank, mesh.device, tuple(x.gather().shape))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
-    assert found.stdout == "0 cpu (2, 3)\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
+    assert process.stdout == "0 cpu (2, 3)\n"
+
+
+def test_a_backend_that_cannot_be_had_is_named() -> None:
+    with pytest.raises(MeshError) as raised:
+        init(backend="mpi")  # type: ignore[arg-type]
+    expected = "`backend` (='mpi') must be 'nccl' (GPUs) or 'gloo' (CPUs, or GPUs through the host)."
+    assert str(raised.value) == expected
+    if not Path("/dev/nvidiactl").exists():
+        with pytest.raises(MeshError, match="needs a GPU, and torch sees none here; use backend='gloo'"):
+            init(backend="nccl")
 
 
 def launched(code: str) -> list[str]:
-    """What two ranks of a program print, started as users start them."""
+    """The output of two ranks of a program, launched as users launch them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    found = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return sorted(found.stdout.splitlines())
+    process = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return sorted(process.stdout.splitlines())
 
 
 def test_a_job_that_a_launcher_started() -> None:
-    """Groups wait as long as the job does: torch would give them half an hour."""
+    """Groups have the job's timeout instead of torch's half hour."""
     code = (
         "import convmesh as cm, os, torch; cm.init(77); mesh = cm.open_mesh(cm.Mesh(width=2));"
         "whole = cm.shard(torch.arange(5), mesh, {0: 'width'}).gather().tolist();"

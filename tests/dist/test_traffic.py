@@ -1,4 +1,4 @@
-"""What is counted is what the plan says and what torch is given to send."""
+"""Counted bytes equal those of the plan and those passed to torch."""
 
 import sys
 from collections import Counter
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from tests.draws import draws
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh.dist import Traffic, copy_over, exchange, sum_over
@@ -27,7 +28,7 @@ EXCHANGE = sys.modules["convmesh.dist.exchange"]
 
 @contextmanager
 def spying() -> Iterator[Counter[str]]:
-    """The bytes of buffers handed to torch.distributed inside the block, less what stays on this rank."""
+    """Bytes of the buffers passed to torch.distributed inside the block, less what stays on this rank."""
     handed: Counter[str] = Counter()
     point_to_point, all_to_all, gather = dist.P2POp, dist.all_to_all_single, vars(EXCHANGE)["_gather_equal"]
 
@@ -53,7 +54,7 @@ def spying() -> Iterator[Counter[str]]:
 
 
 def check_bytes(case: Case) -> tuple[int, int]:
-    """Counted, handed over and planned bytes of both directions; the messages that were posted."""
+    """Counted, passed and planned bytes of both directions, and the messages posted."""
     mesh = opened(case.source.mesh)
     plan = case.plan(mesh.rank)
     local = case.local(mesh.rank).requires_grad_()
@@ -70,7 +71,7 @@ def check_bytes(case: Case) -> tuple[int, int]:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 def test_counted_bytes_are_those_of_the_plan_and_of_the_buffers(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:
     pools[mesh.size].run(check_bytes, data.draw(cases(mesh)))

@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def batch_norm(x: Any, weight: Any = None, bias: Any = None, shift: float = 0.0) -> Any:
-    if isinstance(x, torch.Tensor) and shift:  # torch's own float32 is not good to the digits that are asked for
+    if isinstance(x, torch.Tensor) and shift:  # torch's own float32 is less precise than the tolerance
         return F.batch_norm(x.double() + shift, None, None, weight.double(), bias.double(), training=True).to(x.dtype)
     return F.batch_norm(x + shift, None, None, weight, bias, training=True)
 
@@ -39,7 +39,7 @@ def layer_norm(x: Any, *params: Any) -> Any:
 
 
 def reductions(x: Any, *params: Any) -> Any:
-    """All kinds; products and norms of few values only."""
+    """All kinds; products and norms only of few values."""
     values, indices = x.max(2)
     spreads = (x.var(2, correction=0), torch.linalg.vector_norm(x, 2, (1, 2)), x.prod(1))
     return x.sum(2), x.mean(), x.amax((0, 2)), values, indices, x.argmax(), *spreads
@@ -65,8 +65,8 @@ def all_cases(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(height=2), Mesh(data=2, height=2)], ids=str)
-def test_norms_reductions_and_softmax(mesh: Mesh) -> None:
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+def test_norms_reductions_and_softmax(mesh: Mesh, backend: str) -> None:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         pool.run(all_cases, mesh)
 
 
@@ -85,7 +85,7 @@ def types_under_autocast(mesh: Mesh) -> list[tuple[torch.dtype, torch.dtype]]:
         return [(f(x).dtype, f(sharded).dtype) for f in functions]
 
 
-def test_types_under_autocast() -> None:
-    with RankPool(2, seconds_timeout=240) as pool:
+def test_types_under_autocast(backend: str) -> None:
+    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
         for pairs in pool.run(types_under_autocast, Mesh(height=2)):
             assert [found for _, found in pairs] == [expected for expected, _ in pairs]

@@ -60,9 +60,9 @@ def split(mesh: Mesh, strategy: str) -> tuple[list[float], set[str]]:
 
 
 @pytest.mark.parametrize(("mesh", "strategy"), MESHES, ids=str)
-def test_losses_are_those_of_one_process(mesh: Mesh, strategy: str) -> None:
+def test_losses_are_those_of_one_process(mesh: Mesh, strategy: str, backend: str) -> None:
     (expected,) = run_ranks(1, whole, seconds_timeout=240)
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         for losses, devices in pool.run(split, mesh, strategy):
             torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-9, atol=1e-9)
             assert devices == {"cuda"}
@@ -71,7 +71,7 @@ def test_losses_are_those_of_one_process(mesh: Mesh, strategy: str) -> None:
 def alone(kind: str) -> Any:
     """On NCCL and one rank: captured in a CUDA graph, in float16 with scaling, or compiled."""
     if kind == "compiled":
-        warnings.simplefilter("ignore")  # torch's compiler warns of torch's own modules
+        warnings.simplefilter("ignore")  # torch's compiler warns about torch's own modules
     dist.destroy_process_group()
     cm.init()
     model, x, target, loss_of = network(torch.float32)
@@ -115,7 +115,7 @@ def replayed(net: Any, args: Any) -> list[float]:
 
 def scaled(net: Any, args: Any) -> list[float]:
     opt = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    scaler = cm.GradScaler(net.mesh, init_scale=2.0**10)
+    scaler = cm.GradScaler(init_scale=2.0**10)
     losses = []
     for _ in range(4):
         opt.zero_grad()
@@ -123,7 +123,7 @@ def scaled(net: Any, args: Any) -> list[float]:
             loss = net(*args)
         scaler.scale(loss).backward()
         scaler.unscale_(opt)
-        cm.clip_grad_norm_(net.parameters(), 1e6, mesh=net.mesh)
+        net.clip_grad_norm_(1e6)
         scaler.step(opt)
         scaler.update()
         losses.append(loss.item())

@@ -1,4 +1,4 @@
-"""Pipelines with stages on a GPU: what crosses is staged through the host, where Gloo carries it."""
+"""Pipelines with stages on a GPU: values between stages go through the host, over Gloo."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 
 def error(mesh: Mesh, schedule: str) -> float:
-    """How far gradients, loss and outputs on GPUs are from those of one CPU and the whole batch."""
+    """The error of gradients, loss and outputs on GPUs against one CPU with the whole batch."""
     reference, x, target = small()
     expected = F.cross_entropy(reference(x), target)
     expected.backward()
@@ -40,7 +40,7 @@ def error(mesh: Mesh, schedule: str) -> float:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(pipe=2), Mesh(pipe=2, data=2)], ids=str)
-def test_gradients_are_those_of_one_device(mesh: Mesh) -> None:
-    with RankPool(mesh.size, seconds_timeout=240) as pool:
+def test_gradients_are_those_of_one_device(mesh: Mesh, backend: str) -> None:
+    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
         for schedule in SCHEDULES:
             assert max(pool.run(error, mesh, schedule)) < 1e-9, schedule

@@ -1,4 +1,4 @@
-"""Interpolation on a GPU: torch's CUDA kernels round otherwise than those for CPUs."""
+"""Interpolation on a GPU: torch's CUDA kernels round differently from its CPU kernels."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ def resized(x: Any, **options: Any) -> Any:
 
 
 def nearest_everywhere() -> list[tuple[Any, ...]]:
-    """All cases in which a split row of numbers is resized to other numbers than the whole row."""
+    """All cases in which resizing a split row differs from resizing the whole row."""
     mesh = open_mesh(Mesh(width=2), device="cuda")
     wrong = []
     for dtype in (torch.float32, torch.float64):
@@ -45,8 +45,8 @@ def nearest_everywhere() -> list[tuple[Any, ...]]:
     return wrong
 
 
-def test_nearest_indices_are_those_of_cuda() -> None:
-    with RankPool(2, seconds_timeout=240) as pool:
+def test_nearest_indices_are_those_of_cuda(backend: str) -> None:
+    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
         assert pool.run(nearest_everywhere) == [[], []]
 
 
@@ -76,7 +76,7 @@ def check_all(cases: list[SplitCase]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_resizing(ranks: int) -> None:
+def test_resizing(ranks: int, backend: str) -> None:
     """One pool for all cases: starting CUDA takes longer than they do."""
-    with RankPool(ranks, seconds_timeout=240) as pool:
+    with RankPool(ranks, seconds_timeout=240, backend=backend) as pool:
         pool.run(check_all, [case for case in CASES if case.mesh.size == ranks])

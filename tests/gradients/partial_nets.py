@@ -1,4 +1,4 @@
-"""A network of which each rank works on its own samples, so that its gradients are partial; whole on one process."""
+"""A network whose ranks work on their own samples, so that gradients are partial; whole in one process."""
 
 from typing import Any
 
@@ -25,6 +25,8 @@ class Towers(nn.Module):
         self.cut = nn.Parameter(torch.randn(6, 5))
         self.to(dtype)
         self.mesh = mesh
+        self.reducer: Any = None
+        """Kept here: it sums gradients for as long as it is held."""
         if mesh is not None and "channel" in mesh.mesh.axes:
             self.cut = nn.Parameter(cut_weight(self.cut.detach(), mesh, {0: ("channel",)}))
 
@@ -38,7 +40,7 @@ class Towers(nn.Module):
         return loss
 
     def samples(self, x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
-        """Unequal parts: the last one takes what is left."""
+        """Unequal parts: the last takes the rest."""
         if self.mesh is None:
             return x
         parts = self.mesh.mesh.extent(axes)
@@ -57,7 +59,7 @@ def batches(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor | None) -> Any:
-    """A gradient or weight as one device has it."""
+    """A whole gradient or weight, as on one device."""
     if tensor is None:
         return None
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach().clone()

@@ -1,4 +1,4 @@
-"""Buckets: when they leave, what they hold and send, and what is refused."""
+"""Buckets: when they leave, what they hold and send, and what they refuse."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ def test_buckets_leave_while_backward_goes_on(pools: Pools) -> None:
 
 
 def ways_of_updating() -> list[Any]:
-    """What becomes of `foreach` in a group of plain and cut weights, in a plain one, and where the user chose."""
+    """`foreach` of a group of plain and cut weights, of a plain group, and of one where the user chose."""
     net = Towers(opened(MESHES[2]))
-    GradientReducer(opened(MESHES[2]), net.axes_of())
+    net.reducer = GradientReducer(opened(MESHES[2]), net.axes_of())
     chosen = {"params": [*net.unused.parameters()], "foreach": False}
     groups: list[dict[str, Any]] = [
         {"params": [net.cut, *net.fine.parameters()]}, {"params": list(net.coarse.parameters())}, chosen,
@@ -55,9 +55,10 @@ def used_on_one_rank_only() -> list[bool]:
     mesh = opened(Mesh(data=2))
     used, unused = (nn.Parameter(torch.ones(3)) for _ in range(2))
     other = nn.Parameter(torch.ones(3))
-    GradientReducer(mesh, [(p, ("data",)) for p in (used, unused, other)])
+    reducer = GradientReducer(mesh, [(p, ("data",)) for p in (used, unused, other)])
     loss = other.sum() + (0 * used.sum() if mesh.rank == 1 else 0)
     loss.backward()
+    reducer.close()
     return [p.grad is not None for p in (used, unused, other)]
 
 
@@ -70,8 +71,9 @@ def in_another_type(dtype_reduce: torch.dtype | None) -> tuple[torch.dtype, int]
     mesh = opened(Mesh(data=4))
     parts = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
-    GradientReducer(mesh, [(weight, ("data",))], dtype_reduce=dtype_reduce)
+    reducer = GradientReducer(mesh, [(weight, ("data",))], dtype_reduce=dtype_reduce)
     (weight * parts[mesh.rank]).sum().backward()
+    reducer.close()
     assert weight.grad is not None
     return weight.grad.dtype, int((weight.grad != parts.double().sum(0).bfloat16()).sum())
 
@@ -84,7 +86,7 @@ def test_sums_may_be_taken_in_float32(pools: Pools) -> None:
 def memory_of_gradients() -> tuple[set[int], set[int], bool]:
     net = Towers(opened(Mesh(data=2)))
     kernel = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    GradientReducer(opened(Mesh(data=2)), [*net.axes_of(), (kernel, ("data",))])
+    net.reducer = GradientReducer(opened(Mesh(data=2)), [*net.axes_of(), (kernel, ("data",))])
     found = []
     for x in batches()[:2]:
         (net(x) + kernel.square().sum()).backward()
@@ -121,7 +123,7 @@ def dry_traffic(mesh: Mesh) -> list[tuple[Traffic, Traffic, int]]:
 
 
 @pytest.mark.parametrize("mesh", MESHES[:2], ids=str)
-def test_traffic_is_counted_and_dry_traffic_is_the_real_one(mesh: Mesh, pools: Pools) -> None:
+def test_traffic_is_counted_and_dry_traffic_equals_it(mesh: Mesh, pools: Pools) -> None:
     real = pools[mesh.size].run(real_traffic, mesh)
     assert pools[1].run(dry_traffic, mesh)[0] == real
     for apart, sent, expected in real:
@@ -144,9 +146,10 @@ def refusals() -> None:
     with pytest.raises(LayoutError, match=r"twice, with \('data',\) and \(\)"):
         GradientReducer(mesh, [(weight, ("data",)), (weight, ())])
     table = nn.Embedding(4, 2, sparse=True)
-    GradientReducer(mesh, [(p, ("data",)) for p in table.parameters()])
+    reducer = GradientReducer(mesh, [(p, ("data",)) for p in table.parameters()])
     with pytest.raises(UnsupportedError, match="sparse=False"):
         table(torch.tensor([1])).sum().backward()
+    reducer.close()
 
 
 def test_what_cannot_be_reduced_is_refused(pools: Pools) -> None:
@@ -154,7 +157,7 @@ def test_what_cannot_be_reduced_is_refused(pools: Pools) -> None:
 
 
 def refires_after_failure() -> float:
-    """A backward that fails on all ranks is given up; the next one is whole."""
+    """A backward that fails on all ranks is abandoned; the next one is complete."""
     mesh = opened(Mesh(data=2))
     late, early = (nn.Parameter(torch.ones(3)) for _ in range(2))
     reducer = GradientReducer(mesh, [(early, ("data",)), (late, ("data",))], bytes_first=1)
@@ -172,7 +175,7 @@ def _fail(grad: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("broken")
 
 
-def test_a_failed_backward_can_be_given_up(pools: Pools) -> None:
+def test_a_failed_backward_can_be_abandoned(pools: Pools) -> None:
     assert pools[2].run(refires_after_failure) == [3.0, 3.0]
 
 

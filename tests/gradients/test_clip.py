@@ -18,12 +18,12 @@ Pools = dict[int, RankPool]
 def clipped(mesh: Mesh | None, max_norm: float, norm_type: float) -> tuple[float, dict[str, Any]]:
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        GradientReducer(opened(mesh), net.axes_of())
+        net.reducer = GradientReducer(opened(mesh), net.axes_of())
     net(batches()[0]).backward()
     if mesh is None:
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm, norm_type)
     else:
-        norm = clip_grad_norm_(net.parameters(), max_norm, norm_type, mesh=opened(mesh))
+        norm = clip_grad_norm_(net.parameters(), max_norm, norm_type)
     return norm.item(), gradients(net)
 
 
@@ -40,7 +40,7 @@ def test_equals_torch_on_one_process(mesh: Mesh, max_norm: float, norm_type: flo
 
 
 def norm_of_stages(norm_type: float, broken: float) -> list[float]:
-    """Each of two stages has a parameter of its own; two replicas have the same."""
+    """Each of two stages has its own parameter; two replicas have the same."""
     mesh = opened(Mesh(pipe=2, data=2))
     stage = mesh.mesh.coordinates(mesh.rank)["pipe"]
     weight = torch.nn.Parameter(torch.zeros(4))
@@ -52,7 +52,7 @@ def norm_of_stages(norm_type: float, broken: float) -> list[float]:
     return [whole, clip_grad_norm_([weight], 1.0, norm_type, mesh=mesh).item()]
 
 
-def test_stages_count_once_and_what_is_not_finite_is_so_everywhere(pools: Pools) -> None:
+def test_stages_count_once_and_a_non_finite_norm_is_non_finite_everywhere(pools: Pools) -> None:
     for norm, broken in pools[4].run(norm_of_stages, 2.0, math.nan):
         assert norm == pytest.approx(math.sqrt(4 * 1 + 4 * 4))
         assert math.isnan(broken)

@@ -1,4 +1,4 @@
-"""Gradients after backward are those of one device, whatever came before and whatever else happens."""
+"""Gradients after backward are those of one device, in every scenario."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -43,7 +43,7 @@ def accumulated_apart(net: Towers, no_sync: NoSync) -> None:
 
 
 def accumulated_then_partly_used(net: Towers, no_sync: NoSync) -> None:
-    """Parts of parameters that the last backward does not touch are summed by it all the same."""
+    """The last backward also sums partial gradients of parameters that it does not touch."""
     with no_sync():
         net(batches()[0]).backward()
     (net.fine(net.samples(batches()[1], ("data", "height"))).sum()).backward()
@@ -128,6 +128,39 @@ def test_gradients_are_those_of_one_device(
         assert_same(found, expected[scenario])
 
 
+def watched_again(mesh: Mesh) -> list[dict[str, Any]]:
+    """Gradients of the same two passes: watched once, and watched again before each of them."""
+    grads = []
+    for times in (0, 2):
+        net = Towers(opened(mesh))
+        reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+        for x in batches()[:2]:
+            for _ in range(times):
+                reducer.watch()
+            net(x).backward()
+        grads.append(gradients(net))
+    return grads
+
+
+def test_gradients_stay_the_same_to_the_bit_when_watched_again(pools: Pools) -> None:
+    mesh = MESHES[1]
+    for once_only, again in pools[mesh.size].run(watched_again, mesh):
+        assert_same(again, once_only, most=0.0)
+
+
+def hooks_left(mesh: Mesh) -> int:
+    net = Towers(opened(mesh))
+    reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+    reducer.watch()
+    reducer.close()
+    return sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
+
+
+def test_closing_takes_off_what_a_second_watch_put_on(pools: Pools) -> None:
+    mesh = MESHES[1]
+    assert pools[mesh.size].run(hooks_left, mesh) == [0] * mesh.size
+
+
 @pytest.fixture(scope="module")
 def expected(pools: Pools) -> list[dict[str, Any]]:
     grads: list[dict[str, Any]] = pools[1].run(alone)[0]
@@ -137,7 +170,7 @@ def expected(pools: Pools) -> list[dict[str, Any]]:
 def trained(mesh: Mesh | None, fused: bool) -> dict[str, Any]:
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        GradientReducer(opened(mesh), net.axes_of(), **SMALL)
+        net.reducer = GradientReducer(opened(mesh), net.axes_of(), **SMALL)
     plain = [p for p in net.parameters() if p is not net.cut]
     optimizers = [torch.optim.AdamW(plain, lr=0.01, fused=fused), torch.optim.SGD([net.cut], 0.1, momentum=0.9)]
     for x in batches():

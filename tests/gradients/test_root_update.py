@@ -1,4 +1,4 @@
-"""The root scheme trains like one device, and layers wait for their own weights only."""
+"""The root scheme trains like one device, and layers wait only for their own weights."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def trained(mesh: Mesh | None, chunks: int = 3) -> tuple[int, dict[str, Any]]:
     """How many parameters have optimiser state on this rank, and the weights after steps with accumulation."""
     net = Towers(None if mesh is None else opened(mesh))
     if mesh is not None:
-        BroadcastReducer(opened(mesh), net.axes_of(), net, chunks)
+        net.reducer = BroadcastReducer(opened(mesh), net.axes_of(), net, chunks)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     for first, second in zip(batches(), reversed(batches()), strict=True):
         for x in (first, second):
@@ -28,7 +28,7 @@ def trained(mesh: Mesh | None, chunks: int = 3) -> tuple[int, dict[str, Any]]:
         if mesh is None:
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         else:
-            clip_grad_norm_(net.parameters(), 0.5, mesh=opened(mesh))
+            clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
     return len(optimizer.state), {name: whole(value) for name, value in sorted(net.state_dict().items())}
@@ -46,7 +46,7 @@ def test_weights_are_those_of_one_device(mesh: Mesh, chunks: int, pools: Pools) 
 
 
 def after_a_step(mesh: Mesh) -> tuple[nn.Sequential, BroadcastReducer, Traffic]:
-    """A network of two layers, in one chunk each, whose weights are under way; and what has been sent."""
+    """A network of two layers, one chunk each, whose weights are under way; and the traffic so far."""
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     reducer = BroadcastReducer(opened(mesh), [(p, ("data",)) for p in net.parameters()], net, chunks=2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -97,7 +97,7 @@ def use_without_forward() -> float:
     return float(fresh.item())
 
 
-def test_weights_read_too_early_are_found_out(pools: Pools) -> None:
+def test_reading_weights_too_early_is_detected(pools: Pools) -> None:
     first, second = pools[2].run(use_without_forward)
     assert first == second
 

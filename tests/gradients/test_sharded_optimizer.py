@@ -1,4 +1,4 @@
-"""A sharded optimiser gives the weights of an ordinary one and keeps a part of the state on each rank."""
+"""A sharded optimiser matches the weights of an ordinary one and keeps part of the state on each rank."""
 
 from typing import Any
 
@@ -37,8 +37,8 @@ def trained(name: str, mesh: Mesh | None, **options: Any) -> dict[str, Any]:
     if mesh is None:
         optimizer = make(groups(net), **settings)
     else:
-        reducer = ShardedReducer(opened(mesh), net.axes_of(), **options)
-        optimizer = ShardedOptimizer(reducer, make, groups(net), **settings)
+        _reducer = ShardedReducer(opened(mesh), net.axes_of(), **options)
+        optimizer = ShardedOptimizer(groups(net), make, **settings)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     for first, second in zip(batches(), reversed(batches()), strict=True):
         net(first).backward()
@@ -66,7 +66,7 @@ def same_bits(sharded: bool) -> dict[str, Any]:
     make = ShardedReducer if sharded else GradientReducer
     reducer = make(opened(Mesh(data=2)), net.axes_of(), bytes_bucket=200, bytes_first=50)
     optimizer: torch.optim.Optimizer = (
-        ShardedOptimizer(reducer, torch.optim.AdamW, lr=0.01)
+        ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
         if isinstance(reducer, ShardedReducer)
         else torch.optim.AdamW(net.parameters(), lr=0.01)
     )
@@ -89,8 +89,8 @@ def state_of_training() -> tuple[int, int, int]:
     """Bytes of this rank's state, of all weights, and how many bytes of gradients are left at the parameters."""
     mesh = opened(Mesh(data=4))
     net = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30))
-    reducer = ShardedReducer(mesh, [(p, ("data",)) for p in net.parameters()], bytes_first=1 << 10)
-    optimizer = ShardedOptimizer(reducer, torch.optim.Adam, lr=0.1)
+    _reducer = ShardedReducer(mesh, [(p, ("data",)) for p in net.parameters()], bytes_first=1 << 10)
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.Adam, lr=0.1)
     net(torch.ones(1, 50)).sum().backward()
     optimizer.step()
     states = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
@@ -102,19 +102,19 @@ def test_each_rank_keeps_its_part_of_the_state(pools: Pools) -> None:
     found = pools[4].run(state_of_training)
     weights = found[0][1]
     assert sum(state for state, _, _ in found) == 2 * weights  # two moments, each value on one rank
-    assert max(state for state, _, _ in found) <= 2 * weights / 4 + 2 * 2 * 4  # at most one value of padding a bucket
+    assert max(state for state, _, _ in found) <= 2 * weights / 4 + 2 * 2 * 4  # at most one value of padding per bucket
     assert all(left == 0 for _, _, left in found)
 
 
 def step_traffic(mesh: OpenMesh) -> tuple[Traffic, list[int]]:
     net = Towers(None if mesh.is_dry else mesh).to(mesh.device)
     net.mesh = mesh
-    reducer = ShardedReducer(mesh, net.axes_of())
-    optimizer = ShardedOptimizer(reducer, torch.optim.SGD, lr=0.1)
+    _reducer = ShardedReducer(mesh, net.axes_of())
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
     with mesh.traffic.watch() as sent:
         net(batches()[0].to(mesh.device)).backward()
         optimizer.step()
-    return sent, [bucket.elements * 8 for bucket in reducer.buckets]
+    return sent, [bucket.elements * 8 for bucket in _reducer.buckets]
 
 
 def real_traffic(mesh: Mesh) -> tuple[Traffic, list[int]]:
@@ -136,12 +136,12 @@ def test_traffic_and_dry_traffic(pools: Pools) -> None:
 
 def resumed(interrupted: bool) -> dict[str, Any]:
     net = Towers(opened(Mesh(data=2)))
-    reducer = ShardedReducer(opened(Mesh(data=2)), net.axes_of())
-    optimizer = ShardedOptimizer(reducer, torch.optim.AdamW, lr=0.01)
+    _reducer = ShardedReducer(opened(Mesh(data=2)), net.axes_of())
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
     for i, x in enumerate(batches()):
         if i == 2 and interrupted:
             saved = optimizer.state_dict()
-            optimizer = ShardedOptimizer(reducer, torch.optim.AdamW, lr=0.5)
+            optimizer = ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=0.5)
             optimizer.load_state_dict(saved)
         net(x).backward()
         optimizer.step()
@@ -160,7 +160,7 @@ def in_bfloat16(sharded: bool) -> torch.Tensor:
     make = ShardedReducer if sharded else GradientReducer
     reducer = make(mesh, net.axes_of(), dtype_reduce=torch.float32)
     optimizer: torch.optim.Optimizer = (
-        ShardedOptimizer(reducer, torch.optim.SGD, lr=0.1)
+        ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
         if isinstance(reducer, ShardedReducer)
         else torch.optim.SGD(net.parameters(), lr=0.1)
     )
@@ -174,7 +174,7 @@ def in_bfloat16(sharded: bool) -> torch.Tensor:
 def test_weights_travel_in_their_own_type(pools: Pools) -> None:
     (expected, _), (found, other) = pools[2].run(in_bfloat16, False), pools[2].run(in_bfloat16, True)
     assert torch.equal(found, other)
-    # Torch rounds bfloat16 otherwise at the end of a tensor than inside, and pieces end elsewhere.
+    # Torch rounds bfloat16 differently at the end of a tensor, and pieces end elsewhere.
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-8)
 
 
@@ -192,10 +192,11 @@ def refusals() -> None:
     axes_of = [(p, ("data",)) for p in net.parameters()]
     reducer = ShardedReducer(opened(Mesh(data=2)), axes_of)
     with pytest.raises(UnsupportedError, match=r"LBFGS.*AdamW"):
-        ShardedOptimizer(reducer, torch.optim.LBFGS)
-    plain: Any = GradientReducer(opened(Mesh(data=2)), axes_of)
+        ShardedOptimizer(net.parameters(), torch.optim.LBFGS)
+    reducer.close()
+    _plain = GradientReducer(opened(Mesh(data=2)), axes_of)
     with pytest.raises(UnsupportedError, match="sharded"):
-        ShardedOptimizer(plain, torch.optim.SGD, lr=0.1)
+        ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
 
 
 def test_optimisers_that_need_whole_parameters_are_refused(pools: Pools) -> None:

@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Residual(nn.Module):
-    """Skips, in-place sums and activations, and dropout that asks for the mode."""
+    """Skips, in-place sums and activations, and dropout that reads the mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
-        self.add = nn.Conv2d(8, 8, 1)  # a module that is called as a function is
+        self.add = nn.Conv2d(8, 8, 1)  # a module called like a function
 
     def forward(self, x: Any) -> Any:
         x = self.enter(x)
@@ -99,7 +99,7 @@ class Shapes(nn.Module):
 
 
 class Norms(nn.Module):
-    """Weights that are computed from others: weight and spectral norms, of torch.nn modules and by hand."""
+    """Weights computed from others: weight and spectral norms, of torch.nn modules and by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Scale(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Activation checkpointing inside the model, of both sorts."""
+    """Activation checkpointing inside the model, of both kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Checkpointed(nn.Module):
 
 
 class Gate(nn.Module):
-    """Branches on data: nobody can tell which way before it runs."""
+    """Branches on data: the path is unknown until it runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Features(nn.Module):
 
 
 class Dense(nn.Module):
-    """Growing lists of features, asked for their type, and item assignment."""
+    """Growing lists of features, type queries, and item assignment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Dense(nn.Module):
 
 
 class Functional(nn.Module):
-    """Every layer by function, with its own parameters."""
+    """Every layer as a function call, with its own parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ def test_a_module_called_twice_is_one_layer() -> None:
     assert [weight.name for weight in graph.layer("mul")[0].weights] == ["gamma"]
 
 
-def test_windows_have_a_number_a_dim() -> None:
+def test_windows_have_a_number_per_dim() -> None:
     graph = capture(Functional(), (4, 3, 9, 9)).graph
     conv, pool = graph.layer("conv2d")[0], graph.layer("max_pool2d")[0]
     assert conv.kind == "conv"
@@ -110,7 +110,7 @@ def test_an_operator_of_no_known_kind_is_visible_but_opaque() -> None:
     assert graph.opaque == {"0": "`Unfold` is an unknown operator"}
 
 
-def test_sizes_stay_questions() -> None:
+def test_sizes_stay_symbolic() -> None:
     captured = capture(Shapes(), (4, 3, 9, 7))
     ramp = captured.graph.node("arange")
     assert (ramp.kind, ramp.outputs) == ("attribute", (Value((4,), "float32"),))

@@ -1,4 +1,4 @@
-"""What capture cannot see or keep: closed layers, models for export, hooks, modes, and models that fail."""
+"""What capture cannot see or preserve: closed layers, models for export, hooks, modes, and models that fail."""
 
 import operator
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from convmesh.testing import RankPool
 from tests.graph.networks import Gated
 
 
-def test_a_closed_layer_is_told_with_line_and_reason() -> None:
+def test_a_closed_layer_is_reported_with_line_and_reason() -> None:
     with pytest.warns(
         OpaqueLayerWarning, match=r"`gates.\d` stays closed \(networks.py:\d+: if x.sum\(\) > 0:\)"
     ) as told:
@@ -102,7 +102,7 @@ def closed_part(part: Callable[[], nn.Module], reason: str) -> None:
 
 
 class Exported(nn.Module):
-    """Its own forward calls what takes no proxies; its parts are ordinary."""
+    """Its own forward calls functions that take no proxies; its parts are ordinary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Exported(nn.Module):
 
 
 def strange(x: object) -> None:
-    """Something that a proxy cannot pass."""
+    """A function that takes no proxies."""
     if not type(x).__module__.startswith("torch"):
         raise TypeError("only torch's own")
 
@@ -194,7 +194,7 @@ class Modal(nn.Module):
         return (x, x * 2) if self.training else x
 
 
-def test_a_branch_on_the_mode_is_told() -> None:
+def test_a_branch_on_the_mode_is_reported() -> None:
     model = nn.Sequential(Modal())
     with pytest.warns(CaptureWarning, match=r"`self.training`: the network is captured as it is in training mode"):
         assert len(capture(model, (1, 2)).graph.outputs) == 2
@@ -202,7 +202,7 @@ def test_a_branch_on_the_mode_is_told() -> None:
         assert len(capture(model.eval(), (1, 2)).graph.outputs) == 1
 
 
-def test_hooks_that_would_be_lost_are_told() -> None:
+def test_hooks_that_would_be_lost_are_reported() -> None:
     leaf = nn.Tanh()
     model = nn.Sequential(nn.Sequential(leaf))
     leaf.register_forward_hook(lambda *call: call[-1] + 1)

@@ -1,4 +1,4 @@
-"""A captured network gives what the model gives, bit for bit: outputs, gradients, buffers, in both modes."""
+"""A captured network equals the model bit for bit: outputs, gradients, buffers, in both modes."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def quiet_capture(name: str, model: nn.Module, shapes: Shapes) -> Captured:
-    """Capture, and check that the user is told what the network's row says, no more and no less."""
+    """Capture, and check that exactly the warnings of the network's row are issued."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         captured = capture(model, *shapes)
-    told = [str(warning.message) for warning in caught]
+    messages = [str(warning.message) for warning in caught]
     expected = NETWORKS[name].notices
-    assert len(told) == len(expected), told
-    assert all(part in message for part, message in zip(expected, told, strict=True)), told
+    assert len(messages) == len(expected), messages
+    assert all(part in message for part, message in zip(expected, messages, strict=True)), messages
     assert all(issubclass(warning.category, CaptureWarning) for warning in caught)
     return captured
 
@@ -53,7 +53,7 @@ def check_equality(name: str, training: bool) -> None:
     captured = quiet_capture(name, model, shapes)
     start = {key: value.clone() for key, value in model.state_dict().items()}
     assert list(captured.module.state_dict()) == list(start)
-    other = [(shape[0] + 2, *shape[1:]) for shape in shapes]  # a batch of another size, too
+    other = [(shape[0] + 2, *shape[1:]) for shape in shapes]  # also a batch of another size
     for batch in (shapes, other):
         model.load_state_dict(start)
         expected = everything(model, model, batch, training)

@@ -41,7 +41,7 @@ def test_consumers_come_in_order_and_once() -> None:
     assert graph().consumers("output") == ()
 
 
-def test_an_unknown_name_is_told_with_its_nearest() -> None:
+def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"`layer` \(='cnv'\) is unknown. Did you mean conv"):
         graph().layer("cnv")
     with pytest.raises(UnknownNameError, match=r"`node` \(='relu_2'\).*relu_1"):
@@ -56,7 +56,7 @@ def test_closed_layers_are_listed_with_the_reason() -> None:
     assert graph().opaque == {"gate": "it branches on data"}
 
 
-def test_the_signature_tells_networks_apart_but_not_batches() -> None:
+def test_the_signature_distinguishes_networks_but_not_batches() -> None:
     assert graph(batch=2).signature == graph(batch=64).signature
     assert graph().signature != graph(kernel=5).signature
     assert len(graph().signature) == 16

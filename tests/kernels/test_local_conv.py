@@ -1,4 +1,4 @@
-"""Local convolutions: the numbers of torch's own in float64, and no kernel that is slow on a small shard."""
+"""Local convolutions: same numbers as torch's in float64, and no slow kernel on a small shard."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def draw_triple(data: st.DataObject, smallest: int, largest: int) -> tuple[int, 
 @settings(max_examples=60)
 @given(data=st.data())
 def test_forward_and_gradients(data: st.DataObject) -> None:
-    """Any stride, padding (wider than the kernel too), dilation, format, samples; float32 takes oneDNN's ways."""
+    """Any stride, padding (even wider than the kernel), dilation, format, samples; float32 takes the oneDNN paths."""
     pointwise = data.draw(st.booleans())
     kernel = (1, 1, 1) if pointwise else draw_triple(data, 1, 3)
     plain = pointwise or data.draw(st.booleans())
@@ -56,23 +56,24 @@ def compare(
     dy = torch.randn(y.shape, generator=generator).contiguous(memory_format=format_dy)
     every = [True, True, False]
     expected = torch.ops.aten.convolution_backward(dy.double(), wide_x, wide_weight, None, *aten(params), every)
-    found = convolution_backward(dy, x, weight, params, (True, True))
-    assert convolution_backward(dy, x, weight, params, (False, False)) == (None, None)
-    for ours, theirs in zip((convolution(x, weight, bias, params), *found), (y, *expected[:2]), strict=True):
+    gradients = convolution_backward(dy, x, weight, params, (True, True), "cpu")
+    assert convolution_backward(dy, x, weight, params, (False, False), "cpu") == (None, None)
+    y_here = convolution(x, weight, bias, params, "cpu")
+    for ours, theirs in zip((y_here, *gradients), (y, *expected[:2]), strict=True):
         assert ours is not None
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5 * max(1.0, theirs.abs().max().item()))
 
 
 def kernels_of_a_small_shard(channels: int, filters: int, extents: tuple[int, ...]) -> set[str]:
-    """Names of what runs in a forward and backward pass."""
+    """Names of the operators that run in a forward and backward pass."""
     last = torch.channels_last_3d
     x = torch.randn(1, channels, *extents).contiguous(memory_format=last)
     dy = torch.randn(1, filters, *extents).contiguous(memory_format=last)
     weight = torch.randn(filters, channels, 3, 3, 3)
     params = ConvParams((1,) * 3, (1,) * 3, (1,) * 3, 1)
-    with torch.profiler.profile() as seen:
-        convolution(x, weight, None, params)
-        convolution_backward(dy, x, weight, params, (True, True))
+    with torch.profiler.profile(acc_events=True) as seen:
+        convolution(x, weight, None, params, "cpu")
+        convolution_backward(dy, x, weight, params, (True, True), "cpu")
     return {event.name for event in seen.events()}
 
 
@@ -81,5 +82,5 @@ def kernels_of_a_small_shard(channels: int, filters: int, extents: tuple[int, ..
 def test_small_shards_stay_in_onednn(channels: int, filters: int, pools: dict[int, RankPool]) -> None:
     (names,) = pools[1].run(kernels_of_a_small_shard, channels, filters, (8, 32, 32))
     assert "aten::mkldnn_convolution" in names
-    # Neither ATen's fallback, nor oneDNN by way of copies to a format of its own.
+    # Neither ATen's fallback nor oneDNN by copies to its own format.
     assert not {name for name in names if "slow" in name or "to_mkldnn" in name}

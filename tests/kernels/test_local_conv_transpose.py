@@ -1,4 +1,4 @@
-"""Local transposed convolutions: blocks side by side are a matrix product with the numbers of the general kernel."""
+"""Local transposed convolutions: adjacent blocks are a matrix product, with the same numbers as the general kernel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,8 +41,9 @@ def test_blocks_on_any_shards(mesh: Mesh, data: st.DataObject, check: Check) -> 
 
 def names_and_format(kernel: int) -> tuple[set[str], bool]:
     x = torch.randn(1, 4, 4, 4, 4).contiguous(memory_format=torch.channels_last_3d)
-    with torch.profiler.profile() as seen:
-        y = conv_transpose(x, torch.randn(4, 4, *[kernel] * 3), None, ConvParams((2,) * 3, (0,) * 3, (1,) * 3, 1))
+    params = ConvParams((2,) * 3, (0,) * 3, (1,) * 3, 1)
+    with torch.profiler.profile(acc_events=True) as seen:
+        y = conv_transpose(x, torch.randn(4, 4, *[kernel] * 3), None, params, "cpu")
     return {event.name for event in seen.events()}, y.is_contiguous(memory_format=torch.channels_last_3d)
 
 

@@ -36,7 +36,7 @@ def test_needs_is_the_union_of_windows(extent: int, out: int, data: st.DataObjec
 
 @settings(max_examples=200)
 @given(extent=extents, out=extents)
-def test_regular_windows_lie_side_by_side(extent: int, out: int) -> None:
+def test_regular_windows_are_adjacent(extent: int, out: int) -> None:
     windows = Adaptive(out).windows(Span(0, out), extent)
     side_by_side = all(a.stop == b.start for a, b in itertools.pairwise(windows))
     assert Adaptive(out).is_regular(extent) == (side_by_side and len({w.extent for w in windows}) == 1)

@@ -20,7 +20,7 @@ MODES: dict[PaddingMode, str] = {
 
 
 def folded(extended: Span, extent: int, mode: PaddingMode) -> list[int]:
-    """The values of `extended` of a tensor that holds 1, 2, …, put together from the pieces."""
+    """The values of `extended` of a tensor that holds 1, 2, …, assembled from the pieces."""
     values = [0] * extended.extent
     for piece in fold(extended, extent, mode):
         source = list(range(piece.source.start + 1, piece.source.stop + 1))
@@ -41,7 +41,7 @@ def padded(extent: int, low: int, high: int, mode: PaddingMode) -> list[int]:
 
 @settings(max_examples=150)
 @given(st.sampled_from(list(MODES)), st.integers(1, 9), st.data())
-def test_pieces_put_together_are_what_pad_gives(mode: PaddingMode, extent: int, data: st.DataObject) -> None:
+def test_assembled_pieces_equal_f_pad(mode: PaddingMode, extent: int, data: st.DataObject) -> None:
     most = {"circular": extent, "reflect": extent - 1}.get(mode, 6)
     low, high = data.draw(st.integers(0, most)), data.draw(st.integers(0, most))
     start = data.draw(st.integers(-low, extent + high - 1))
@@ -72,7 +72,7 @@ def test_a_span_inside_the_dim_is_its_own_source() -> None:
         ("reflect", (4, 0), 4, "`padding` (=4) must be at most 3 for reflect padding of extent 4."),
     ],
 )
-def test_padding_that_cannot_be(mode: str, pads: tuple[int, int], extent: int, message: str) -> None:
+def test_impossible_padding_is_refused(mode: str, pads: tuple[int, int], extent: int, message: str) -> None:
     with pytest.raises(UnsupportedError) as raised:
         check_padding(mode, pads, extent)
     assert str(raised.value) == message

@@ -89,7 +89,7 @@ def test_sends_and_receives_match_pairwise(exchange: Exchange) -> None:
 @settings(max_examples=100)
 @given(exchanges())
 def test_the_adjoint_is_the_transpose_of_the_logical_operator(exchange: Exchange) -> None:
-    """Each owner hears of an index once for each piece of work that needs it; replicas of work count once."""
+    """Each owner receives an index once per piece of work that needs it; replicas of work count once."""
     source, needs = exchange
     plans = plans_of(exchange)
 
@@ -125,7 +125,7 @@ def test_the_adjoint_reverses_every_message_where_source_and_work_have_the_same_
 
 @settings(max_examples=150)
 @given(exchanges())
-def test_carriers_are_decided_alike_and_can_carry_the_messages(exchange: Exchange) -> None:
+def test_all_ranks_choose_the_same_carrier_and_it_can_carry_the_messages(exchange: Exchange) -> None:
     mesh = exchange[0].mesh
     plans = plans_of(exchange)
     assert len({(plan.carrier, plan.adjoint_carrier, plan.group_axes) for plan in plans}) == 1
@@ -181,7 +181,7 @@ def test_a_halo_of_three_dims_has_26_neighbours_corners_among_them() -> None:
     assert Counter(message.region.size for message in middle.forward.receives) == {9: 6, 3: 12, 1: 8}
 
 
-def test_a_halo_that_reaches_beyond_the_neighbours_hears_of_all_it_crosses() -> None:
+def test_a_halo_wider_than_the_neighbours_receives_from_all_it_crosses() -> None:
     source, needs = halo(Mesh(width=8), (8,), {0: "width"}, Window(7, low=3, high=3))
     plan = plan_exchange(source, needs, 4)
     assert {message.peer for message in plan.forward.receives} == {1, 2, 3, 5, 6, 7}
@@ -209,7 +209,7 @@ def test_gathering_equal_parts_is_an_all_gather_and_its_adjoint_sends_nothing() 
 
 @pytest.mark.parametrize("window", [Window(3, stride=2), Window(2, low=-1)], ids=["last index unused", "first unused"])
 def test_a_gather_of_less_than_everything_sends_only_what_is_read(window: Window) -> None:
-    """A pooling that drops the last row, on a dim that becomes whole: parts do not travel whole."""
+    """For a pooling that drops the last row, on a dim that becomes whole, parts do not travel whole."""
     source = Layout.of(Mesh(width=4), (8,), {0: "width"})
     needs = demand(Layout.of(Mesh(width=4), (window.out_extent(8),)), (window,), (8,))
     plans = [plan_exchange(source, needs, rank) for rank in range(4)]

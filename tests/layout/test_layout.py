@@ -1,4 +1,4 @@
-"""Who owns what of a tensor."""
+"""Which rank owns which part of a tensor."""
 
 import itertools
 from collections import Counter
@@ -76,8 +76,8 @@ def test_layouts_are_values() -> None:
 
 
 BAD_CUTS = {
-    "unknown axis": ({2: "hieght"}, "`cut` names axis 'hieght', which is no mesh axis; the axes are pipe, data, depth, "
-                     "height, width, channel, filter."),
+    "unknown axis": ({2: "hieght"}, "`cut` names axis 'hieght', which is not a mesh axis; the axes are pipe, data, "
+                     "depth, height, width, channel, filter."),
     "axis twice": ({2: "depth", 3: "depth"}, "`cut` names axis 'depth' twice; one axis cuts one dim of a tensor."),
     "axis twice on one dim": ({2: ("depth", "depth")}, "`cut` names axis 'depth' twice; one axis cuts one dim of a "
                               "tensor."),
@@ -99,7 +99,7 @@ def test_bad_cuts(cut: dict[int, str], message: str) -> None:
 def test_an_axis_that_the_mesh_lacks() -> None:
     with pytest.raises(LayoutError) as raised:
         Layout(Mesh(data=2), [Cut(("depth",), Partition.even(4, 1))])
-    assert str(raised.value) == "dim 0 is cut by axis 'depth', but Mesh(data=2) has data only."
+    assert str(raised.value) == "dim 0 is cut by axis 'depth', but Mesh(data=2) has only data."
 
 
 def test_as_many_parts_as_ranks() -> None:

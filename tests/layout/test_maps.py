@@ -1,4 +1,4 @@
-"""What operators say they need, against what torch's operators read."""
+"""The indices that operators declare as needed, against those that torch's operators read."""
 
 import itertools
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def any_span(data: st.DataObject, extent: int) -> Span:
 
 
 def check(dim_map: DimMap, operator: Operator, extent: int, data: st.DataObject, gaps: bool = False) -> None:
-    """Same output extent; exactly what is read is needed, or with `gaps` the indices between may be too."""
+    """The output extents agree, and exactly the indices read are needed; with `gaps` also those in between."""
     x, y = run(operator, extent)
     assert dim_map.out_extent(extent) == y.shape[-1]
     assume(y.shape[-1] > 0)
@@ -81,7 +81,7 @@ def test_convolution(kernel: int, stride: int, dilation: int, mode: PaddingMode,
     if window.reach > extent + low + high:
         assert window.out_extent(extent) == 0
         return
-    # Local convolutions take one contiguous run, so what stride or dilation skip inside it is fetched too.
+    # Local convolutions take one contiguous run, so indices that stride or dilation skip inside it are fetched too.
     gaps = dilation > 1 or stride > kernel
     check(window, lambda x: conv(x, window), extent, data, gaps)
 
@@ -110,7 +110,7 @@ def test_average_pooling(kernel: int, stride: int, ceil: bool, data: st.DataObje
 
 @settings(max_examples=100)
 @given(small, st.integers(2, 4), st.integers(1, 14), st.data())
-def test_a_thin_box_of_a_dilated_convolution_needs_the_taps_alone(
+def test_a_thin_box_of_a_dilated_convolution_needs_only_the_taps(
     kernel: int, dilation: int, extent: int, data: st.DataObject
 ) -> None:
     pad = data.draw(st.integers(0, 4))
@@ -192,8 +192,8 @@ def test_dense_layers_broadcasting_and_elementwise_work(extent: int, out: int, d
 def test_a_demand_holds_the_needs_of_every_part(extent: int, ranks: int, data: st.DataObject) -> None:
     maps = (Same(), Window(3, low=1, high=1, mode="circular"))
     work = Layout.of(Mesh(width=ranks), out_shape(maps, (2, extent)), {1: "width"})
-    asked = demand(work, maps, (2, extent))
+    demands = demand(work, maps, (2, extent))
     for rank in range(ranks):
         out = work.box(rank).spans[1]
         expected = maps[1].needs(out, extent) if out.extent else ()
-        assert asked.region(rank).dims == ((Span(0, 2),), expected)
+        assert demands.region(rank).dims == ((Span(0, 2),), expected)

@@ -1,4 +1,4 @@
-"""Ranks and their places."""
+"""Ranks and their coordinates."""
 
 import pickle
 import subprocess
@@ -16,7 +16,7 @@ some_axes = st.lists(st.sampled_from(AXES), unique=True)
 
 
 @given(meshes())
-def test_every_rank_has_a_place_of_its_own(mesh: Mesh) -> None:
+def test_every_rank_has_its_own_place(mesh: Mesh) -> None:
     places = [mesh.coordinates(rank) for rank in range(mesh.size)]
     assert [mesh.rank(place) for place in places] == list(range(mesh.size))
     assert len({tuple(place.items()) for place in places}) == mesh.size
@@ -47,7 +47,7 @@ def test_groups_take_any_iterable_of_axes() -> None:
     assert mesh.group(iter(("data", "width")), 0) == mesh.group(("width", "data"), 0) == [0, 1, 4, 5]
 
 
-def test_heavy_traffic_axes_vary_fastest_whatever_the_order_given() -> None:
+def test_heavy_traffic_axes_vary_fastest_in_any_order_given() -> None:
     mesh = Mesh(width=2, data=3)
     assert repr(mesh) == "Mesh(data=3, width=2)"
     assert mesh.coordinates(1) == {"data": 0, "width": 1}
@@ -60,7 +60,7 @@ def test_axes_of_size_one_do_not_count() -> None:
     assert Mesh().size == 1
 
 
-def test_a_pickled_mesh_and_layout_equal_those_of_a_process_that_hashes_names_otherwise() -> None:
+def test_a_pickled_mesh_and_layout_equal_those_of_a_process_that_hashes_names_differently() -> None:
     layout = Layout.of(Mesh(data=2, depth=3), (4, 1, 7), {0: "data", 2: "depth"})
     code = (
         "import pickle, sys; from convmesh.layout import Layout, Mesh; sent = pickle.load(sys.stdin.buffer);"
@@ -72,14 +72,14 @@ def test_a_pickled_mesh_and_layout_equal_those_of_a_process_that_hashes_names_ot
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "2"])
-def test_a_size_that_is_no_number_of_ranks(size: int) -> None:
+def test_a_size_that_is_not_a_number_of_ranks(size: int) -> None:
     with pytest.raises(MeshError) as raised:
         Mesh(depth=size)
     assert str(raised.value) == f"`depth` (={size!r}) must be a positive whole number of ranks; leave it out for 1."
 
 
 def test_an_unknown_axis() -> None:
-    message = "`hieght` is no mesh axis; the axes are pipe, data, depth, height, width, channel, filter."
+    message = "`hieght` is not a mesh axis; the axes are pipe, data, depth, height, width, channel, filter."
     for wrong in (lambda: Mesh(hieght=2), lambda: Mesh(height=2).extent(["hieght"])):
         with pytest.raises(MeshError) as raised:
             wrong()

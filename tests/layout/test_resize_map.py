@@ -1,4 +1,4 @@
-"""Source indices and weights of interpolation against those of torch's own kernels, bit by bit."""
+"""Source indices and weights of interpolation against those of torch's own kernels, bit for bit."""
 
 import math
 from typing import Any
@@ -37,12 +37,12 @@ def test_nearest_indices_are_those_of_torch(mode: str, dtype: torch.dtype) -> No
             x = torch.arange(extent, dtype=dtype).view(1, 1, -1)
             expected = F.interpolate(x, mode=mode, **arguments(out, scale)).flatten().long()
             step = step_of(extent, out, scale, False, arithmetic)
-            found = Resized(MODES[mode], out, step, arithmetic=arithmetic).taps(Span(0, out), extent).indices[0]
-            assert np.array_equal(found, expected.numpy()), (extent, out, scale)
+            indices = Resized(MODES[mode], out, step, arithmetic=arithmetic).taps(Span(0, out), extent).indices[0]
+            assert np.array_equal(indices, expected.numpy()), (extent, out, scale)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_small_images_round_in_float32_whatever_the_type(mode: str) -> None:
+def test_small_images_round_in_float32_for_every_type(mode: str) -> None:
     for extent in range(1, 40):
         for out in range(1, 100):
             x = torch.arange(extent, dtype=torch.float64).view(1, 1, -1, 1)
@@ -57,7 +57,7 @@ def test_linear_weights_are_those_of_torch(align_corners: bool) -> None:
     for extent in EXTENTS:
         for out, scale in sizes(extent):
             if out == extent:
-                continue  # torch copies, whatever the scale
+                continue  # torch copies for any scale
             x = (torch.arange(extent) % 2).float().view(1, 1, -1)
             expected = F.interpolate(x, mode="linear", align_corners=align_corners, **arguments(out, scale)).flatten()
             resized = Resized("linear", out, step_of(extent, out, scale, align_corners, "fused"), align_corners)
@@ -76,8 +76,8 @@ def test_cubic_weights_are_those_of_torch(data: st.DataObject) -> None:
     step = step_of(extent, out, None, align_corners, "double")
     indices, weights = Resized("cubic", out, step, align_corners, "double").taps(Span(0, out), extent)
     assert weights is not None
-    found = (weights * x.flatten().numpy()[indices]).sum(0)
-    assert np.allclose(found, expected.numpy(), rtol=0, atol=1e-12)
+    interpolated = (weights * x.flatten().numpy()[indices]).sum(0)
+    assert np.allclose(interpolated, expected.numpy(), rtol=0, atol=1e-12)
 
 
 @given(data=st.data())
@@ -95,7 +95,7 @@ def test_part_of_a_dim_reads_what_it_needs_and_no_more(data: st.DataObject) -> N
 
 @given(data=st.data())
 @settings(max_examples=200)
-def test_part_of_a_dim_as_a_resize_of_its_own(data: st.DataObject) -> None:
+def test_part_of_a_dim_as_a_separate_resize(data: st.DataObject) -> None:
     method: Method = data.draw(st.sampled_from(["nearest", "nearest-exact", "linear", "cubic"]))
     extent, resized, out = drawn(data, method)
     (held,) = resized.needs(out, extent)
@@ -110,7 +110,7 @@ def test_part_of_a_dim_as_a_resize_of_its_own(data: st.DataObject) -> None:
         assert np.array_equal(mine.weights, theirs.weights)
 
 
-def test_doubling_always_has_a_resize_of_its_own() -> None:
+def test_doubling_always_has_a_separate_resize() -> None:
     for extent, start in ((7, 0), (8, 3), (12, 5)):
         methods: tuple[Method, ...] = ("nearest", "linear", "cubic")
         for method in methods:
@@ -121,7 +121,7 @@ def test_doubling_always_has_a_resize_of_its_own() -> None:
 
 
 def drawn(data: st.DataObject, method: Method) -> tuple[int, Resized, Span]:
-    """An extent, a resize of it and part of its output; steps of halves and the like as often as any."""
+    """An extent, a resize of it and part of its output; steps such as 1/2 are as frequent as others."""
     extent = data.draw(st.integers(1, 40))
     scale = data.draw(st.sampled_from([None, 0.5, 2.0, 4.0, 1.7]))
     align_corners = method in ("linear", "cubic") and data.draw(st.booleans())

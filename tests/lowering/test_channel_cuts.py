@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from convmesh import Mesh, UnsupportedError, shard
+from convmesh import Mesh, Split, UnsupportedError, plan, shard
 from convmesh.lowering.channel_cuts import cut_channels, plan_channels
 from convmesh.ops.channels.channel_layers import GATHERS_AGAIN
 from convmesh.testing import RankPool, natural_cut, opened
@@ -99,7 +99,7 @@ def test_group_norm_and_gathering_again_train_alike(mesh: Mesh, pools: Pools) ->
 def phase_bytes(
     mesh: Mesh, algorithm: Any, shape: tuple[int, ...], filters: int, learns: bool
 ) -> tuple[int, int, int, int]:
-    """Bytes sent by one convolution forward and backward, and what the plan says of both."""
+    """Bytes sent by one convolution forward and backward, and those of the plan."""
     net = nn.Conv2d(shape[1], filters, 3, padding=1, bias=False)
     cut: Any = natural_cut(mesh, 4) | {1: tuple(axis for axis in ("channel", "filter") if axis in mesh.axes)}
     sample = torch.randn(shape, requires_grad=learns)
@@ -205,9 +205,7 @@ def held_and_whole(mesh: Mesh) -> tuple[int, int]:
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused_when_the_plan_is_made(
-    net: nn.Module, mesh: Mesh, algorithm: Any, message: str
-) -> None:
+def test_uncuttable_layers_are_refused_when_planning(net: nn.Module, mesh: Mesh, algorithm: Any, message: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         plan_channels(net, (1, 8, 6, 6), mesh, {1: tuple(mesh.axes)}, algorithm)
     assert str(caught.value) == message
@@ -288,7 +286,7 @@ def test_weight_and_bias_share_one_sum(pools: Pools) -> None:
 
 
 def refusals_of_foreign_weights(mesh: Mesh) -> list[str]:
-    """What layers say to DTensors that were not cut for their mesh, and whether they sent anything first."""
+    """Errors of layers for DTensors cut for another mesh, and whether they sent anything first."""
     elsewhere = init_device_mesh("cpu", (2,))
     weight, gain = (distribute_tensor(torch.ones(s), elsewhere, [Shard(0)]) for s in ((4, 4, 3, 3), (4,)))
     x: Any = shard(torch.randn(1, 4, 6, 6), opened(mesh), {1: "channel"})
@@ -306,3 +304,22 @@ def test_weights_cut_for_another_mesh_are_refused_before_anything_is_sent(pools:
     for said in pools[2].run(refusals_of_foreign_weights, Mesh(channel=2)):
         assert all("is no cut weight of Mesh(channel=2); cut weights with `convmesh.cut_channels`." in s for s in said)
         assert len(said) == 2
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if {"channel", "filter"} & {*mesh.axes}], ids=str)
+def test_a_plan_with_the_same_cuts_decides_alike(mesh: Mesh) -> None:
+    net = Bottleneck()
+    bare = plan_channels(net, SAMPLE, mesh, natural_cut(mesh, 4))
+    splits = {name: _split(mesh, name, name in bare.layers) for name in (*bare.layers, "norm")}
+    planned = plan(net, SAMPLE, mesh, splits)
+    algorithms = {name: cut.split.algorithm for name, cut in bare.layers.items()}
+    assert {name: planned.split(name).algorithm for name in bare.layers} == algorithms
+
+
+def _split(mesh: Mesh, layer: str, cuts_channels: bool) -> Split:
+    present = lambda *axes: tuple(axis for axis in axes if axis in mesh.axes)  # noqa: E731
+    return Split(
+        sample=present("data"),
+        height=present("height") if layer != "head" else (),
+        channel=present("channel", "filter") if cuts_channels else (),
+    )

@@ -1,4 +1,4 @@
-"""Programs say what runs: traffic to the byte, on every rank, for every strategy; they are made without processes."""
+"""Programs match what runs: traffic to the byte, on every rank, for every strategy; lowering needs no processes."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import convmesh as cm
 from convmesh import Mesh, models
 from convmesh.lowering.call_text import written
-from convmesh.lowering.recorder import FREE
+from convmesh.lowering.operator_calls import FREE
 from convmesh.plans import Transfer, Wait, Work
 from tests.conftest import Pools
 from tests.runtime.training import fresh
@@ -36,7 +36,7 @@ def sent_in_a_step(name: str, mesh: Mesh, strategy: str, reduction: str) -> tupl
     model, x, _, _ = fresh(name)
     net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy, reduction=reduction))  # type: ignore[arg-type]
     shard = net.shard_input(x)
-    net(shard)  # the first step of all checks that ranks agree
+    net(shard)  # the very first step checks that ranks agree
     with net.mesh.traffic.watch() as seen:
         y = net(shard)
         y.backward(torch.ones_like(y))
@@ -58,7 +58,7 @@ BESIDE = ("copy_", "fill_", "_local_scalar_dense", "isfinite", "isnan", "all", "
 
 
 class _Calls(TorchDispatchMode):
-    """Counts the operators that run, written as programs write them."""
+    """Counts the operators that run, in the notation of programs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again, with the shards inside
+            return NotImplemented  # it is dispatched again, with the shards inside
         if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in FREE:
             self.found[written(func, args, kwargs or {})] += 1
         return func(*args, **(kwargs or {}))
@@ -94,10 +94,12 @@ def _without(calls: Counter[str]) -> Counter[str]:
 def test_what_is_computed_is_what_the_program_says(
     pools: Pools, name: str, strategy: str, axes: dict[str, int]
 ) -> None:
-    """Operator by operator, with shapes, options and how every operand lies in memory."""
+    """Operator by operator, with shapes, options and the memory format of every operand."""
     mesh = Mesh(**axes)
     for rank, (told, computed) in enumerate(pools[mesh.size].run(operators_in_a_step, name, mesh, strategy)):
-        assert (computed - told, told - computed) == (Counter(), Counter()), f"rank {rank}: only computed, only told"
+        assert (computed - told, told - computed) == (Counter(), Counter()), (
+            f"rank {rank}: only computed, only in the program"
+        )
 
 
 def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:
@@ -145,7 +147,7 @@ def test_work_and_transfers_are_listed_by_layer() -> None:
     assert sum(s.flops for s in convolutions) >= 2 * 2 * 8 * 8 * 9 * 8 * 16
 
 
-def test_layers_alike_are_worked_out_once_so_a_thousand_take_seconds() -> None:
+def test_equal_layers_are_lowered_once_so_a_thousand_take_seconds() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(1000)))
     plan = cm.plan(model, (64, 8, 64, 64), Mesh(data=16, height=4), "data+spatial")

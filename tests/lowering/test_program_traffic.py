@@ -1,4 +1,4 @@
-"""What is predicted to be sent is what is sent: by carrier and by mesh axes, here and in a group of 4,096 ranks."""
+"""Predicted traffic equals real traffic, by carrier and by mesh axes, here and in a group of 4,096 ranks."""
 
 from collections import Counter
 from typing import Any
@@ -42,9 +42,9 @@ def told(program: Program) -> ByAxes:
 
 
 def step(net: Any, x: torch.Tensor, target: Any = None) -> ByAxes:
-    """What a step sends, by carrier and axes; without what makes a loss known to all."""
+    """Bytes that a step sends, by carrier and axes, without those that share the loss."""
     shards = [net.shard_input(x), *([net.shard_target(target)] if target is not None else [])]
-    net(*shards)  # the first step of all checks that ranks agree
+    net(*shards)  # the very first step checks that ranks agree
     found: ByAxes = Counter()
 
     def note(event: object) -> None:
@@ -89,7 +89,7 @@ def test_what_is_sent_along_which_axes_is_predicted(
 
 
 def sent_among_4096(rank: int, axes: dict[str, int], strategy: str) -> tuple[ByAxes, ByAxes]:
-    """One rank runs with real tensors; a process group that moves nothing stands for the others."""
+    """One rank runs with real tensors; a process group that moves nothing replaces the others."""
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4096)
     small = models.find("resnet18").small()

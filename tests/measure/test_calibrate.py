@@ -37,7 +37,7 @@ def test_this_machine_becomes_local(folder: Path, capsys: pytest.CaptureFixture[
     assert main(ARGS) == Exit.DONE
     shown = capsys.readouterr()
     assert "memory bandwidth" in shown.err
-    assert "Use it as `--system local`" in shown.out
+    assert "Use it with `--system local`" in shown.out
     system, machine = cm.System.load("local"), this_machine()
     assert system.device.kind == machine.kind
     assert system.node.cores is not None
@@ -62,26 +62,26 @@ def test_a_second_run_extends_the_first(folder: Path, capsys: pytest.CaptureFixt
     assert after is not None
     assert set(before.timings) <= set(after.timings)
     assert "transfers between" not in shown.err
-    found = json.loads(shown.out)
-    assert found["operators"] == len(after.timings)
-    assert found["figures"]["device.seconds_launch"]["origin"] == "measured"
+    printed = json.loads(shown.out)
+    assert printed["operators"] == len(after.timings)
+    assert printed["figures"]["device.seconds_launch"]["origin"] == "measured"
 
 
 def test_predictions_use_what_was_timed(capsys: pytest.CaptureFixture[str]) -> None:
     net = cm.models.find("lenet5")
     plan = cm.plan(net.create(), (4, *net.sample), cm.Mesh(data=2), "data")
-    found = cm.predict(plan, "local")
-    assert 0 < found.seconds_step < 10
+    prediction = cm.predict(plan, "local")
+    assert 0 < prediction.seconds_step < 10
     assert main(["explain", "data", "--system", "local", "--ranks", "2"]) == Exit.DONE
     assert "on local:" in capsys.readouterr().out
 
 
 def test_nothing_that_was_timed_is_lost_when_interrupted(folder: Path, tmp_path: Path) -> None:
-    """Stopped in the middle of the operators, as by Ctrl-C; the file loads, with what there was."""
-    seen: list[str] = []
+    """Stop in the middle of the operators, as Ctrl-C does; the file loads with the timings so far."""
+    messages: list[str] = []
 
     def stop(message: str) -> None:
-        seen.append(message)
+        messages.append(message)
         if "turn 3 of 4" in message:
             raise KeyboardInterrupt
 
@@ -89,14 +89,14 @@ def test_nothing_that_was_timed_is_lost_when_interrupted(folder: Path, tmp_path:
         calibrate(["lenet5"], (1,), output=tmp_path / "mine.toml", budget=Budget.short(), progress=stop)
     table = cm.System.load(tmp_path / "mine.toml").operators
     assert isinstance(table, OperatorTable)
-    of_each_turn = int(seen[-2].split(" of ")[1].split(",")[0])
-    assert len(table.timings) == pytest.approx(2 * of_each_turn, abs=3), "those that cannot be timed alone are left out"
+    per_turn = int(messages[-2].split(" of ")[1].split(",")[0])
+    assert len(table.timings) == pytest.approx(2 * per_turn, abs=3), "those that cannot be timed alone are left out"
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--ranks", "1,two"], "`--ranks` (='1,two') must be positive numbers separated by commas"),
+        (["--ranks", "1,two"], "`--ranks` (='1,two') must be comma-separated positive numbers"),
         (["--ranks", "0"], "`--ranks` (='0')"),
         (["--models", ","], "`--models` (=',') must name a network"),
         (["--models", "lenet"], "Did you mean lenet5"),
@@ -112,7 +112,7 @@ def test_bad_input_is_one_message(args: list[str], message: str, capsys: pytest.
 
 
 class Steady:
-    """A counter of a machine that draws 30 W at rest: no machine of ours lets tests read one."""
+    """The counter of a machine that draws a constant 30 W: tests rarely may read a real one."""
 
     name = "package-0"
 
@@ -126,13 +126,13 @@ class Steady:
         return end - begin
 
 
-def test_power_is_measured_where_something_counts() -> None:
+def test_power_is_measured_if_there_are_counters() -> None:
     guessed, machine = cm.System.load("fugaku").power, this_machine()
     assert with_power(guessed, machine, EnergyMeter()) == guessed
-    found = with_power(guessed, machine, EnergyMeter([Steady()]), seconds=0.05)
-    assert found.watts_device_idle.value == pytest.approx(30.0 / machine.cores, rel=0.05)
-    assert found.watts_device_busy.value == pytest.approx(30.0 / machine.cores, rel=0.2)
-    assert (found.watts_device_busy.origin, found.watts_host) == ("measured", guessed.watts_host)
+    measured = with_power(guessed, machine, EnergyMeter([Steady()]), seconds=0.05)
+    assert measured.watts_device_idle.value == pytest.approx(30.0 / machine.cores, rel=0.05)
+    assert measured.watts_device_busy.value == pytest.approx(30.0 / machine.cores, rel=0.2)
+    assert (measured.watts_device_busy.origin, measured.watts_host) == ("measured", guessed.watts_host)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_a_gpu_host_is_like_the_most_similar_system(
 
 
 def test_a_job_of_one_needs_no_fork() -> None:
-    """As on a GPU, whose process cannot fork."""
+    """A process that uses a GPU cannot fork."""
     assert _in_a_job_of_one(1, torch.distributed.get_world_size) == [1]
     assert not torch.distributed.is_initialized()

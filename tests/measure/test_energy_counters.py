@@ -1,4 +1,4 @@
-"""Counters of energy: read where they are, absent where they are not."""
+"""Energy counters: read if present, skipped if absent."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from convmesh.measure.energy_counters import EnergyMeter, RaplCounter, energy_me
 
 
 def package(folder: Path, name: str, microjoules: int, limit: int = 10_000_000) -> Path:
-    """A counter as powercap shows it."""
+    """Write a counter in powercap's format."""
     folder.mkdir(parents=True)
     for file, value in (("name", name), ("energy_uj", microjoules), ("max_energy_range_uj", limit)):
         (folder / file).write_text(f"{value}\n")
     return folder
 
 
-def test_without_counters_blocks_run_and_nothing_is_known() -> None:
+def test_without_counters_blocks_run_and_the_energy_is_none() -> None:
     with EnergyMeter().window() as used:
         done = sum(range(10))
     assert done == 45
@@ -23,7 +23,7 @@ def test_without_counters_blocks_run_and_nothing_is_known() -> None:
     assert used.seconds > 0
 
 
-def test_a_machine_without_gpus_has_no_counters_of_them() -> None:
+def test_a_machine_without_gpus_has_no_gpu_counters() -> None:
     if not Path("/dev/nvidiactl").exists():
         assert gpu_counters() == []
     with energy_meter().window() as used:
@@ -31,7 +31,7 @@ def test_a_machine_without_gpus_has_no_counters_of_them() -> None:
     assert all(joules >= 0 for joules in used.joules.values())
 
 
-def test_processors_are_read_by_package_and_not_by_part(tmp_path: Path) -> None:
+def test_cpus_are_read_by_package_and_not_by_part(tmp_path: Path) -> None:
     package(tmp_path / "intel-rapl:0", "package-0", 1_000_000)
     package(tmp_path / "intel-rapl:0:0", "core", 500_000)
     counters = processor_counters(tmp_path)
@@ -42,11 +42,11 @@ def test_processors_are_read_by_package_and_not_by_part(tmp_path: Path) -> None:
     assert used.joules == {"package-0": pytest.approx(2.5)}
 
 
-def test_a_counter_that_starts_again_goes_on_from_its_limit(tmp_path: Path) -> None:
+def test_a_counter_wraps_around_at_its_limit(tmp_path: Path) -> None:
     counter = RaplCounter(package(tmp_path / "intel-rapl:0", "package-0", 9_000_000))
     assert counter.between(9.0, 0.5) == pytest.approx(1.5)
 
 
-def test_a_counter_that_nobody_may_read_is_left_out(tmp_path: Path) -> None:
+def test_an_unreadable_counter_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl:0").mkdir()
     assert processor_counters(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What ranks that time operators at once say together, and how they share the work."""
+"""Extending an operator table: combining the timings of several ranks, and sharing the work among pools."""
 
 import pytest
 import torch
@@ -17,15 +17,15 @@ def timed(call: str, seconds: float) -> Timing:
 
 
 def test_operators_take_as_long_as_on_the_slowest_core() -> None:
-    """One core is half as fast; on another a single operator was disturbed, which counts for nothing."""
+    """One core is half as fast; on another a single operator was disturbed, which does not count."""
     alone = {"relu": 1.0, "add": 2.0, "mul": 4.0}
     ranks = [
         [timed(name, seconds) for name, seconds in alone.items()],
         [timed(name, 2 * seconds) for name, seconds in alone.items()],
         [timed(name, 9 * seconds if name == "add" else seconds) for name, seconds in alone.items()],
     ]
-    found = {timing.op: timing.seconds for timing in of_slowest(ranks)}
-    assert (found["relu"], found["mul"]) == (2.0, 8.0)
+    seconds_by_op = {timing.op: timing.seconds for timing in of_slowest(ranks)}
+    assert (seconds_by_op["relu"], seconds_by_op["mul"]) == (2.0, 8.0)
 
 
 def test_a_rank_that_timed_nothing_slows_nobody() -> None:
@@ -35,14 +35,14 @@ def test_a_rank_that_timed_nothing_slows_nobody() -> None:
 
 def test_pools_of_ranks_share_the_operators_and_the_time() -> None:
     works = [Work("relu", ((n,),), ((n,),), "float32", n, 8 * n, call=f"relu.default(float32({n}))") for n in SIZES]
-    told: list[str] = []
-    growing = Growing(device=CPU, repeats=Repeats(seconds_round=1e-4), keep=lambda _: None, progress=told.append)
+    messages: list[str] = []
+    growing = Growing(device=CPU, repeats=Repeats(seconds_round=1e-4), keep=lambda _: None, progress=messages.append)
     table = growing.extended(OperatorTable("cpu", ()), works, 1, seconds=60.0)
     assert {timing.call for timing in table.timings} == {work.call for work in works}
-    assert told == [f"operators 1 to {n} of {n}, turn {turn} of 4" for turn, n in enumerate((2, 2, 1, 1), 1)]
-    told.clear()
+    assert messages == [f"operators 1 to {n} of {n}, turn {turn} of 4" for turn, n in enumerate((2, 2, 1, 1), 1)]
+    messages.clear()
     assert growing.extended(table, works, 1, seconds=60.0) is table
-    assert not told, "what is known is not timed again"
+    assert not messages, "operators in the table are not timed again"
     late = growing.extended(OperatorTable("cpu", ()), works, 1, seconds=-1.0)
     assert not late.timings
-    assert [line.split(":")[0] for line in told] == ["out of time"] * 4
+    assert [line.split(":")[0] for line in messages] == ["out of time"] * 4

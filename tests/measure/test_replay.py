@@ -1,4 +1,4 @@
-"""Operators of programs, made again with data and timed."""
+"""Operators of programs, replayed on real tensors and timed."""
 
 import ast
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ from benchmarks.oracle_runs.table import Point, section
 
 import convmesh as cm
 from convmesh import models
-from convmesh.kernels.device_kind import standing_for
-from convmesh.lowering.loss_node import LOSS, with_loss
+from convmesh.lowering.loss_node import with_loss
 from convmesh.measure.clock import one_thread
 from convmesh.measure.operator_times import Repeats, bytes_of_caches, distinct_works, time_works
 from convmesh.measure.overheads import measure_overheads
@@ -21,6 +20,7 @@ from convmesh.measure.replay import Replay
 from convmesh.measure.sending import SPLITS, measure_sending
 from convmesh.measure.updates import measure_updates, measure_updates_at_once
 from convmesh.plans import Program, Work
+from convmesh.plans.loss_memory import LOSS
 from convmesh.system.operator_table import OperatorTable, Overheads, UpdateTiming
 from tests.conftest import Pools
 
@@ -36,9 +36,8 @@ def program_of(name: str, last: bool = False) -> Program:
     x = small.draw_input()
     target = small.draw_target()
     dtype = torch.float32 if target.is_floating_point() else target.dtype
-    with standing_for("cpu"):
-        lowered = cm.lower_plan(cm.plan(model, tuple(x.shape), cm.Mesh(data=1), "data"))
-        return with_loss(lowered, small.task.loss(), target.shape, dtype)
+    lowered = cm.lower_plan(cm.plan(model, tuple(x.shape), cm.Mesh(data=1), "data"), device="cpu")
+    return with_loss(lowered, small.task.loss(), target.shape, dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +55,7 @@ def test_all_operators_of_a_network_run_alone(name: str) -> None:
     assert all(timing.seconds > 0 for timing in timings)
 
 
-def test_operands_have_the_order_in_memory_that_the_program_has() -> None:
+def test_operands_have_the_memory_format_of_the_program() -> None:
     works = distinct_works([program_of("resnet18", last=True)])
     assert sum("last=1" in work.call for work in works) > len(works) / 2
     operand = Replay(CPU)._value(_first_operand("relu.default(float32(2, 8, 4, 4, last=1))"))
@@ -66,12 +65,12 @@ def test_operands_have_the_order_in_memory_that_the_program_has() -> None:
 
 
 def _first_operand(call: str) -> ast.expr:
-    made = ast.parse(call, mode="eval").body
-    assert isinstance(made, ast.Call)
-    return made.args[0]
+    expression = ast.parse(call, mode="eval").body
+    assert isinstance(expression, ast.Call)
+    return expression.args[0]
 
 
-def test_a_call_that_cannot_be_made_is_named() -> None:
+def test_a_call_that_fails_is_named() -> None:
     bad = Work("frobnicate", (), (), "float32", 0, 0, (), "frobnicate.default(float32(2))")
     assert time_works([bad], CPU, SHORT) == ([], [bad.call])
 
@@ -106,7 +105,7 @@ def test_gradients_of_a_tensor_with_two_users_are_summed() -> None:
     assert [s.outputs for s in sums] == [((2, 4, 8, 8),)]
 
 
-def test_what_only_asks_for_shapes_is_no_work() -> None:
+def test_operators_that_only_read_shapes_are_not_works() -> None:
     nodes = program_of("unet2d").nodes
     joins = [n for n in nodes if n.kind == "cat"]
     assert joins
@@ -114,28 +113,28 @@ def test_what_only_asks_for_shapes_is_no_work() -> None:
 
 
 def test_optimisers_cost_more_for_more_elements() -> None:
-    found = measure_updates(CPU)
-    assert set(found) == {"sgd float32", "momentum float32", "adam float32"}
-    assert found["adam float32"].seconds_element > found["sgd float32"].seconds_element > 0
+    timings = measure_updates(CPU)
+    assert set(timings) == {"sgd float32", "momentum float32", "adam float32"}
+    assert timings["adam float32"].seconds_element > timings["sgd float32"].seconds_element > 0
 
 
 def test_optimisers_are_timed_on_ranks_at_once() -> None:
-    found = measure_updates_at_once(2, seconds_timeout=60)
-    assert set(found) == {"sgd float32 x2", "momentum float32 x2", "adam float32 x2"}
-    assert {timing.active for timing in found.values()} == {2}
-    assert found["adam float32 x2"].seconds_element > found["sgd float32 x2"].seconds_element > 0
+    timings = measure_updates_at_once(2, seconds_timeout=60)
+    assert set(timings) == {"sgd float32 x2", "momentum float32 x2", "adam float32 x2"}
+    assert {timing.active for timing in timings.values()} == {2}
+    assert timings["adam float32 x2"].seconds_element > timings["sgd float32 x2"].seconds_element > 0
 
 
 def overheads_alone() -> tuple[float, float]:
     from convmesh.measure.overheads import KINDS
 
     kinds = {name: KINDS[name] for name in ("conv", "identity")}
-    found = measure_overheads(CPU, kinds)
-    return found.forward("conv"), found.forward("identity")
+    overheads = measure_overheads(CPU, kinds)
+    return overheads.forward("conv"), overheads.forward("identity")
 
 
 def sending_by_kind() -> Overheads:
-    """Of a convolution, split by space and by channels."""
+    """Overheads of a convolution split by space and by channels."""
     splits = [(replace(setting, rounds=1), ("conv",)) for setting, kinds in SPLITS if "conv" in kinds]
     return measure_sending(Overheads(), splits)
 
@@ -143,9 +142,9 @@ def sending_by_kind() -> Overheads:
 def test_the_runtime_takes_longer_for_a_convolution_than_for_nothing_and_longer_if_it_is_split(pools: Pools) -> None:
     ((conv, nothing),) = pools[1].run(overheads_alone)
     assert conv > nothing >= 0
-    found = pools[2].run(sending_by_kind)[0]
-    assert set(found.kinds) == {"conv space", "conv channels"}
-    assert min(found.forward("conv", cut) for cut in ("space", "channels")) > 1.5 * conv
+    sending = pools[2].run(sending_by_kind)[0]
+    assert set(sending.kinds) == {"conv space", "conv channels"}
+    assert min(sending.forward("conv", cut) for cut in ("space", "channels")) > 1.5 * conv
 
 
 def test_pace_is_how_much_longer_the_heaviest_operators_take_than_in_the_table() -> None:
@@ -169,7 +168,7 @@ def test_pace_is_timed_on_the_ranks_that_ran_the_steps(pools: Pools) -> None:
     assert 0.01 < Sample.of([program], OperatorTable("some", tuple(timings)), 1).pace_on(pools[2]) < 100
 
 
-def test_the_largest_cache_is_found_where_linux_tells_of_it(tmp_path: Path) -> None:
+def test_the_largest_cache_is_read_from_sysfs(tmp_path: Path) -> None:
     assert bytes_of_caches(tmp_path) == 0
     for index, size in enumerate(("32K", "1024K", "32768K")):
         (tmp_path / f"index{index}").mkdir()

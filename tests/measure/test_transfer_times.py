@@ -1,4 +1,4 @@
-"""Measured transfers: every carrier through the runtime, sizes held out, and what computing beside them costs."""
+"""Measured transfers: every carrier through the runtime, held-out sizes, and the cost of computing meanwhile."""
 
 import statistics
 from typing import Any
@@ -11,29 +11,29 @@ from convmesh.layout import Mesh
 from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.spawned import spawned
 from convmesh.measure.timed_carriers import MAKERS
-from convmesh.measure.timing import together
-from convmesh.measure.transfer_times import Effort, measure_posting, measure_ranks, once_posted
+from convmesh.measure.timing import time_after_work
+from convmesh.measure.transfer_times import Effort, measure_posting, measure_ranks, without_posting
 from convmesh.system.curves import TransferCurve
 from convmesh.system.transfer_table import Overlap, TransferTable
 from tests.conftest import Pools
 
 
 def sent(ranks: int, size: int) -> dict[str, int]:
-    """What a rank of a job is counted to send in one transfer of each kind."""
+    """Bytes that this rank sends in one transfer of each kind, as the runtime counts them."""
     mesh = open_mesh(Mesh(filter=ranks))
-    found = {}
+    by_carrier = {}
     for carrier, make in MAKERS.items():
         if carrier == "stage":
             continue
-        with mesh.traffic.watch() as seen:
+        with mesh.traffic.watch() as traffic:
             make(mesh, size)()
-        assert set(seen.bytes_sent) <= {carrier}
-        found[carrier] = seen.bytes_sent[carrier]
-    return found
+        assert set(traffic.bytes_sent) <= {carrier}
+        by_carrier[carrier] = traffic.bytes_sent[carrier]
+    return by_carrier
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_every_carrier_sends_about_what_it_is_asked_to(pools: Pools, ranks: int) -> None:
+def test_every_carrier_sends_about_the_requested_bytes(pools: Pools, ranks: int) -> None:
     first, *_, last = pools[ranks].run(sent, ranks, 48_000)
     assert all(first[carrier] == pytest.approx(48_000, rel=0.01) for carrier in first if carrier != "reduce")
     assert (first["reduce"], last["broadcast"]) == (0, 0)
@@ -51,7 +51,7 @@ def test_a_table_of_a_few_seconds_has_every_carrier(pools: Pools) -> None:
         assert list(curve.seconds) == sorted(curve.seconds), curve.carrier
         assert 1e6 < 1 / curve.seconds_per_byte < 1e11, curve.carrier
     longer = [curve.seconds[-1] > curve.seconds_floor for curve in table.curves]
-    assert sum(longer) > len(longer) / 2, "a mebibyte takes longer than 64 bytes, but for a stumble of a busy machine"
+    assert sum(longer) > len(longer) / 2, "a mebibyte takes longer than 64 bytes, unless the machine is busy"
 
 
 class Copies(TorchDispatchMode):
@@ -68,19 +68,19 @@ class Copies(TorchDispatchMode):
 
 def copies(ranks: int, carrier: str) -> int:
     once = MAKERS[carrier](open_mesh(Mesh(filter=ranks)), 48_000)
-    seen = Copies()
-    with seen:
+    counter = Copies()
+    with counter:
         once()
-    return seen.count
+    return counter.count
 
 
 @pytest.mark.parametrize("carrier", ["neighbour", "all_gather"])
 def test_copies_are_not_timed_with_transfers(pools: Pools, carrier: str) -> None:
-    """They are computations of a program, and would count twice."""
+    """Copies are computations of a program and would count twice."""
     assert pools[4].run(copies, 4, carrier) == [0, 0, 0, 0]
 
 
-def test_posting_takes_a_thread_some_time_where_nodes_send(pools: Pools) -> None:
+def test_posting_takes_cpu_time_for_carriers_that_nodes_send(pools: Pools) -> None:
     first, second = pools[2].run(measure_posting, ("all_reduce", "neighbour", "stage", "broadcast"))
     assert first == second
     assert set(first) == {"all_reduce", "neighbour"}
@@ -89,8 +89,8 @@ def test_posting_takes_a_thread_some_time_where_nodes_send(pools: Pools) -> None
 
 def test_a_curve_begins_when_a_transfer_is_posted() -> None:
     curve = TransferCurve(carrier="neighbour", ranks=2, active=2, bytes_sent=(64, 1 << 20), seconds=(0.5e-3, 2e-3))
-    assert once_posted(curve, 0.2e-3).seconds == pytest.approx((0.3e-3, 1.8e-3))
-    assert once_posted(curve, 9.9e-3).seconds == pytest.approx((0.1e-3, 0.4e-3)), "something is always on its way"
+    assert without_posting(curve, 0.2e-3).seconds == pytest.approx((0.3e-3, 1.8e-3))
+    assert without_posting(curve, 9.9e-3).seconds == pytest.approx((0.1e-3, 0.4e-3)), "something always remains"
 
 
 def held_out(rounds: int) -> list[float]:
@@ -100,12 +100,12 @@ def held_out(rounds: int) -> list[float]:
     ratios = []
     for carrier in ("all_reduce", "all_gather", "neighbour"):
         calls = [MAKERS[carrier](mesh, size) for size in sizes]
-        found = [[together(mesh, call, 0.02).seconds for call in calls] for _ in range(rounds)]
-        least = [min(times) for times in zip(*found, strict=True)]
-        known = TransferCurve(
+        seconds_by_round = [[time_after_work(mesh, call, 0.02).seconds for call in calls] for _ in range(rounds)]
+        least = [min(times) for times in zip(*seconds_by_round, strict=True)]
+        curve = TransferCurve(
             carrier=carrier, ranks=2, active=2, bytes_sent=tuple(sizes[::2]), seconds=tuple(least[::2])
         )
-        ratios += [known.at(size) / seconds for size, seconds in zip(sizes[1::2], least[1::2], strict=True)]
+        ratios += [curve.at(size) / seconds for size, seconds in zip(sizes[1::2], least[1::2], strict=True)]
     return ratios
 
 
@@ -119,15 +119,15 @@ def overlap(ranks: int) -> Overlap:
     return measure_overlap(open_mesh(Mesh(filter=ranks)))
 
 
-def test_computing_beside_a_transfer_costs_something_but_not_more_than_one_after_the_other(pools: Pools) -> None:
-    found = pools[2].run(overlap, 2)[0]
-    assert found.active == 2
-    assert 0 <= found.hidden <= 1
-    assert 1 <= found.compute_slowdown < 20
-    assert 1 <= found.transfer_slowdown < 20
+def test_overlapping_computation_costs_something_but_no_more_than_running_in_sequence(pools: Pools) -> None:
+    measured = pools[2].run(overlap, 2)[0]
+    assert measured.active == 2
+    assert 0 <= measured.hidden <= 1
+    assert 1 <= measured.compute_slowdown < 20
+    assert 1 <= measured.transfer_slowdown < 20
 
 
-def test_effort_is_shared_out_over_curves() -> None:
+def test_the_time_is_divided_among_the_curves() -> None:
     effort = Effort()
     assert effort.groups(8, "all_reduce") == (2, 4, 8)
     assert effort.groups(8, "stage") == (2,)
@@ -137,7 +137,7 @@ def test_effort_is_shared_out_over_curves() -> None:
     assert effort.seconds_curve * (6 * 7 + 3) == pytest.approx(effort.seconds)
 
 
-def test_ranks_started_afresh_measure_too() -> None:
+def test_spawned_ranks_measure_too() -> None:
     effort = Effort(ranks=(2,), carriers=("all_reduce",), factor=64, bytes_most=4096, seconds=0.2)
     ((measured, overlap),) = spawned(2, measure_ranks, effort)
     assert [curve.bytes_sent for curve in measured] == [(64, 4096)]

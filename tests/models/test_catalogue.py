@@ -1,4 +1,4 @@
-"""Networks by name and by path, and what is said when there is none."""
+"""Networks by name and by path, and the errors for unknown ones."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ PROMISED = {
 }
 
 
-def test_every_promised_network_is_there() -> None:
+def test_every_promised_network_exists() -> None:
     assert set(names()) >= PROMISED
     assert names() == sorted(names())
 
@@ -59,8 +59,8 @@ def test_an_output_stride_that_is_not_published_is_refused() -> None:
 
 
 def test_a_path_names_any_factory() -> None:
-    made = create("torch.nn:Conv2d", in_channels=2, out_channels=4, kernel_size=3)
-    assert isinstance(made, torch.nn.Conv2d)
+    layer = create("torch.nn:Conv2d", in_channels=2, out_channels=4, kernel_size=3)
+    assert isinstance(layer, torch.nn.Conv2d)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from convmesh.models import create
 from convmesh.models.initialise import convolutions, dense_layers, weighted_layers
 
 SAMPLES = 4000
-"""Weights that a layer needs so that its deviation is known to a few per cent."""
+"""Weights that a layer needs for its deviation to be accurate to a few per cent."""
 
 
 def fan_in(layer: nn.Module) -> int:
@@ -58,7 +58,7 @@ DEVIATIONS: dict[str, tuple[dict[str, object], Callable[[nn.Module], float]]] = 
 }
 
 TRUNCATED = 0.8796
-"""The deviation of a standard normal cut off at ±2."""
+"""The deviation of a standard normal truncated at ±2."""
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
@@ -92,7 +92,7 @@ def test_lenet_is_uniform_within_its_fan_in() -> None:
         assert not layer.bias.any()
 
 
-def test_alexnet_starts_with_biases_of_one_where_that_feeds_relus() -> None:
+def test_alexnet_starts_with_biases_of_one_before_some_relus() -> None:
     first = [
         layer.bias[0].item() for layer in weighted_layers(create("alexnet", width=1 / 16)) if layer.bias is not None
     ]
@@ -112,7 +112,7 @@ def test_the_encoder_of_deepcam_has_the_published_deviation(part: str) -> None:
     check_deviation(create("deepcam", width=1 / 8, middle_blocks=1).get_submodule(part), he_in)
 
 
-def test_blocks_of_a_resnet_may_start_as_nothing() -> None:
+def test_blocks_of_a_resnet_may_start_at_zero() -> None:
     net = create("resnet50", filters=4, added=0.0)
     assert not net.get_parameter("stage3.4.body.2.norm.weight").any()
     assert (net.get_parameter("stage3.4.body.1.norm.weight") == 1).all()

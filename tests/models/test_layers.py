@@ -1,4 +1,4 @@
-"""Published layer tables: what each stage gives for one sample. On the meta device, so sizes do not matter."""
+"""Published layer tables: the output of each stage for one sample. On the meta device, so sizes do not matter."""
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ def test_the_output_fits_the_task(name: str) -> None:
     assert output == (reference.task.count, *space)
 
 
-def test_lenet_sends_1790_numbers_a_sample_and_35_times_as_many_weights() -> None:
+def test_lenet_has_1790_values_per_sample_and_35_times_as_many_weights() -> None:
     rows = layer_sizes(create("lenet5"), (1, 32, 32))
     assert [(row.name, row.data, row.parameters) for row in rows] == [
         ("conv1", 1176, 156),
@@ -105,11 +105,11 @@ def test_lenet_sends_1790_numbers_a_sample_and_35_times_as_many_weights() -> Non
     ]
     data, model = sum(row.data for row in rows), sum(row.parameters for row in rows)
     assert data == 1790
-    # So broadcasting every layer's data to N nodes sends less than the whole model once up to about 35 nodes.
+    # So up to about 35 nodes, broadcasting every layer's data sends less than the whole model once.
     assert 34 < model / data < 35
 
 
-def test_unet2d_without_padding_is_the_papers() -> None:
+def test_unet2d_without_padding_equals_the_papers() -> None:
     with torch.device("meta"):
         shapes = output_shapes(create("unet2d", padded=False), (1, 572, 572))
     assert shapes["enter"] == (64, 568, 568)
@@ -142,7 +142,7 @@ def test_deepcam_at_output_stride_8() -> None:
     assert shapes[""] == (3, 768, 1152)
 
 
-def test_inception_with_its_auxiliary_classifier_gives_both_outputs_in_training_only() -> None:
+def test_inception_with_its_auxiliary_classifier_returns_both_outputs_only_in_training() -> None:
     with torch.device("meta"):
         net = create("inception3", auxiliary=True)
         x = torch.empty(2, 3, 299, 299)

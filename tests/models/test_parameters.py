@@ -115,7 +115,7 @@ def separable(*widths: int) -> int:
 
 
 def xception(*widths: int, more: bool = False) -> int:
-    """Separable convolutions with norms, one more without, and a projection where the channels change."""
+    """Separable convolutions with norms, one more without, and a projection if the channels change."""
     first, last = widths[0], widths[-1]
     tail = separable(last, last) if more else 0
     return separable(*widths) + 2 * sum(widths[1:]) + tail + (first * last + 2 * last if first != last else 0)

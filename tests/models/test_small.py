@@ -1,4 +1,4 @@
-"""Small versions: they train, they can be traced, and they run on shards without a missing operator."""
+"""Small versions train, can be traced, and run on shards without a missing operator."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def trained(small: Small, noise: float, steps: int = 3) -> tuple[list[float], to
 
 
 def growth(small: Small) -> tuple[list[float], float]:
-    """Losses, and by how much an error of the input has grown in the weights."""
+    """Losses, and the factor by which an input error has grown in the weights."""
     losses, exact = trained(small, 0.0)
     _, weights = trained(small, NOISE)
     return losses, ((weights - exact).abs().max() / NOISE).item()
@@ -73,7 +73,7 @@ def test_a_small_network_has_all_stages(name: str) -> None:
 
 
 def dry_step(small: Small, sizes: dict[str, float]) -> list[str]:
-    """One rank's training step on meta tensors, samples and height cut; what got no gradient."""
+    """One rank's training step on meta tensors with samples and height cut; returns what got no gradient."""
     mesh = dry_mesh(Mesh(data=2, height=2), rank=1)
     with mesh.device:
         net = small.create(**sizes).double()

@@ -1,4 +1,4 @@
-"""The meshes on which every split operator is tried: 1, 2, 3, 4, 6 and 8 ranks; each dim alone and together."""
+"""The meshes on which every split operator is tested: 1, 2, 3, 4, 6 and 8 ranks; each dim alone and together."""
 
 import pytest
 

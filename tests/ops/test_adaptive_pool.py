@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 from tests.ops.test_pools import FORMATS, with_odd_values, with_ties
 
@@ -51,7 +52,7 @@ def sizes_of(dims: int) -> st.SearchStrategy[Any]:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("adaptive_avg_pool", "1D–3D; any output size, None, global pooling")
 def test_adaptive_avg_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -64,7 +65,7 @@ def test_adaptive_avg_pool(mesh: Mesh, data: st.DataObject, check: Check) -> Non
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("adaptive_max_pool", "1D–3D; any output size, None, global pooling, return_indices")
 def test_adaptive_max_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -88,7 +89,7 @@ def test_adaptive_max_pool_of_odd_values(mesh: Mesh, data: st.DataObject, check:
 
 
 def direct_forms(x: Any) -> Any:
-    """Functions that return indices without being asked."""
+    """Functions that always return indices."""
     return [
         *torch.adaptive_max_pool1d(x, 3),
         *F.adaptive_max_pool1d_with_indices(x, (1,)),
@@ -103,7 +104,7 @@ def test_forms_of_calling(ranks: int, check: Check) -> None:
 
 
 def global_pooling(mesh: Mesh, dtype: torch.dtype) -> tuple[list[str], list[float]]:
-    """Carriers used, and the largest errors of average and maximum, of pooling a volume to one value a channel."""
+    """Carriers used, and the largest errors of average and maximum, of pooling a volume to one value per channel."""
     whole = torch.randn(2, 4, 6, 6, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
     x: Any = shard(whole, opened(mesh), natural_cut(mesh, 5))
     with opened(mesh).traffic.watch() as traffic:
@@ -134,5 +135,5 @@ def test_refused(name: str, pools: Pools) -> None:
     mesh = Mesh(height=2)
     integers = f"`input` (of torch.int64) must be floating point for `{name}`."
     assert pools[2].run(refusal, mesh, name, torch.int64, 1) == [integers] * 2
-    told = pools[2].run(refusal, mesh, name, torch.float32, (1, 2, 3))
-    assert all("output_size" in text for text in told), told
+    messages = pools[2].run(refusal, mesh, name, torch.float32, (1, 2, 3))
+    assert all("output_size" in text for text in messages), messages

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, Sharded, shard
@@ -15,6 +15,7 @@ from convmesh.dist import copy_over
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
+from tests.draws import draws
 from tests.ops.test_channels import channel_axes, natural, on_channel_grids
 
 Check = Callable[[SplitCase], None]
@@ -34,7 +35,7 @@ def normalise(x: Any, weight: Any, bias: Any, kind: str, groups: int, cuts_param
 
 
 @on_channel_grids
-@settings(max_examples=12)
+@draws(12)
 @given(data=st.data())
 @pytest.mark.operator(
     "batch, instance and group norm, cut channels", "whole or cut parameters; groups that straddle ranks"

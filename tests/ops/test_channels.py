@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, Sharded, shard
@@ -19,6 +19,7 @@ from convmesh.layout.channels import Algorithm, ChannelSplit, channel_layouts, s
 from convmesh.layout.maps import Same
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
+from tests.draws import draws
 
 Check = Callable[[SplitCase], None]
 Cut = dict[int, Any]
@@ -54,7 +55,7 @@ def cut(x: Any, weight: Any, bias: Any, split: ChannelSplit, filter_dim: int = 0
     if not isinstance(x, Sharded):
         return weight, bias
     (weight,) = copy_over(x.mesh, split.axes, weight)
-    # Ranks along the kept axes hold the same bias block and find the same gradient: it counts once.
+    # Ranks along the kept axes hold the same bias block and compute the same gradient: it counts once.
     (bias,) = copy_over(x.mesh, split.gathered, bias)
     weight = cut_weight(weight, x.mesh, {filter_dim: split.gathered, 1 - filter_dim: split.kept})
     return weight, None if bias is None else cut_weight(bias, x.mesh, {0: split.gathered})
@@ -77,14 +78,14 @@ def dense(x: Any, weight: Any, bias: Any = None, *, split: ChannelSplit) -> Any:
 
 def natural(mesh: Mesh, dims: int, channels_by: tuple[str, ...]) -> Cut:
     spatial = ("depth", "height", "width")[3 - (dims - 2) :] if dims > 2 else ()
-    found: Cut = {2 + i: name for i, name in enumerate(spatial) if name in mesh.axes}
+    cut_by_dim: Cut = {2 + i: name for i, name in enumerate(spatial) if name in mesh.axes}
     if "data" in mesh.axes:
-        found[0] = "data"
-    return found | ({1: channels_by} if channels_by else {})
+        cut_by_dim[0] = "data"
+    return cut_by_dim | ({1: channels_by} if channels_by else {})
 
 
 @on_channel_grids
-@settings(max_examples=20)
+@draws(20)
 @given(data=st.data())
 @pytest.mark.operator("convolution, cut channels", "stationary-x, -y and -w; uneven channels; stride, dilation, halos")
 def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -99,7 +100,7 @@ def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
     space = tuple(max(n, m) for n, m in zip(data.draw(extents(spatial, 1, 8)), least, strict=True))
     shape = (data.draw(st.integers(1, 3)), channels, *space)
-    # Inputs come cut to suit, cut in another order, or whole, as a first layer's do.
+    # The input's cut suits the layer, or has another order, or the input is whole, as a first layer's is.
     channels_by = data.draw(st.sampled_from([split.axes, axes, ()]))
     params: tuple[tuple[int, ...], ...] = ((filters, channels, *kernel),)
     if data.draw(st.booleans()):
@@ -110,7 +111,7 @@ def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_channel_grids
-@settings(max_examples=12)
+@draws(12)
 @given(data=st.data())
 @pytest.mark.operator("transposed convolution, cut channels", "stationary-x, -y and -w; uneven channels; halos")
 def test_transposed_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -177,15 +178,15 @@ def test_groups(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 def copies_of_a_gather(mesh: Mesh, memory_format: torch.memory_format, samples: int) -> list[int]:
-    """Elements of the copies that gathering channels makes, apart from the rank's own part."""
+    """Elements copied by gathering channels, apart from the rank's own part."""
     x = shard(torch.randn(samples, 8, 6, 6), opened(mesh), {1: "channel"})
     local = x.local.contiguous(memory_format=memory_format)
     layouts = channel_layouts(x.layout, (Same(),) * 4, 8, ChannelSplit(gathered=("channel",)))
     plan = plan_exchange(x.layout, layouts.input_needs, opened(mesh).rank)
-    with torch.profiler.profile(record_shapes=True) as seen:
+    with torch.profiler.profile(record_shapes=True, acc_events=True) as counter:
         whole = fetch(opened(mesh), plan, local, memory_format)
     assert torch.equal(whole[x.box.slices()], local)
-    shapes = [e.input_shapes[0] for e in seen.events() if e.name == "aten::copy_"]
+    shapes = [e.input_shapes[0] for e in counter.events() if e.name == "aten::copy_"]
     return [torch.Size(shape).numel() for shape in shapes if shape]
 
 

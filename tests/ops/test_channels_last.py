@@ -1,4 +1,4 @@
-"""Channels-last shards: norms work on them as they are, and a network's activations and gradients stay so."""
+"""Channels-last shards: norms keep the format, and so do a network's activations and gradients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,27 +38,27 @@ def far_from_zero(x: Any, weight: Any, bias: Any, norm: Callable[..., Any]) -> A
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("norm", [batch, group, instance])
 def test_norms_of_channels_last(norm: Callable[..., Any], samples: int, mesh: Mesh, check: Check) -> None:
-    """Float32 with a mean far from 0, and so many values that sums of one after another would lose digits."""
+    """Float32 with a mean far from 0, and enough values for sequential sums to lose digits."""
     for dtype, space in ((torch.float64, (5, 4, 7)), (torch.float32, (32, 24, 24))):
         fn = partial(far_from_zero, norm=norm)
         check(SplitCase(fn, mesh, ((samples, 4, *space),), ((4,), (4,)), dtype=dtype, memory_format=LAST))
 
 
 def formats(mesh: Mesh) -> list[str]:
-    """Where a small U-Net's activations or gradients are not channels-last."""
+    """The activations and gradients of a small U-Net that are not channels-last."""
     torch.manual_seed(0)
     enter, inner, rise = nn.Conv3d(1, 4, 3, padding=1), nn.Conv3d(4, 8, 3, padding=1), nn.ConvTranspose3d(8, 4, 2, 2)
     x = shard(torch.randn(1, 1, 8, 8, 8), opened(mesh), natural_cut(mesh, 5))
     wrong: list[str] = []
 
-    def watch(what: str, y: Any) -> Any:
-        note(what, y.local)
-        y.local.register_hook(lambda grad: note(f"gradient of {what}", grad))
+    def watch(name: str, y: Any) -> Any:
+        note(name, y.local)
+        y.local.register_hook(lambda grad: note(f"gradient of {name}", grad))
         return y
 
-    def note(what: str, tensor: torch.Tensor) -> None:
+    def note(name: str, tensor: torch.Tensor) -> None:
         if not tensor.is_contiguous(memory_format=LAST):
-            wrong.append(f"{what}: {tensor.shape} {tensor.stride()}")
+            wrong.append(f"{name}: {tensor.shape} {tensor.stride()}")
 
     top = F.relu(watch("group norm", F.group_norm(watch("convolution", enter(x)), 2)))
     low = watch("relu", F.relu(inner(watch("pooling", F.max_pool3d(top, 2)))))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh import Mesh
 from convmesh.ops import Sharded, conv
 from convmesh.testing import SplitCase
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Shape = tuple[int, ...]
@@ -27,7 +28,7 @@ MODULE: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 def convolve(x: Any, weight: Any, bias: Any = None, **options: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using padding='same' with even kernel")  # torch's remark on its own copy
+        warnings.filterwarnings("ignore", "Using padding='same' with even kernel")  # torch's warning about its own copy
         return CONV[weight.dim() - 2](x, weight, bias, **options)
 
 
@@ -70,7 +71,7 @@ def draw_geometry(
 
 
 @on_grids
-@settings(max_examples=25)
+@draws(25)
 @given(data=st.data())
 @pytest.mark.operator("convolution", "any kernel, stride, dilation, padding; groups and depthwise; bias")
 def test_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -98,7 +99,7 @@ def test_named_padding(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=12)
+@draws(12)
 @given(data=st.data())
 @pytest.mark.operator("convolution, padding modes", "zeros, circular, reflect, replicate")
 def test_padding_modes(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -113,7 +114,7 @@ def test_padding_modes(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("transposed convolution", "any kernel, stride, dilation, padding, output_padding; groups; bias")
 def test_transposed_convolution(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -141,7 +142,7 @@ def conv_pool_norm(x: Any, weight: Any, gain: Any, bias: Any) -> Any:
 
 
 def test_samples_and_all_of_space_cut_at_once(check: Check) -> None:
-    """16 ranks: every rank but those at the corners has neighbours in all directions, and some have no sample."""
+    """16 ranks: every rank except those at the corners has neighbours in all directions, and some have no sample."""
     mesh = Mesh(data=2, depth=2, height=2, width=2)
     params = ((4, 2, 5, 4, 3), (4,), (4,))
     check(SplitCase(conv_pool_norm, mesh, ((3, 2, 9, 7, 11),), params))

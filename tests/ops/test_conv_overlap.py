@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, shard
-from convmesh.dist import Reduction
+from convmesh.dist import Reduction, StepSettings
 from convmesh.dist.exchange import PendingExchange, start
 from convmesh.kernels.local_conv import convolution, convolution_backward
 from convmesh.layout import Box, Layout, Span
@@ -26,15 +26,11 @@ CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def output_and_gradients(x: torch.Tensor, weight: torch.Tensor, mesh: Mesh, overlap: bool) -> list[torch.Tensor]:
-    opened(mesh).overlap = overlap
-    try:
-        whole = shard(x, opened(mesh), natural_cut(mesh, x.dim()))
-        local, weight = whole.local.requires_grad_(), weight.clone().requires_grad_()
-        y = CONV[x.dim() - 2](whole.like(local), weight, padding=[k // 2 for k in weight.shape[2:]])
-        cotangent = torch.randn(y.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
-        return [y.local.detach(), *torch.autograd.grad(y.local, (local, weight), cotangent[y.box.slices()])]
-    finally:
-        opened(mesh).overlap = True
+    whole = shard(x, opened(mesh).with_settings(StepSettings(overlap=overlap)), natural_cut(mesh, x.dim()))
+    local, weight = whole.local.requires_grad_(), weight.clone().requires_grad_()
+    y = CONV[x.dim() - 2](whole.like(local), weight, padding=[k // 2 for k in weight.shape[2:]])
+    cotangent = torch.randn(y.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+    return [y.local.detach(), *torch.autograd.grad(y.local, (local, weight), cotangent[y.box.slices()])]
 
 
 def compare(shape: tuple[int, ...], kernel: tuple[int, ...], mesh: Mesh) -> None:
@@ -56,7 +52,7 @@ def test_same_numbers_without_overlap(mesh: Mesh, data: st.DataObject, pools: di
 
 
 def order_of_events(mesh: Mesh) -> list[str]:
-    """What a rank does in a forward and a backward pass, in order."""
+    """The events of a rank's forward and backward pass, in order."""
     events: list[str] = []
 
     def note(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,9 +111,9 @@ def no_copy_of_the_activation(mesh: Mesh) -> list[int]:
     x = shard(torch.randn(1, 8, 16, 16, 16), opened(mesh), natural_cut(mesh, 5))
     x = x.like(x.local.contiguous(memory_format=torch.channels_last_3d))
     weight = torch.randn(8, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d)
-    with torch.profiler.profile(record_shapes=True) as seen:
+    with torch.profiler.profile(record_shapes=True, acc_events=True) as counter:
         F.conv3d(x, weight, padding=1)  # type: ignore[call-overload]
-    shapes = [e.input_shapes[0] for e in seen.events() if e.name == "aten::copy_"]
+    shapes = [e.input_shapes[0] for e in counter.events() if e.name == "aten::copy_"]
     return [torch.Size(shape).numel() for shape in shapes if shape]
 
 
@@ -129,7 +125,7 @@ def test_halo_makes_no_copy_of_the_activation(pools: dict[int, RankPool]) -> Non
 
 
 def dense_terms(windows: list[Window], shape: tuple[int, ...], layout: Layout, rank: int) -> None:
-    """The terms' sources and taps meet every (output, tap) pair inside the input exactly once."""
+    """The terms' sources and taps cover every (output, tap) pair inside the input exactly once."""
     work = layout.with_shape([w.out_extent(n) for w, n in zip(windows, shape, strict=True)])
     out = work.box(rank)
     if not out.size:
@@ -145,7 +141,7 @@ def dense_terms(windows: list[Window], shape: tuple[int, ...], layout: Layout, r
 
 
 def _is_line(term: Any, terms: Any, dim: int) -> bool:
-    """Terms that differ from the first one in `dim` only."""
+    """Whether the terms differ from the first one in `dim` only."""
     first = terms.own or terms.late[0]
     return all(term.dims[d].source == first.dims[d].source for d in range(len(term.dims)) if d != dim)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -41,7 +42,7 @@ def classifier(x: Any, first: Any, bias: Any, last: Any) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("linear", "nn.Linear, with and without bias, last dim cut or not")
 def test_linear(mesh: Mesh, data: st.DataObject, check: Check) -> None:

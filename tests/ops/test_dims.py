@@ -1,4 +1,4 @@
-"""Dims that come, go and trade places."""
+"""Adding, removing and reordering dims."""
 
 from collections.abc import Callable
 from functools import partial

@@ -16,19 +16,20 @@ from convmesh.ops.elementwise.masks import CHUNK, keep_mask
 from convmesh.testing import natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 CPU = torch.device("cpu")
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 CHANNELWISE = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}
 
-# The same functions, for the type checker: they take and give Sharded tensors here.
+# The same functions for the type checker: here they take and return Sharded tensors.
 drop: Any = F.dropout
 alpha_drop: Any = F.alpha_dropout
 
 
 def run(mesh: Mesh, shape: tuple[int, ...], layer: Any, seed: int, memory_format: Any) -> list[torch.Tensor]:
-    """Two calls with one seed: their whole outputs, and the gradients of the shards put together."""
+    """Two calls with one seed: their whole outputs, and the assembled gradients of the shards."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = values.to(memory_format=memory_format) if memory_format else values
     x = shard(values, opened(mesh), natural_cut(mesh, len(shape)))
@@ -46,7 +47,7 @@ def on_one_and_many(pools: Pools, mesh: Mesh, *args: Any) -> tuple[list[torch.Te
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("dropout", "dropout, alpha_dropout; any p; the same mask on every mesh")
 def test_mask_does_not_depend_on_the_mesh(mesh: Mesh, data: st.DataObject, pools: Pools) -> None:
@@ -55,8 +56,8 @@ def test_mask_does_not_depend_on_the_mesh(mesh: Mesh, data: st.DataObject, pools
     layer = data.draw(st.sampled_from([nn.Dropout, nn.AlphaDropout]))(data.draw(st.sampled_from([0.1, 0.5, 0.75])))
     memory_format = LAST.get(spatial) if data.draw(st.booleans()) else None
     single, many = on_one_and_many(pools, mesh, shape, layer, data.draw(st.integers(0, 2**40)), memory_format)
-    for found in many:
-        assert all(torch.equal(a, b) for a, b in zip(found, single, strict=True))
+    for outputs in many:
+        assert all(torch.equal(a, b) for a, b in zip(outputs, single, strict=True))
 
 
 @on_grids
@@ -66,13 +67,13 @@ def test_channels_are_dropped_whole(mesh: Mesh, data: st.DataObject, pools: Pool
     spatial = data.draw(spatial_dims(mesh))
     shape = (data.draw(batch_sizes(mesh)), 5, *data.draw(extents(spatial)))
     single, many = on_one_and_many(pools, mesh, shape, CHANNELWISE[spatial](0.5), data.draw(st.integers(0, 99)), None)
-    for found in many:
-        assert all(torch.equal(a, b) for a, b in zip(found, single, strict=True))
+    for outputs in many:
+        assert all(torch.equal(a, b) for a, b in zip(outputs, single, strict=True))
     kept = (single[0] != 0).flatten(2)
     assert torch.equal(kept.all(2), kept.any(2))
     layer = nn.FeatureAlphaDropout(0.5)
     single, many = on_one_and_many(pools, mesh, shape, layer, data.draw(st.integers(0, 99)), None)
-    assert all(torch.equal(found[0], single[0]) for found in many)
+    assert all(torch.equal(outputs[0], single[0]) for outputs in many)
 
 
 def _values_and_gradients(p: float) -> None:
@@ -127,7 +128,7 @@ def test_neighbours_seeds_and_rows_are_uncorrelated(shape: tuple[int, ...]) -> N
 
 
 def test_every_pair_of_columns_and_of_rows_is_uncorrelated() -> None:
-    """A hash that mixes too little shows up as columns, or rows, that repeat each other."""
+    """With too little mixing, columns or rows repeat each other."""
     mask = keep_mask(Box.whole((2048, 256)), (2048, 256), 5, 0.5, CPU).double() * 2 - 1
     for pairs, samples in ((mask.T @ mask / 2048, 2048), (mask @ mask.T / 256, 256)):
         assert pairs.fill_diagonal_(0).abs().max().item() < 6 / samples**0.5
@@ -143,7 +144,7 @@ def test_mask_of_a_box_is_that_part_of_the_whole(data: st.DataObject) -> None:
     assert torch.equal(keep_mask(box, shape, 7, 0.5, CPU), whole[box.slices()])
 
 
-def test_chunks_do_not_show() -> None:
+def test_masks_do_not_depend_on_the_chunk_size() -> None:
     shape = (3, CHUNK["cpu"] // 2)
     whole = keep_mask(Box.whole(shape), shape, 7, 0.5, CPU)
     for row in range(3):
@@ -152,14 +153,14 @@ def test_chunks_do_not_show() -> None:
 
 
 def test_indices_beyond_32_bits_count() -> None:
-    """Rows that differ by 2³² have masks of their own."""
+    """Rows that differ by 2³² have different masks."""
     shape, far = (2**34, 64), 2**32
     near, away = (keep_mask(Box((Span(s, s + 4), Span(0, 64))), shape, 7, 0.5, CPU) for s in (0, far))
     assert not torch.equal(near, away)
 
 
 def bits_in_plain_integers(seed: int, row: int, column: int) -> int:
-    """The hash of one element in integers that neither wrap nor have a sign."""
+    """The hash of one element in unbounded unsigned integers."""
     key = (row * 0x9E3779B97F4A7C15 + seed) % 2**64
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     key = (key ^ key >> 27) * 0x94D049BB133111EB % 2**64
@@ -171,13 +172,13 @@ def bits_in_plain_integers(seed: int, row: int, column: int) -> int:
 
 @given(seed=st.integers(0, 2**62 - 1), row=st.integers(0, 2**40), column=st.integers(0, 2**31 - 2), p=st.floats(0, 1))
 @settings(max_examples=100)
-def test_hash_is_the_one_of_plain_integers(seed: int, row: int, column: int, p: float) -> None:
-    """Masks are part of what a seed means: a run that is resumed elsewhere must see the same ones."""
+def test_the_hash_equals_that_of_plain_integers(seed: int, row: int, column: int, p: float) -> None:
+    """A seed fixes the masks: a run resumed elsewhere must see the same ones."""
     box = Box((Span(row, row + 1), Span(column, column + 1)))
-    found = keep_mask(box, (2**41, 2**31), seed, p, CPU).item()
-    # Unsigned bits against p · 2³², stated for the signed bits that torch has.
+    kept = keep_mask(box, (2**41, 2**31), seed, p, CPU).item()
+    # Unsigned bits compared with p · 2³², expressed in torch's signed bits.
     signed = (bits_in_plain_integers(seed, row, column) + 2**31) % 2**32
-    assert found == (signed >= min(round(p * 2**32), 2**32 - 1))
+    assert kept == (signed >= min(round(p * 2**32), 2**32 - 1))
 
 
 def _edges() -> None:

@@ -12,7 +12,7 @@ from tests.ops.test_network import DEEP_MESHES, MESHES, NETWORKS
 
 
 def step_traffic(name: str, mesh: OpenMesh) -> Traffic:
-    """What this rank sends in one training step."""
+    """Bytes that this rank sends in one training step."""
     make, shape = NETWORKS[name]
     net = make().double().to(mesh.device)
     dense = name == "classifier"
@@ -39,7 +39,7 @@ RUNS = [(name, mesh) for name, (_, shape) in NETWORKS.items() for mesh in MESHES
 
 
 @pytest.mark.parametrize(("name", "mesh"), RUNS, ids=str)
-def test_dry_traffic_is_the_real_one(name: str, mesh: Mesh, pools: dict[int, RankPool]) -> None:
+def test_dry_traffic_equals_real_traffic(name: str, mesh: Mesh, pools: dict[int, RankPool]) -> None:
     real = pools[mesh.size].run(real_traffic, name, mesh)
     assert pools[1].run(dry_traffic, name, mesh)[0] == real
     assert min(rank.bytes_total for rank in real) > 0
@@ -57,5 +57,5 @@ def step_of_many_ranks() -> None:
         y = F.conv3d(x, weight, padding=1)  # type: ignore[call-overload]
         y.backward(torch.empty_like(y.local))
     assert y.shape == (64, 8, 512, 512, 512)
-    assert sent.calls["neighbour"] == 7  # the corner of the volume has 3 faces, 3 edges and a corner to serve
+    assert sent.calls["neighbour"] == 7  # a rank at the corner of the volume sends 3 faces, 3 edges and a corner
     assert sent.bytes_sent["neighbour"] == 4 * (3 * 128**2 + 3 * 128 + 1)

@@ -1,4 +1,4 @@
-"""Slices, whole-number indices, narrow, select, flip and roll."""
+"""Slices, integer indices, narrow, select, flip and roll."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -41,7 +42,7 @@ def picks(extent: int) -> st.SearchStrategy[Any]:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=25)
+@draws(25)
 @pytest.mark.operator("indexing", "slices with steps, whole numbers, None, ...")
 def test_indexing(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)
@@ -55,7 +56,7 @@ def test_indexing(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 def trailing(index: list[Any], shape: tuple[int, ...], data: st.DataObject) -> list[Any]:
-    """Picks after `...` count from the last dim, so they are drawn anew to fit there."""
+    """Picks after `...` count from the last dim, so they are drawn again to fit there."""
     before, after = index[: index.index(...)], index[index.index(...) + 1 :]
     last = shape[len(shape) - len(after) :]
     return [*before, ..., *(data.draw(picks(extent)) for extent in last)]
@@ -87,7 +88,7 @@ def test_flip(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=12)
+@draws(12)
 @pytest.mark.operator("roll", "any dims, any shifts")
 def test_roll(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)
@@ -127,7 +128,7 @@ def test_iteration(pools: dict[int, RankPool]) -> None:
 def refused() -> None:
     x: Any = shard(torch.ones(4, 6), opened(Mesh(height=2)), {0: "height"})
     for index in (torch.tensor([0, 1]), [0, 1], True, torch.ones(4, 6, dtype=torch.bool), x > 0, (0, torch.tensor(1))):
-        with pytest.raises(UnsupportedError, match="takes whole numbers, slices, None"):
+        with pytest.raises(UnsupportedError, match="takes integers, slices, None"):
             x[index]
     with pytest.raises(UnsupportedError, match=r"step -1 in dim 1.*torch\.flip"):
         x[:, ::-1]

@@ -1,4 +1,4 @@
-"""Interpolation, upsampling modules included."""
+"""Interpolation, including upsampling modules."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.ops.shape.interpolate import METHODS
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -52,7 +53,7 @@ def draw_size(data: st.DataObject, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def torch_forgets_the_scale(shape: tuple[int, ...], options: dict[str, Any]) -> bool:
-    """torch's CPU backward of nearest goes by the extents alone for equal and double ones, its forward by the scale."""
+    """For equal and doubled extents, torch's CPU backward of nearest uses only the extents, its forward the scale."""
     if "size" in options or options.get("recompute_scale_factor"):
         return False
     scales = options["scale_factor"]
@@ -63,7 +64,7 @@ def torch_forgets_the_scale(shape: tuple[int, ...], options: dict[str, Any]) -> 
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=25)
+@draws(25)
 @pytest.mark.operator("interpolate", "nearest, nearest-exact, linear, bilinear, trilinear, bicubic; size, scale_factor")
 def test_interpolate(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     spatial = data.draw(spatial_dims(mesh))
@@ -79,7 +80,7 @@ def test_interpolate(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=8)
+@draws(8)
 @pytest.mark.operator("nn.Upsample, by 2 and 4", "all modes; torch's own kernel on each shard")
 def test_upsampling_by_powers_of_two(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     spatial = data.draw(spatial_dims(mesh))
@@ -109,7 +110,7 @@ def test_area(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_large_images_keep_float32_weights(mode: str, check: Check) -> None:
-    """Near index 1,000 a position that is rounded once too often is off by more than the tolerance."""
+    """Near index 1,000, rounding a position once too often exceeds the tolerance."""
     fn = partial(resized, size=(1531, 3), mode=mode)
     check(SplitCase(fn, Mesh(height=2), ((1, 1, 1021, 2),), dtype=torch.float32))
 
@@ -155,11 +156,11 @@ def refusals() -> list[str]:
         (image, {"size": (3, 3), "mode": "trilinear"}),
         (image.long(), {"size": (3, 3), "mode": "bilinear"}),
     ]
-    found = []
+    messages = []
     for x, options in unsupported:
         with pytest.raises(UnsupportedError) as caught:
             resized(x, **options)
-        found.append(str(caught.value))
+        messages.append(str(caught.value))
     wrong: list[dict[str, Any]] = [
         {},
         {"size": 3, "scale_factor": 2},
@@ -169,7 +170,7 @@ def refusals() -> list[str]:
     for options in wrong:
         with pytest.raises(ValueError, match=r"size|align_corners"):
             resized(image, **options)
-    return found
+    return messages
 
 
 def test_refusals_say_what_works(pools: dict[int, RankPool]) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, shard
 from convmesh.testing import RankPool, SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -30,7 +31,7 @@ def draw_shape(data: st.DataObject, mesh: Mesh) -> tuple[int, ...]:
 
 
 def other_cut(data: st.DataObject, mesh: Mesh, dims: int) -> dict[int, str | tuple[str, ...]]:
-    """Each axis on a dim of its own choice, or on none."""
+    """Each axis cuts a random dim, or none."""
     places = data.draw(st.permutations(range(dims)))
     wanted = {dim: name for dim, name in zip(places, mesh.axes, strict=False) if data.draw(st.booleans())}
     return dict(wanted)
@@ -38,7 +39,7 @@ def other_cut(data: st.DataObject, mesh: Mesh, dims: int) -> dict[int, str | tup
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=15)
+@draws(15)
 @pytest.mark.operator("cat", "any dim, cut or not; operands in any layouts; plain tensors")
 def test_cat(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)
@@ -66,7 +67,7 @@ def test_stack(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=12)
+@draws(12)
 @pytest.mark.operator("split, chunk, tensor_split, unbind", "any dim, cut or not; sizes or numbers of pieces")
 def test_split(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(data, mesh)
@@ -91,7 +92,7 @@ def test_pieces_may_overlap(check: Check) -> None:
     check(SplitCase(overlapping, Mesh(height=2), ((1, 1, 5, 2),)))
 
 
-def promotes_and_passes_over_nothing() -> None:
+def promotes_and_skips_empty_operands() -> None:
     mesh = opened(Mesh(height=2))
     x: Any = shard(torch.ones(1, 1, 3, 2), mesh, {2: "height"})
     joined_types: Any = torch.cat([x, x.double()], 2)
@@ -101,8 +102,8 @@ def promotes_and_passes_over_nothing() -> None:
     assert after_nothing.layout == x.layout
 
 
-def test_types_and_nothing(pools: dict[int, RankPool]) -> None:
-    pools[2].run(promotes_and_passes_over_nothing)
+def test_types_are_promoted_and_empty_operands_skipped(pools: dict[int, RankPool]) -> None:
+    pools[2].run(promotes_and_skips_empty_operands)
 
 
 def refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh.ops import dice_loss
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -76,7 +77,7 @@ def without_classes(mesh: Mesh, shape: Shape) -> tuple[Shape, dict[int, str]]:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("mse_loss, l1_loss, smooth_l1_loss, huber_loss", "every reduction, weight, beta, delta")
 def test_regression(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -92,7 +93,7 @@ def test_regression(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("binary_cross_entropy, … with_logits", "every reduction, weight, pos_weight")
 def test_binary(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -104,7 +105,7 @@ def test_binary(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator(
     "cross_entropy, nll_loss", "indices and probabilities, weight, ignore_index, label_smoothing, every reduction"
@@ -125,7 +126,7 @@ def test_class_indices(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 def test_class_probabilities(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = draw_shape(mesh, data, 3)
@@ -156,7 +157,7 @@ def test_plain_targets(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("dice_loss", "softmax, sigmoid, over samples or the batch, background, ignore_index")
 def test_dice(mesh: Mesh, data: st.DataObject, check: Check) -> None:

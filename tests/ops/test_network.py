@@ -17,7 +17,7 @@ CONV: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}
 
 
 class Block(nn.Module):
-    """Convolution, a norm, an activation; residual where shapes allow."""
+    """Convolution, a norm, an activation; residual if shapes allow."""
 
     def __init__(self, channels: int, filters: int, norm: str, dims: int, **options: Any) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Block(nn.Module):
     @staticmethod
     def _norm(norm: str, filters: int, dims: int) -> nn.Module:
         batch, instance = {2: (nn.BatchNorm2d, nn.InstanceNorm2d), 3: (nn.BatchNorm3d, nn.InstanceNorm3d)}[dims]
-        made: dict[str, Callable[[], nn.Module]] = {
+        norms: dict[str, Callable[[], nn.Module]] = {
             "batch": lambda: batch(filters),
             "group": lambda: nn.GroupNorm(2, filters),
             "instance": lambda: instance(filters, affine=True),
         }
-        return made[norm]()
+        return norms[norm]()
 
     def forward(self, x: Any) -> Any:
         y = F.leaky_relu(self.norm(self.conv(x)), 0.1)

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, UnsupportedError, replicated, shard
+from convmesh.layout.mesh import SPACE_AXES
 from convmesh.testing import SplitCase, assert_close, natural_cut, opened
-from convmesh.testing.case import SPATIAL_AXES
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -25,14 +26,14 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def shapes(mesh: Mesh, data: st.DataObject, channels: int = 3, fewest: int = 4, largest: int = 9) -> tuple[int, ...]:
-    """N×C×space with so many values in space that gradients are well-conditioned: two values normalise to ±1 always."""
+    """N×C×space with enough values in space for well-conditioned gradients: two values always normalise to ±1."""
     spatial = data.draw(spatial_dims(mesh))
     space = extents(spatial, largest=largest).filter(lambda e: math.prod(e) >= fewest)
     return (data.draw(batch_sizes(mesh)), channels, *data.draw(space))
 
 
 PRECISIONS = st.sampled_from([(torch.float64, 0.0, 4), (torch.float32, 50.0, 16)])
-"""Types, shifts of the mean, and values that a statistic needs at least."""
+"""Types, shifts of the mean, and the fewest values per statistic."""
 
 
 def batch_norm(x: Any, *params: Any, shift: float = 0.0, training: bool = True, eps: float = 1e-5) -> Any:
@@ -44,7 +45,7 @@ def batch_norm(x: Any, *params: Any, shift: float = 0.0, training: bool = True, 
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("batch_norm", "statistics of the global batch; affine or not; float32, channels-last, far means")
 def test_batch_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -108,12 +109,12 @@ def group_norm(x: Any, *params: Any, groups: int, shift: float = 0.0) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("group_norm", "any number of groups; affine or not; float32 with a mean far from 0")
 def test_group_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     dtype, shift, fewest = data.draw(PRECISIONS)
-    shift *= any(name in mesh.axes for name in SPATIAL_AXES)  # else torch's own kernel runs
+    shift *= any(name in mesh.axes for name in SPACE_AXES)  # else torch's own kernel runs
     shape = shapes(mesh, data, 6, fewest, largest=17)
     groups, affine = data.draw(st.sampled_from([1, 2, 3, 6])), data.draw(st.integers(0, 2))
     check(SplitCase(partial(group_norm, groups=groups, shift=shift), mesh, (shape,), ((6,),) * affine, dtype=dtype))
@@ -140,7 +141,7 @@ def layer_norm(x: Any, *params: Any, last: int, shift: float = 0.0) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("layer_norm", "over any last dims, cut or not; elementwise parameters; float32, far means")
 def test_layer_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -199,12 +200,12 @@ def train_then_evaluate(module: nn.Module, mesh: Mesh, shape: tuple[int, ...], d
         x = (torch.randn(shape, generator=generator, dtype=torch.float64) * (step + 1) + 3 * step).to(dtype)
         cotangent = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
         expected, sharded = single(x), shard(x, opened(mesh), natural_cut(mesh, len(shape)))
-        found = split(sharded)
+        result = split(sharded)
         here = sharded.box.slices()
-        assert_close(found.local, expected[here], expected, f"output of step {step}")
-        if found.local.requires_grad:
+        assert_close(result.local, expected[here], expected, f"output of step {step}")
+        if result.local.requires_grad:
             expected.backward(cotangent)
-            found.local.backward(cotangent[here])
+            result.local.backward(cotangent[here])
         compare_states(split, single, step)
 
 
@@ -247,11 +248,11 @@ def half_precision(mesh: Mesh) -> None:
     module = nn.BatchNorm2d(3)
     expected = F.batch_norm(x.float(), None, None, module.weight, module.bias, training=True)
     sharded = shard(x, opened(mesh), {0: "data", 2: "height"})
-    found = module(sharded)
-    assert_close(found.local, expected[sharded.box.slices()].bfloat16(), expected, "output")
+    result = module(sharded)
+    assert_close(result.local, expected[sharded.box.slices()].bfloat16(), expected, "output")
     mean = x.double().mean((0, 2, 3))
     assert_close(module.running_mean, (0.1 * mean).float(), mean, "running mean")  # type: ignore[arg-type]
-    found.local.sum().backward()
+    result.local.sum().backward()
     assert module.weight.grad is not None
     assert module.weight.grad.dtype == torch.float32
 
@@ -279,7 +280,7 @@ def _note(kept: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def test_batch_norm_keeps_its_input_only_and_reduces_once_each_way(pools: Any) -> None:
+def test_batch_norm_keeps_only_its_input_and_reduces_once_each_way(pools: Any) -> None:
     for elements, forward, backward in pools[2].run(saved_elements, Mesh(height=2)):
         assert 2 * 3 * 16 * 32 < elements < 2 * 3 * 16 * 32 + 100
         assert forward == {"all_reduce": 1}
@@ -290,11 +291,11 @@ def refusals(mesh: Mesh) -> None:
     x = replicated(torch.randn(1, 6, 1), opened(mesh))
     with pytest.raises(UnsupportedError, match=r"`num_groups` \(=4\) must divide the 6 channels"):
         F.group_norm(x, 4)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match=r"`running_mean` and `running_var` must both be given"):
+    with pytest.raises(UnsupportedError, match=r"`running_mean` and `running_var` \(=None\) must both be given"):
         F.batch_norm(x, None, None)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match=r"`normalized_shape` \(=\(6,\)\) must be the last dims"):
         F.layer_norm(x, (6,))  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match="`out` must be None"):
+    with pytest.raises(UnsupportedError, match="`normalize`: `out=` has no split version"):
         F.normalize(x, out=torch.empty(1))  # type: ignore[arg-type]
     for norm in (nn.BatchNorm1d(6), nn.InstanceNorm1d(6), nn.GroupNorm(6, 6)):
         with pytest.raises(ValueError, match="Expected more than 1 value per channel"):

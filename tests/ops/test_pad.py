@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, shard
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -30,7 +31,7 @@ def by_module(x: Any, name: str, amounts: tuple[int, ...]) -> Any:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=15)
+@draws(15)
 @pytest.mark.operator("pad, constant", "any dims, samples and channels too; asymmetric; negative (crop); any value")
 def test_constant(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     shape = (data.draw(batch_sizes(mesh)), 2, *data.draw(extents(data.draw(spatial_dims(mesh)))))
@@ -44,7 +45,7 @@ def test_constant(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @on_grids
 @given(data=st.data())
-@settings(max_examples=20)
+@draws(20)
 @pytest.mark.operator("pad, reflect, replicate, circular", "1D to 3D; asymmetric; negative (crop)")
 def test_borders(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     mode = data.draw(st.sampled_from(["reflect", "replicate", "circular"]))
@@ -54,7 +55,7 @@ def test_borders(mesh: Mesh, data: st.DataObject, check: Check) -> None:
         most = {"reflect": extent - 1, "replicate": 6, "circular": extent}[mode]
         low, high = data.draw(st.tuples(*[st.integers(1 - extent, most)] * 2))
         assume(extent + low + high > 0)
-        # torch wraps circular borders around what is left of the input, and reads memory nobody wrote if that is less.
+        # torch wraps circular borders around the cropped input, and reads uninitialised memory if that is smaller.
         assume(mode != "circular" or max(low, high) <= extent + min(low, 0) + min(high, 0))
         amounts += [low, high]
     check(SplitCase(partial(padded, amounts=tuple(amounts), mode=mode), mesh, (shape,)))

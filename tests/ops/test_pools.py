@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh import Mesh, UnsupportedError, shard
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -33,7 +34,7 @@ def pool(x: Any, kind: str, dims: int, options: Options, functional: bool) -> An
 
 
 def with_ties(x: Any) -> Any:
-    """Whole numbers that keep their gradients, so that windows have several largest values."""
+    """Values rounded to integers, with gradients, so that windows have several largest values."""
     return x - x.detach() + torch.round(x.detach())
 
 
@@ -44,12 +45,12 @@ def with_odd_values(x: Any, share: float) -> Any:
     return torch.where(x.detach() < share, x - math.inf, x)
 
 
-def tied_max_pool(x: Any, **given: Any) -> Any:
-    return pool(with_ties(x), "Max", **given)
+def tied_max_pool(x: Any, **options: Any) -> Any:
+    return pool(with_ties(x), "Max", **options)
 
 
-def odd_max_pool(x: Any, share: float, **given: Any) -> Any:
-    return pool(with_odd_values(x, share), "Max", **given)
+def odd_max_pool(x: Any, share: float, **options: Any) -> Any:
+    return pool(with_odd_values(x, share), "Max", **options)
 
 
 def shape_of(mesh: Mesh, data: st.DataObject, **bounds: int) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ def per_dim(dims: int, values: st.SearchStrategy[int]) -> st.SearchStrategy[Any]
 def draw_windows(
     data: st.DataObject, spatial: tuple[int, ...], dilated: bool = False, fitting: bool = False
 ) -> Options:
-    """Window options that torch takes: kernels fit, padding is at most half a kernel, every window has an index."""
+    """Window options that torch accepts: kernels fit, padding is at most half a kernel, every window has an index."""
     dims = len(spatial)
     ceil = data.draw(st.booleans(), "ceil")
     kernel, padding, dilation = [], [], []
@@ -82,7 +83,7 @@ def draw_windows(
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator(
     "max_pool", "1D–3D; kernel, stride, padding, dilation, ceil_mode, return_indices; any memory format"
@@ -112,7 +113,7 @@ def test_max_pool_of_infinities(mesh: Mesh, data: st.DataObject, check: Check) -
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("avg_pool", "1D–3D; kernel, stride, padding, ceil_mode, count_include_pad, divisor_override")
 def test_avg_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -146,7 +147,7 @@ def test_lp_pool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 def direct_forms(x: Any) -> Any:
-    """The functions behind `F.max_pool1d`, called by themselves; an unbatched input too."""
+    """The functions behind `F.max_pool1d`, called directly; also with an unbatched input."""
     return [
         torch.max_pool1d(x, 3, 2, 1),
         *F.max_pool1d_with_indices(x, (2,)),
@@ -164,7 +165,7 @@ def test_forms_of_calling(mesh: Mesh, check: Check) -> None:
 
 
 def several(x: Any) -> Any:
-    """Poolings with windows across the borders of shards."""
+    """Poolings whose windows cross the borders of shards."""
     pooled, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
     unpooled = F.max_unpool2d(pooled, indices, (3, 3), (2, 2), (1, 1), x.shape[2:])
     averages = F.avg_pool2d(x, (2, 3), 1, 1), F.adaptive_avg_pool2d(x, (3, 1)), F.adaptive_max_pool2d(x, (1, 3))
@@ -188,16 +189,16 @@ def test_integers_have_maxima(mesh: Mesh, check: Check) -> None:
 
 
 def sent_by_aligned_windows(mesh: Mesh) -> tuple[int, bool]:
-    """Bytes sent by pooling windows that lie within the shards, and whether the input's memory was used as it is."""
+    """Bytes sent by pooling windows within the shards, and whether the input's memory was used without a copy."""
     opened_mesh = opened(mesh)
     local = shard(torch.randn(2, 3, 8, 8), opened_mesh, natural_cut(mesh, 4))
-    seen = []
-    hook = torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.data_ptr()) or t, lambda t: t)  # type: ignore[func-returns-value]
+    pointers = []
+    hook = torch.autograd.graph.saved_tensors_hooks(lambda t: pointers.append(t.data_ptr()) or t, lambda t: t)  # type: ignore[func-returns-value]
     leaf: Any = local.like(local.local.requires_grad_())
     with opened_mesh.traffic.watch() as traffic, hook:
         F.max_pool2d(leaf, 2)
         F.avg_pool2d(leaf, 2)
-    return traffic.bytes_total, seen.count(leaf.local.data_ptr()) == 2
+    return traffic.bytes_total, pointers.count(leaf.local.data_ptr()) == 2
 
 
 def test_aligned_windows_send_and_copy_nothing(pools: Pools) -> None:
@@ -206,7 +207,7 @@ def test_aligned_windows_send_and_copy_nothing(pools: Pools) -> None:
 
 
 def refusal(mesh: Mesh, name: str, options: Options) -> str:
-    """What the call raises on this rank."""
+    """The error that the call raises on this rank."""
     x = shard(torch.randn(2, 3, 4, 4), opened(mesh), natural_cut(mesh, 4))
     if "indices" in options:
         options["indices"] = shard(torch.full(x.shape, options["indices"]), opened(mesh), natural_cut(mesh, 4))
@@ -221,7 +222,7 @@ REFUSED: list[tuple[str, Options, str]] = [
     (
         "max_pool2d",
         {"kernel_size": 2, "padding": 1, "dilation": 5},
-        "UnsupportedError: `dilation` (=5) with padding 1 makes a window that has no index of an input of extent 4",
+        "UnsupportedError: `dilation` (=5) with padding 1 makes a window that covers no index of an input of extent 4",
     ),
     (
         "max_pool2d",
@@ -243,7 +244,7 @@ REFUSED: list[tuple[str, Options, str]] = [
     (
         "max_unpool2d",
         {"kernel_size": 2, "indices": 64},
-        "UnsupportedError: `indices` must lie in an output of spatial extents (8, 8), between 0 and 63; give the "
+        "UnsupportedError: `indices` must be between 0 and 63 for an output of spatial extents (8, 8); pass the "
         "`output_size` of the tensor that was pooled.",
     ),
     ("fractional_max_pool2d", {"kernel_size": 2, "output_size": 2}, "UnsupportedError: "),
@@ -252,13 +253,13 @@ REFUSED: list[tuple[str, Options, str]] = [
 
 @pytest.mark.parametrize(("name", "options", "message"), REFUSED)
 def test_refused(name: str, options: Options, message: str, pools: Pools) -> None:
-    for told in pools[2].run(refusal, Mesh(height=2), name, options):
-        assert told.startswith(message)
+    for error in pools[2].run(refusal, Mesh(height=2), name, options):
+        assert error.startswith(message)
 
 
 def test_integers_are_not_averaged(pools: Pools) -> None:
-    told = pools[2].run(refusal_of_integers, Mesh(height=2))
-    assert told == ["`input` (of torch.int64) must be floating point to be averaged over ranks."] * 2
+    messages = pools[2].run(refusal_of_integers, Mesh(height=2))
+    assert messages == ["`input` (of torch.int64) must be floating point to be averaged over ranks."] * 2
 
 
 def refusal_of_integers(mesh: Mesh) -> str:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh, UnsupportedError, replicated
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -37,7 +38,7 @@ def reduce(x: Any, name: str, method: bool, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("sum, mean, amax, amin, var, std, norm", "any dims, cut or not; keepdim; functions and methods")
 def test_over_many_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -45,9 +46,9 @@ def test_over_many_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     name = data.draw(st.sampled_from(MANY_DIMS))
     options: dict[str, Any] = {"dim": data.draw(some_dims(shape)), "keepdim": data.draw(st.booleans())}
     if name in {"var", "std"}:
-        options["correction"] = 0  # torch warns of a single value with the default
+        options["correction"] = 0  # torch warns about a single value with the default
     if name == "norm":
-        options["p"] = 2  # torch's default takes two dims at most
+        options["p"] = 2  # torch's default takes at most two dims
     if options["dim"] is None and name in {"amax", "amin"}:
         options["dim"] = ()
     dtype = data.draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
@@ -56,7 +57,7 @@ def test_over_many_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("max, min, argmax, argmin, prod", "of everything or along a dim with global indices; keepdim")
 def test_over_one_dim(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -84,13 +85,13 @@ def test_in_any_layout(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 def with_ties(x: Any, name: str, options: dict[str, Any]) -> Any:
-    """Few different values, so that the largest is there many times, on several ranks."""
+    """Few different values, so that the largest occurs many times, on several ranks."""
     few = x - x.detach() + torch.round(x.detach())
     return reduce(few, name, False, options)
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("amax, max, argmax, …", "ties: shared gradients, first indices")
 def test_ties(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -118,7 +119,7 @@ def of_integers(x: Any, name: str, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("any, all, count_nonzero", "any dims, cut or not; integer sums, products and extremes")
 def test_of_integers(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -136,7 +137,7 @@ def vector_norm(x: Any, order: float, options: dict[str, Any]) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("torch.linalg.vector_norm, torch.norm", "p = 0, 1, 2, 3, inf, -inf, …; any dims, cut or not")
 def test_vector_norm(mesh: Mesh, data: st.DataObject, check: Check) -> None:

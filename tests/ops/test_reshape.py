@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -16,6 +16,7 @@ from convmesh.ops.shape.reshape import match_dims, reshaped_layouts
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -55,7 +56,7 @@ def unflattened(x: Any, dim: int, sizes: Shape, way: str) -> Any:
 
 @st.composite
 def shapes_of(draw: st.DrawFn, elements: int) -> Shape:
-    """Any shape of so many elements, dims of extent 1 included."""
+    """Any shape with this many elements, including dims of extent 1."""
     shape = []
     for _ in range(draw(st.integers(0, 4))):
         shape.append(draw(st.sampled_from([n for n in range(1, elements + 1) if elements % n == 0])))
@@ -64,7 +65,7 @@ def shapes_of(draw: st.DrawFn, elements: int) -> Shape:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("flatten, view", "nn.Flatten, any range of dims, x.view(x.size(0), -1)")
 def test_flatten(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -78,7 +79,7 @@ def test_flatten(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("reshape", "any shape: merged, split and regrouped dims")
 def test_reshape(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -103,7 +104,7 @@ def test_unflatten(mesh: Mesh, data: st.DataObject, check: Check) -> None:
 
 @given(data=st.data())
 def test_shards_keep_their_elements(data: st.DataObject) -> None:
-    """On every rank, the input box that the rule asks for and the output box are the same elements in order."""
+    """On every rank, the input box that the rule requires and the output box hold the same elements in order."""
     mesh = Mesh(data=2, depth=2, width=3)
     shape = data.draw(st.tuples(*[st.integers(1, 6)] * 4))
     axes = data.draw(st.permutations(["data", "depth", "width"]))
@@ -111,8 +112,8 @@ def test_shards_keep_their_elements(data: st.DataObject) -> None:
     before, after = reshaped_layouts(layout, data.draw(shapes_of(torch.Size(shape).numel())))
     whole = torch.arange(torch.Size(shape).numel())
     for rank in range(mesh.size):
-        held, made = (whole.view(at.shape)[at.box(rank).slices()].flatten() for at in (before, after))
-        assert torch.equal(held, made)
+        held, produced = (whole.view(at.shape)[at.box(rank).slices()].flatten() for at in (before, after))
+        assert torch.equal(held, produced)
 
 
 def cut_of(layout: Layout) -> dict[int, tuple[str, ...]]:
@@ -145,7 +146,7 @@ def test_layout_rule(shape: Shape, cut: dict[int, str], wanted: Shape, found: di
     assert cut_of(reshaped_layouts(Layout.of(SPATIAL, shape, cut), wanted)[1]) == found
 
 
-def test_uneven_cut_is_kept_where_its_bounds_allow() -> None:
+def test_an_uneven_cut_is_kept_if_its_bounds_allow() -> None:
     uneven = Layout(Mesh(depth=2), [Cut(("depth",), Partition([0, 2, 6])), Cut((), Partition([0, 3]))])
     assert reshaped_layouts(uneven, (18,))[1].cuts == (Cut(("depth",), Partition([0, 6, 18])),)
     assert reshaped_layouts(uneven, (9, 2))[1].cuts[0] == Cut(("depth",), Partition([0, 3, 9]))
@@ -159,7 +160,7 @@ def test_groups_are_the_smallest() -> None:
 
 def _refusals() -> None:
     x = shard(torch.zeros(4, 6), opened(Mesh(height=2)), {1: "height"})
-    with pytest.raises(UnsupportedError, match=r"`dtype` \(=torch.int32\): a view changes the shape only"):
+    with pytest.raises(UnsupportedError, match=r"`dtype` \(=torch.int32\): a split view changes only the shape"):
         x.float().view(torch.int32)
     with pytest.raises(RuntimeError, match=r"shape '\[5, -1\]' is invalid for input of size 24"):
         x.view(5, -1)

@@ -73,9 +73,11 @@ def cuts(mesh: Mesh) -> tuple[dict[int, str | tuple[str, ...]]]:
 
 def refused() -> None:
     image: Any = shard(torch.ones(1, 3, 6, 5), opened(Mesh(height=2)), {2: "height"})
-    with pytest.raises(UnsupportedError, match=r"`upscale_factor` \(=2\) must .* dim -3 be divisible by 4"):
+    with pytest.raises(UnsupportedError, match=r"`upscale_factor` \(=2\) must .* dim -3 must be divisible by 4"):
         enlarged(image, 2)
-    with pytest.raises(UnsupportedError, match=r"dim -2 be divisible by 2 and dim -1 be divisible by 2, but .*6, 5"):
+    with pytest.raises(
+        UnsupportedError, match=r"dim -2 must be divisible by 2 and dim -1 must be divisible by 2, but .*6, 5"
+    ):
         folded(image, 2)
     with pytest.raises(UnsupportedError, match=r"`groups` \(=2\)"):
         interleaved(image, 2)

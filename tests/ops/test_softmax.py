@@ -1,4 +1,4 @@
-"""Softmax, log-softmax, softmin and log-sum-exp along dims that are cut or not."""
+"""Softmax, log-softmax, softmin and log-sum-exp along cut and uncut dims."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, UnsupportedError, replicated
 from convmesh.testing import SplitCase, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 Check = Callable[[SplitCase], None]
@@ -44,7 +45,7 @@ def normalise(x: Any, form: str, dim: int, scale: float = 1.0, dtype: torch.dtyp
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator(
     "softmax, log_softmax, softmin", "any dim, cut or not; functions, methods, modules; dtype; float32"
@@ -54,7 +55,7 @@ def test_softmax(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     form = data.draw(st.sampled_from([*FORMS, *MODULES]))
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     dtype, wanted = data.draw(st.sampled_from(TYPES))
-    # Powers of 1000 overflow unless the largest is taken off; float32 has no digits left for such gradients.
+    # Exponentials of 1000 overflow unless the largest is subtracted; float32 has no digits left for such gradients.
     scale = data.draw(st.sampled_from([1.0, 1000.0] if dtype == torch.float64 else [1.0]))
     check(SplitCase(partial(normalise, form=form, dim=dim, scale=scale, dtype=wanted), mesh, (shape,), dtype=dtype))
 
@@ -73,7 +74,7 @@ def logsumexp(x: Any, dim: Any, keepdim: bool, method: bool) -> Any:
 
 
 @on_grids
-@settings(max_examples=10)
+@draws(10)
 @given(data=st.data())
 @pytest.mark.operator("logsumexp", "any dims, cut or not; keepdim")
 def test_logsumexp(mesh: Mesh, data: st.DataObject, check: Check) -> None:

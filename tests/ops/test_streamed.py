@@ -1,4 +1,4 @@
-"""Dense layers cut by filters over the axis that cuts the samples, sub-batch by sub-batch."""
+"""Dense layers cut by filters over the axis that cuts the samples, one sub-batch at a time."""
 
 from typing import Any
 
@@ -55,6 +55,6 @@ def test_losses_and_gradients_are_those_of_one_process(pools: Pools, ranks: int,
 
 
 def test_sub_batches_travel_one_by_one(pools: Pools) -> None:
-    """As many bytes, in more messages: each sub-batch on its own."""
+    """The same bytes in more messages: each sub-batch travels separately."""
     (once,), (thrice,) = ([r[2] for r in pools[2].run(gradients, Mesh(data=2), 12, "y", n)][:1] for n in (1, 3))
     assert sum(thrice.values()) > sum(once.values())

@@ -1,4 +1,4 @@
-"""Max unpooling: indices found by max pooling, and any others."""
+"""Max unpooling: indices returned by max pooling, and any others."""
 
 import math
 from collections.abc import Callable
@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh
 from convmesh.testing import SplitCase
+from tests.draws import draws
 from tests.ops.grids import on_grids
 from tests.ops.test_pools import Options, draw_windows, pool, shape_of
 
@@ -21,7 +22,7 @@ Check = Callable[[SplitCase], None]
 
 
 def pool_and_unpool(x: Any, y: Any, dims: int, options: Options, full_size: bool, functional: bool) -> Any:
-    """Unpool values other than those pooled, so that an index taken twice makes a difference."""
+    """Unpool values other than those pooled, so that a duplicate index matters."""
     pooled, indices = pool(x, "Max", dims, {**options, "return_indices": True}, functional)
     size = x.shape[2:] if full_size else None
     kept = {key: value for key, value in options.items() if key in ("kernel_size", "stride", "padding")}
@@ -31,12 +32,12 @@ def pool_and_unpool(x: Any, y: Any, dims: int, options: Options, full_size: bool
 
 
 def unpool_anywhere(x: Any, indices: Any, dims: int) -> Any:
-    """Indices that no pooling could have found."""
+    """Indices that no pooling could return."""
     return getattr(F, f"max_unpool{dims}d")(x, indices, 2)
 
 
 def default_sizes(spatial: tuple[int, ...], options: Options) -> tuple[int, ...]:
-    """The extents that unpooling gives without an `output_size`."""
+    """The output extents of unpooling without an `output_size`."""
     dims = len(spatial)
     pooled = getattr(F, f"max_pool{dims}d")(torch.empty(1, 1, *spatial), **options).shape[2:]
     each = zip(pooled, strides(options), options["kernel_size"], options["padding"], strict=True)
@@ -49,7 +50,7 @@ def strides(options: Options) -> tuple[int, ...]:
 
 
 @on_grids
-@settings(max_examples=15)
+@draws(15)
 @given(data=st.data())
 @pytest.mark.operator("max_unpool", "1D–3D; kernel, stride, padding, output_size; overlapping and dilated windows")
 def test_max_unpool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
@@ -59,7 +60,7 @@ def test_max_unpool(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     full_size = data.draw(st.booleans(), "full size")
     defaults = default_sizes(shape[2:], options)
     if not full_size or any(abs(n - m) >= s for n, m, s in zip(shape[2:], defaults, strides(options), strict=True)):
-        options["dilation"] = 1  # torch takes output sizes within a stride of the default only
+        options["dilation"] = 1  # torch accepts only output sizes within a stride of the default
         defaults = default_sizes(shape[2:], options)
     full_size |= min(defaults) < 1
     shape = shape if full_size else (*shape[:2], *defaults)

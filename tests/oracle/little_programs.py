@@ -1,4 +1,4 @@
-"""Programs made by hand, without a network: what the schedule is tested with."""
+"""Hand-made programs, without a network, for tests of the schedule."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ MILLISECOND = int(float(SYSTEM.device.bytes_per_second_memory) / 1000)
 
 
 def work(milliseconds: float) -> Work:
-    """Something that is bound by memory."""
+    """A memory-bound operator."""
     size = int(milliseconds * MILLISECOND)
     return Work("copy_", ((size // 8,),), ((size // 8,),), "float32", 0, size)
 
@@ -32,7 +32,7 @@ def node(name: str, forward: Sequence[Step], backward: Sequence[Step] = (), weig
 def program(
     mesh: Mesh, rank: int, nodes: Sequence[NodeProgram], buckets: Sequence[tuple[float, Sequence[str]]] = ()
 ) -> Program:
-    """Gradients of every bucket are so many mebibytes, summed over all axes."""
+    """A program; each bucket has its size of gradients in mebibytes, summed over all axes."""
     names = [name for one in nodes for name in one.weights]
     weights = tuple(WeightProgram(name, (1000, 1000), (1000, 1000), "float32", learns=True) for name in names)
     axes = tuple(mesh.axes)
@@ -41,14 +41,14 @@ def program(
 
 
 def scheduled(*programs: Program) -> Scheduled:
-    """Without jitter."""
+    """The step's times, without jitter."""
     mesh = programs[0].mesh
     compute, transfer = ComputeModel(SYSTEM, Assumptions()), TransferModel(SYSTEM, mesh, Assumptions())
     return schedule({one.rank: one for one in programs}, compute, transfer)
 
 
 def waited(steps: Sequence[Step], number: int, after: int) -> list[Step]:
-    """The steps with a wait for a transfer so many steps after the place where it is posted, or at the end."""
+    """The steps with a wait for a transfer `after` steps after it is posted, or at the end."""
     posted = [place for place, step in enumerate(steps) if isinstance(step, Transfer)][number]
-    where = min(len(steps), posted + 1 + after)
-    return [*steps[:where], Wait((number,)), *steps[where:]]
+    index = min(len(steps), posted + 1 + after)
+    return [*steps[:index], Wait((number,)), *steps[index:]]

@@ -1,4 +1,4 @@
-"""Profiles made from a prediction's own timeline, then disturbed: what was disturbed is what is found."""
+"""Profiles from a prediction's own timeline, then disturbed: the disturbance is found."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def prediction() -> Prediction:
 
 @pytest.fixture
 def profile(prediction: Prediction) -> Profile:
-    """All ranks as predicted, but for a little noise that is the same in every run."""
+    """All ranks as predicted, plus a little noise that is the same in every run."""
     made = Profile.of(prediction.timeline)
     noise = {rank: 1 + 0.01 * ((rank * 7) % 5 - 2) for rank in range(MESH.size)}
     layers = {rank: {cell: s * noise[rank] for cell, s in made.layers[0].items()} for rank in range(MESH.size)}
@@ -54,22 +54,22 @@ def only(found: list[Anomaly]) -> Anomaly:
     return found[0]
 
 
-def test_nothing_is_found_where_all_is_as_predicted(profile: Profile, prediction: Prediction) -> None:
+def test_a_profile_as_predicted_has_no_anomalies(profile: Profile, prediction: Prediction) -> None:
     assert find_anomalies(profile, prediction) == []
 
 
 def test_a_slow_device(profile: Profile, prediction: Prediction) -> None:
-    found = only(find_anomalies(slower(profile, 1.4, lambda rank, *_: rank == 5), prediction))
-    assert (found.what, found.rank) == ("rank", 5)
-    assert found.ratio == pytest.approx(1.4, rel=0.05)
-    assert "rank 5: every layer 1.4x slower" in found.sentence
+    anomaly = only(find_anomalies(slower(profile, 1.4, lambda rank, *_: rank == 5), prediction))
+    assert (anomaly.what, anomaly.rank) == ("rank", 5)
+    assert anomaly.ratio == pytest.approx(1.4, rel=0.05)
+    assert "rank 5: every layer 1.4x slower" in anomaly.sentence
 
 
 def test_a_slow_layer_on_every_rank(profile: Profile, prediction: Prediction) -> None:
     off = slower(profile, 2.1, lambda _, layer, phase: (layer, phase) == ("conv3", "backward"))
-    found = only(find_anomalies(off, prediction))
-    assert (found.what, found.layer, found.phase, found.rank) == ("layer", "conv3", "backward", None)
-    assert found.ratio == pytest.approx(2.1, rel=0.05)
+    anomaly = only(find_anomalies(off, prediction))
+    assert (anomaly.what, anomaly.layer, anomaly.phase, anomaly.rank) == ("layer", "conv3", "backward", None)
+    assert anomaly.ratio == pytest.approx(2.1, rel=0.05)
 
 
 def test_a_layer_that_is_off_by_less_than_the_prediction_may_be(profile: Profile, prediction: Prediction) -> None:
@@ -80,8 +80,8 @@ def test_a_layer_that_is_off_by_less_than_the_prediction_may_be(profile: Profile
 
 def test_a_slow_layer_on_one_rank(profile: Profile, prediction: Prediction) -> None:
     off = slower(profile, 3.0, lambda rank, layer, phase: (rank, layer, phase) == (9, "conv1", "forward"))
-    found = only(find_anomalies(off, prediction))
-    assert (found.rank, found.layer, found.phase) == (9, "conv1", "forward")
+    anomaly = only(find_anomalies(off, prediction))
+    assert (anomaly.rank, anomaly.layer, anomaly.phase) == (9, "conv1", "forward")
 
 
 def test_slow_links_between_nodes(profile: Profile, prediction: Prediction) -> None:
@@ -97,19 +97,19 @@ def test_slow_links_between_nodes(profile: Profile, prediction: Prediction) -> N
 
 def test_slow_links_of_one_group(profile: Profile, prediction: Prediction) -> None:
     off = slower_links(profile, 2.5, lambda t: t.axes == ("filter",) and t.rank // 8 == 2)
-    found = only(find_anomalies(off, prediction))
-    assert "links inside node 2" in found.sentence
+    anomaly = only(find_anomalies(off, prediction))
+    assert "links inside node 2" in anomaly.sentence
 
 
 def test_a_machine_that_is_slower_than_described(profile: Profile, prediction: Prediction) -> None:
-    found = only(find_anomalies(slower(profile, 2.5, lambda *_: True), prediction))
-    assert found.what == "step"
-    assert found.ratio == pytest.approx(2.5, rel=0.05)
+    anomaly = only(find_anomalies(slower(profile, 2.5, lambda *_: True), prediction))
+    assert anomaly.what == "step"
+    assert anomaly.ratio == pytest.approx(2.5, rel=0.05)
 
 
 def test_the_costliest_comes_first(profile: Profile, prediction: Prediction) -> None:
     off = slower(profile, 1.3, lambda rank, *_: rank == 3)
     off = slower(off, 3.0, lambda _, layer, phase: (layer, phase) == ("head", "backward"))
-    found = find_anomalies(off, prediction)
-    assert [one.what for one in found] == ["layer", "rank"]
-    assert found[0].seconds > found[1].seconds
+    anomalies = find_anomalies(off, prediction)
+    assert [one.what for one in anomalies] == ["layer", "rank"]
+    assert anomalies[0].seconds > anomalies[1].seconds

@@ -1,4 +1,4 @@
-"""Strategies on meshes: which there are, and why some cannot be."""
+"""Strategies on meshes: the candidates, and why some are infeasible."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_factorisations_are_all_products_once() -> None:
         ("data", {"data": 16}, "data: 16 ranks > 8 samples"),
         ("filter", {"filter": 64}, "filter: 64 ranks > 16 filters of 0"),
         ("filter", {"filter": 32}, "filter: 32 ranks > 16 filters of 0"),
-        ("spatial", {"height": 32}, "height: 32 ranks of two rows > extent 32 of 0"),
+        ("spatial", {"height": 32}, "height: 32 ranks of 2 rows > extent 32 of 0"),
         (
             "spatial",
             {"height": 16, "width": 16},
-            "height: 16 ranks of two rows > extent 16 of 1, and too few samples and filters",
+            "height: 16 ranks of 2 rows > extent 16 of 1, and too few samples and filters",
         ),
         ("pipeline", {"pipe": 8}, "pipe: 8 ranks > 3 stages"),
         ("hybrid", {"data": 8}, None),
@@ -63,7 +63,8 @@ def test_factorisations_are_all_products_once() -> None:
 def test_refusals_name_the_rule_and_the_layer(
     candidates: Candidates, strategy: str, axes: dict[str, int], reason: str | None
 ) -> None:
-    assert candidates.refusal(Candidate(strategy, Mesh(**axes))) == reason
+    refusal = candidates.refusal(Candidate(strategy, Mesh(**axes)))
+    assert (None if refusal is None else str(refusal)) == reason
 
 
 def test_strategies_of_two_parts_use_both_and_equal_extents_are_cut_from_the_outside(candidates: Candidates) -> None:

@@ -1,4 +1,4 @@
-"""Prices of computations: as timed, from neighbours, or from a device's figures, and what each rests on."""
+"""Prices of computations: as timed, from neighbours, or from a device's figures, each with its basis."""
 
 from dataclasses import replace
 
@@ -33,13 +33,13 @@ def timed(work: Work, seconds: float, active: int = 1) -> Timing:
 
 
 def on_cores(cores: int, *timings: Timing) -> System:
-    """A host whose ranks share cores, with a table."""
+    """A host whose ranks share cores, with an operator table."""
     node = replace(H200.node, cores=Figure(cores, "", "measured", "test"))
     updates = {"momentum float32": UpdateTiming(1e-6, 1e-9)}
     return replace(H200, node=node, operators=OperatorTable("test", timings, updates))
 
 
-def test_what_was_timed_is_priced_as_it_was_timed() -> None:
+def test_timed_operators_are_priced_as_timed() -> None:
     assert H200.operators is not None
     timing = next(t for t in H200.operators.timings if t.op == "convolution")
     work = Work(timing.op, timing.inputs, (), timing.dtype, timing.flops, timing.bytes_moved, (), timing.call)
@@ -47,7 +47,7 @@ def test_what_was_timed_is_priced_as_it_was_timed() -> None:
     assert (found.value, found.basis) == (timing.seconds, "measured")
 
 
-def test_what_was_not_timed_is_interpolated_with_a_wider_interval() -> None:
+def test_untimed_operators_are_interpolated_with_a_wider_interval() -> None:
     work, known = relu(3_000_000), relu(2_000_000)
     compute = ComputeModel(on_cores(2, timed(known, 1e-3), timed(relu(4_000_000), 2e-3)))
     found, exact = compute.work(work), compute.work(known)
@@ -69,7 +69,7 @@ def test_ranks_slow_each_other_as_measured_and_take_turns_beyond_the_cores() -> 
     assert seconds == pytest.approx([1e-3, 1.5e-3, 6e-3])
 
 
-def test_what_was_timed_alone_is_slowed_as_its_kind_is() -> None:
+def test_operators_timed_alone_slow_down_like_their_kind() -> None:
     work, other = relu(1_000_000), relu(4_000_000)
     system = on_cores(2, timed(work, 1e-3), timed(other, 4e-3), timed(other, 6e-3, active=2))
     assert ComputeModel(system, active=2).work(work).value == pytest.approx(1.5e-3)
@@ -82,7 +82,7 @@ def test_the_optimiser_costs_by_tensor_and_by_element() -> None:
     assert adam.basis == "model", "it was not timed"
 
 
-def test_the_optimiser_is_as_slow_as_with_so_many_active_ranks() -> None:
+def test_the_optimiser_is_as_slow_as_timed_with_the_active_ranks() -> None:
     work = relu(1_000_000)
     system = on_cores(4, *(timed(work, 1e-3, active) for active in (1, 2, 4)))
     assert system.operators is not None

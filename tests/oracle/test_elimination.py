@@ -1,4 +1,4 @@
-"""The cheapest choices of all, found by elimination and compared with trying every one."""
+"""The cheapest choices by elimination, compared with trying every one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convmesh.oracle.search.elimination import Choices, Factor, cost_of, minimis
 
 
 def series_parallel(draw: st.DrawFn, nodes: int) -> list[tuple[int, int]]:
-    """Edges of a graph made from one edge by putting nodes into edges and edges beside edges."""
+    """Edges of a graph built from one edge by splitting edges with nodes and doubling edges."""
     edges = [(0, 1)]
     for node in range(2, nodes):
         at = draw(st.integers(0, len(edges) - 1))
@@ -70,7 +70,7 @@ def test_within_a_bound_nothing_beats_the_price_and_nothing_breaks_the_bound(
     if not any(map(math.isfinite, within)):
         assert found is None
         return
-    if found is None:  # prices find the corners of what is possible only
+    if found is None:  # prices only find the corners of the feasible set
         return
     assert found.use <= bound
     assert found.least - 1e-6 <= min(within) <= found.cost
@@ -100,7 +100,7 @@ def test_wide_graphs_need_a_start() -> None:
 
 
 def test_a_ring_of_two_hundred_layers_is_solved_exactly() -> None:
-    """As residual networks have them: a chain with skips, in which a uniform choice is the best by construction."""
+    """A chain with skips, as in residual networks, in which a uniform choice is best by construction."""
     layers, options = 200, 8
     moves = 1.0 - np.eye(options)
     own = np.full(options, 1.0)

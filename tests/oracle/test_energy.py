@@ -1,9 +1,9 @@
-"""Energy of steps whose parts are known: closed forms."""
+"""Energy of steps with known parts: closed forms."""
 
 import pytest
 
 from convmesh import Mesh
-from convmesh.oracle.pricing.energy import (
+from convmesh.oracle.energy import (
     LEVEL_ARITHMETIC,
     LEVEL_MEMORY,
     LEVEL_WAITING,
@@ -13,7 +13,8 @@ from convmesh.oracle.pricing.energy import (
 )
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.simulate.step import Scheduled
-from convmesh.plans.program import NodeProgram, Program, Step, Transfer, Work
+from convmesh.plans.program import NodeProgram, Program
+from convmesh.plans.steps import Step, Transfer, Work
 from convmesh.system import System
 
 SYSTEM = System.load("dgx-a100")
@@ -36,7 +37,7 @@ def used(spent: Scheduled, *steps: Step, ranks: int = 8) -> Energy:
     return energy_of(spent, SYSTEM, program(Mesh(data=ranks), *steps))
 
 
-def test_a_node_that_waits_draws_its_idle_power_its_hosts_and_switches_and_the_buildings_share() -> None:
+def test_a_waiting_node_draws_idle_host_and_network_power_and_the_facility_overhead() -> None:
     energy = used(seconds(idle=2.0))
     machine = 2 * (8 * IDLE + float(SYSTEM.power.watts_host) + float(SYSTEM.power.watts_network))
     assert energy.devices.value == pytest.approx(2 * 8 * IDLE)

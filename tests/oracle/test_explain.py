@@ -1,4 +1,4 @@
-"""What is taught about a strategy is what the runtime does: formulas equal the program to the byte."""
+"""Explanations match the runtime: formulas equal the program to the byte."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def test_a_grid_of_ranks_keeps_the_weight() -> None:
 
 
 def test_data_parallel_volume_is_the_textbooks() -> None:
-    """2·(p−1)/p·|w|, and one count that travels with the weight."""
+    """2·(p−1)/p·|w|, plus one count that travels with the weight."""
     found = explained("data", "conv 256x256x3x3 on 8x256x56x56", 4)
     assert found.sent == {"forward": 0, "backward": 0, "reduction": 2 * 3 * (256 * 256 * 9 + 1) * 4 // 4}
 
@@ -116,7 +116,7 @@ def test_layers_read_back_as_they_are_written(text: str) -> None:
         ("conv 4x4 on 1x4", "the weight of a conv must be filters x channels x kernel"),
         ("linear 4x4x3 on 1x4x8", "the weight of a linear must be filters x channels"),
         ("conv 4x4x9x9 on 1x4x4x4 padding 0", "the kernel is larger than the padded input"),
-        ("conv 4x4x3x3 on 1x4x8x8 dilation 2", "'dilation' is no option; there are stride and padding"),
+        ("conv 4x4x3x3 on 1x4x8x8 dilation 2", "'dilation' is not an option; the options are stride and padding"),
         ("conv 4x4x3x3 on 0x4x8x8", "at least 1"),
     ],
 )
@@ -125,7 +125,7 @@ def test_bad_layers_are_refused_with_the_nearest_fix(text: str, message: str) ->
         parse_layer(text)
 
 
-def test_the_picture_shows_who_holds_what_and_what_neighbours_read() -> None:
+def test_the_picture_shows_what_ranks_hold_and_what_neighbours_read() -> None:
     layout = Layout.of(cm.Mesh(height=2, width=2), (2, 4, 8, 6), {2: "height", 3: "width"})
     boxes = tuple(layout.box(rank) for rank in range(4))
     assert picture(Tensor("x", "NCHW", layout.shape, boxes, (False, False, True, True))) == [

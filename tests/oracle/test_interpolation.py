@@ -1,4 +1,4 @@
-"""Interpolation: what a table says about operators that it has not timed."""
+"""Interpolation: times of operators that a table lacks."""
 
 import math
 import statistics
@@ -17,13 +17,13 @@ EVERY = 2
 
 
 def left_out(table: OperatorTable, timing: Timing) -> tuple[float, float, float] | None:
-    """Measured seconds of one timing, those from the others of its kind, and how far off they may be."""
+    """Measured seconds of one timing, the seconds interpolated from its kind, and their allowed error."""
     others = tuple(t for t in table.of_kind(timing.op, timing.dtype) if t.call != timing.call)
     near = Interpolation(replace(table, timings=others), ROOFLINE).near(work_of(timing), 1)
     return None if near is None else (timing.seconds, near.seconds, near.spread)
 
 
-def test_timings_that_are_left_out_come_back_from_their_neighbours() -> None:
+def test_held_out_timings_are_recovered_from_their_neighbours() -> None:
     found = [left for timing in TABLE.timings[::EVERY] if (left := left_out(TABLE, timing))]
     assert len(found) > 1000
     assert statistics.median(abs(math.log(near / seconds)) for seconds, near, _ in found) < 0.06
@@ -39,7 +39,7 @@ def timed(samples: int, order: str, seconds: float) -> Timing:
 
 
 def test_an_operand_in_another_order_is_not_a_near_neighbour() -> None:
-    """A ReLU's backward on mixed orders takes five times as long; those of one order tell little of it."""
+    """A ReLU's backward on mixed memory formats takes five times as long as on one format."""
     alike = [timed(samples, ", last=1", 1e-6 * samples) for samples in (16, 64, 128)]
     table = OperatorTable("GPU", (*alike, timed(16, "", 5e-6 * 16)))
     near = Interpolation(table, ROOFLINE).near(work_of(timed(32, "", 0.0)), 1)

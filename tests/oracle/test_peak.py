@@ -9,12 +9,14 @@ from torch import nn
 
 import convmesh as cm
 from convmesh import Mesh, models
+from convmesh.kernels.finite_check import all_finite
 from convmesh.lowering.live_bytes import HeldStorages
 from convmesh.lowering.lower import lower_plan
 from convmesh.measure.measured_memory import Training, measure_training
 from convmesh.ops.core.probe import probe_of
 from convmesh.oracle.memory.peak import BYTES_BLOCK, memory_of
 from convmesh.oracle.pricing.assumptions import Assumptions
+from convmesh.plans.loss_memory import bytes_check
 from tests.conftest import Pools
 
 TOLERANCE = 0.05
@@ -70,10 +72,10 @@ def chain(layers: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(layers)))
 
 
-def test_kept_activations_grow_with_depth_and_not_with_blocks_that_run_again() -> None:
+def test_kept_activations_grow_with_depth_and_not_with_recomputed_blocks() -> None:
     shape, one = (2, 4, 32, 32), 2 * 4 * 32 * 32 * 4
     short, long = (memory_of(program_of(chain(n), shape)).bytes_activations for n in (4, 8))
-    assert long - short == 4 * one, "of each layer, what ReLU gives: it and the next convolution keep the same tensor"
+    assert long - short == 4 * one, "one ReLU output per layer: it and the next convolution keep the same tensor"
     again = memory_of(program_of(chain(8), shape, checkpoint=["0", "1", "2", "3", "4", "5", "6", "7"]))
     assert again.bytes_peak < memory_of(program_of(chain(8), shape)).bytes_peak
 
@@ -116,7 +118,7 @@ def test_storages_count_once_and_until_their_end() -> None:
         assert (held.bytes_held, held.bytes_peak) == (1024, 2048)
 
 
-def test_tensors_whose_shape_alone_is_asked_are_not_counted() -> None:
+def test_probes_are_not_counted() -> None:
     with HeldStorages("meta") as held:
         whole = torch.cat([probe_of((84, 64, 128), torch.float32), probe_of((84, 64, 128), torch.float32)], 1)
         real = torch.empty(10, device="meta", dtype=torch.float32)
@@ -124,8 +126,17 @@ def test_tensors_whose_shape_alone_is_asked_are_not_counted() -> None:
     assert held.bytes_peak == real.numel() * 4
 
 
-def test_devices_need_room_for_libraries_beside_the_tensors() -> None:
+def test_devices_need_room_for_libraries_and_tensors() -> None:
     plan = cm.plan(nn.Linear(8, 8), (4, 8), Mesh(data=2), "data")
     on_gpus, on_cpus = memory_of(lower_plan(plan).program, device="cuda"), memory_of(lower_plan(plan).program)
     assert on_cpus.bytes_needed == on_cpus.bytes_peak
     assert on_gpus.bytes_peak < on_gpus.bytes_needed < on_gpus.bytes_reserved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_check_of_a_loss_holds_what_its_rule_says(dtype: torch.dtype) -> None:
+    outputs = torch.empty(8, 125, dtype=dtype)
+    with HeldStorages("cpu") as held:
+        before = held.start([outputs])
+        all_finite(outputs)
+    assert held.bytes_peak - before == bytes_check(outputs.nbytes, str(dtype).removeprefix("torch."))

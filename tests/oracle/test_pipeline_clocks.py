@@ -1,4 +1,4 @@
-"""Pipelines: the order is torch's own, bubbles are what they must be, cores are shared by those that compute."""
+"""Pipelines: the order is torch's own, bubbles match theory, computing ranks share cores."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ CLASSES: dict[str, Any] = {
 
 
 class Stage:
-    """What torch's schedules ask of a stage; it notes what it is told to run."""
+    """A stage for torch's schedules that records what it is asked to run."""
 
     def __init__(self, index: int, stages: int, pipe: int) -> None:
         self.stage_index, self.num_stages, self.group_size, self.group_rank = index, stages, pipe, index % pipe
@@ -38,7 +38,7 @@ class Stage:
         self.ran: list[tuple[str, int, int]] = []
 
     def perform_reduce_grad(self, _: int) -> None:
-        """Nothing is summed here."""
+        """Sum nothing."""
 
     def no_messages(self, _: int) -> list[Any]:
         return []
@@ -67,7 +67,7 @@ def torch_order(name: str, pipe: int, own: int, microbatches: int) -> dict[int, 
 
 
 def _run_by_torch(name: str, stage: Stage, microbatches: int) -> list[tuple[str, int, int]]:
-    """Of these two torch keeps no list that is right (2.13 miscounts the last stages of 1F1B), so they are run."""
+    """Run the two schedules for which torch keeps no correct list (2.13 miscounts the last stages of 1F1B)."""
     made = CLASSES[name](stage, microbatches)
     made._initialize_stage = lambda *_: None
     made._step_microbatches([()] * microbatches, [{}] * microbatches)
@@ -140,7 +140,7 @@ def test_ranks_on_few_cores_share_them(pipe: int, rounds: int, times: list[float
 
 
 def stage_program(mesh: Mesh, rank: int, milliseconds: float, microbatches: int, name: str = "1f1b") -> Program:
-    """One layer a stage, twice as long backward; gradients are summed along data, if there is such an axis."""
+    """One layer per stage, twice as long backward; gradients are summed along data, if there is such an axis."""
     stage = mesh.coordinates(rank)["pipe"]
     pipe = mesh.axes["pipe"]
     each = mesh.size // pipe
@@ -178,7 +178,7 @@ def test_a_pipeline_with_a_slow_stage_takes_that_stages_time_for_every_micro_bat
     assert uneven.idle.value / uneven.step.value < even.idle.value / even.step.value
 
 
-def test_ranks_along_data_of_a_pipeline_are_worked_out_once() -> None:
+def test_ranks_along_data_of_a_pipeline_are_simulated_once() -> None:
     mesh = Mesh(pipe=2, data=3)
     made = [stage_program(mesh, rank, 1.0, 4) for rank in range(mesh.size)]
     alone, together = scheduled(made[0], made[3]), scheduled(*made)

@@ -1,4 +1,4 @@
-"""Predictions of real plans: their parts add up, and what they rest on is said."""
+"""Predictions of real plans: their parts add up, and they state their basis."""
 
 import json
 import time
@@ -75,7 +75,7 @@ def test_one_rank_sends_nothing_and_waits_for_nobody() -> None:
     assert found.parts.idle.value < 1e-12
 
 
-def test_what_a_rank_sends_counts_what_follows_the_optimiser() -> None:
+def test_bytes_sent_include_transfers_after_the_optimiser() -> None:
     bucketed, sharded = (cm.predict(made(name), SYSTEM) for name in ("data", "sharded"))
     assert sharded.bytes_sent == pytest.approx(bucketed.bytes_sent, rel=0.02)
     assert sharded.parts.update.value < bucketed.parts.update.value
@@ -106,7 +106,7 @@ def test_ranks_at_borders_stand_for_others_too() -> None:
     assert representatives(Mesh(pipe=3, data=2)) == [0, 2, 4]
 
 
-def test_stages_worked_out_together_are_those_worked_out_apart() -> None:
+def test_stages_predicted_together_equal_those_predicted_apart() -> None:
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)))
     plan = cm.plan(model, (4, 4, 32, 32), Mesh(pipe=2, height=2), {"*": {"height": "height"}}, microbatches=2)
     for rank, program in programs_of(plan, range(4)).items():

@@ -11,6 +11,7 @@ from torch import nn
 from convmesh.graph import Captured, capture
 from convmesh.oracle import Assumptions
 from convmesh.oracle.scaling_limits import Curve, limit_of, with_bandwidth, without_latency
+from convmesh.oracle.search import Refusal, RefusalKind
 from convmesh.planner.scaling import Scaling, scale
 from convmesh.system import System
 
@@ -48,14 +49,14 @@ def test_pipelines_end_with_the_layers(strong: Scaling) -> None:
     assert (limit.ranks, limit.term, limit.reason) == (4, "stages", "pipe: 8 ranks > 4 stages")
 
 
-def test_what_binds_is_the_term_without_which_it_would_go_on(strong: Scaling) -> None:
+def test_the_binding_term_is_the_one_whose_removal_helps_most(strong: Scaling) -> None:
     limit = curve(strong, "filter").limit
     assert limit is not None
     assert limit.ranks < 32
     assert limit.term in ("latency", "bandwidth", "computation")
 
 
-def test_speeds_rise_up_to_the_limit_and_nothing_is_worked_out_beyond(strong: Scaling) -> None:
+def test_speeds_rise_up_to_the_limit_and_nothing_is_evaluated_beyond(strong: Scaling) -> None:
     for found in strong.curves:
         assert found.limit is not None or found.points[-1].ranked is not None
         speeds = [p.samples_per_second for p in found.points if found.limit is None or p.ranks <= found.limit.ranks]
@@ -69,7 +70,7 @@ def test_weak_scaling_keeps_samples_for_each_rank() -> None:
     assert curve(found, "data").limit is None
 
 
-def test_ranks_that_make_no_mesh_are_no_limit() -> None:
+def test_rank_counts_without_a_mesh_are_not_a_limit() -> None:
     net = network(8)
     found = scale(lambda _: net, System.load("dgx-a100"), [1, 2, 4, 8], ("data+filter",), SLOW)
     points = curve(found, "data+filter").points
@@ -77,13 +78,13 @@ def test_ranks_that_make_no_mesh_are_no_limit() -> None:
     assert points[1].is_gap
 
 
-def test_what_was_not_worked_out_is_no_limit(strong: Scaling) -> None:
+def test_unevaluated_points_are_not_a_limit(strong: Scaling) -> None:
     data = curve(strong, "data")
-    refused = replace(data.points[4], reason="not worked out: it takes long")
+    refused = replace(data.points[4], refusal=Refusal(kind=RefusalKind.NOT_EVALUATED, detail="; it takes long"))
     assert limit_of([*data.points[:4], refused], lambda _: "latency") is None
 
 
-def test_nothing_that_was_reached_has_no_limit() -> None:
+def test_a_curve_without_plans_has_no_limit() -> None:
     assert limit_of([], lambda _: "latency") is None
 
 

@@ -1,4 +1,4 @@
-"""The heaviest turns of a pipeline's rank: none that would hold more is left out."""
+"""The heaviest turns of a pipeline's rank: no heavier turn is missing."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_no_turn_holds_more_than_the_heaviest_of_its_kind(
 
 
 def _held(before: tuple[Action, ...], stage: int, each: Footprint, now: Action) -> int:
-    """What a stage holds of all micro-batches but the one that an action is about."""
+    """What a stage holds of all micro-batches except the one of an action."""
     kinds: dict[int, set[Kind]] = {}
     for action in before:
         if action.stage == stage and (stage, action.microbatch) != (now.stage, now.microbatch):

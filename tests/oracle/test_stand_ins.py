@@ -1,11 +1,11 @@
-"""A few ranks stand for all: those at the border for those at the border."""
+"""Stand-in ranks: a few ranks are lowered and stand for all others, border ranks for border ranks."""
 
 from convmesh.layout import Mesh
 from convmesh.oracle.simulate.stand_ins import Crowd
 from convmesh.planner.predicting import representatives
 
 
-def test_ranks_inside_are_stood_for_by_one_inside_and_those_at_a_border_by_one_there() -> None:
+def test_an_inner_rank_stands_for_inner_ranks_and_a_border_rank_for_border_ranks() -> None:
     mesh = Mesh(data=16, height=8)
     crowd = Crowd(mesh, representatives(mesh, borders=True))
     inside, first, last = crowd.ranks
@@ -15,14 +15,14 @@ def test_ranks_inside_are_stood_for_by_one_inside_and_those_at_a_border_by_one_t
     assert crowd.stand_in(mesh.rank({"data": 9, "height": 7})) == last
 
 
-def test_groups_are_those_who_stand_for_their_members() -> None:
+def test_groups_consist_of_the_stand_ins_of_their_members() -> None:
     mesh = Mesh(data=16, height=8)
     crowd = Crowd(mesh, representatives(mesh, borders=True))
     assert all(crowd.group(rank, ("height",)) == tuple(sorted(crowd.ranks)) for rank in crowd.ranks)
     assert all(crowd.group(rank, ("data",)) == (rank,) for rank in crowd.ranks)
 
 
-def test_stages_are_never_stood_for_by_another_stage_that_was_worked_out() -> None:
+def test_stages_never_stand_in_for_another_lowered_stage() -> None:
     mesh = Mesh(pipe=3, data=4, width=3)
     crowd = Crowd(mesh, representatives(mesh, borders=True))
     for rank in range(mesh.size):

@@ -1,4 +1,4 @@
-"""Clocks: overlap helps but not more than it can, buckets leave when they are full, ranks alike are worked out once."""
+"""Clocks: overlap helps but no more than it can, buckets leave when full, equal ranks are simulated once."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def step(found: Scheduled) -> float:
 
 
 def one_transfer(before: float, behind: float, size: float, after: int) -> Scheduled:
-    """Work, then a sum that is waited for `after` steps later, behind other work."""
+    """Work, then a sum that is waited for `after` steps later, after other work."""
     steps = waited([work(before), all_reduce(size, "data"), work(behind)], 0, after)
     return scheduled(program(PAIR, 0, [node("a", steps)]))
 
@@ -48,7 +48,7 @@ steps_of_a_node = st.lists(st.one_of(seconds.map(work), st.just(all_reduce(8, "d
 
 
 def with_waits(steps: list[Step], after: int) -> list[Step]:
-    """Waits are counted among steps, so the last is put in first."""
+    """Insert the last wait first, since waits count as steps."""
     for number in reversed(range(sum(isinstance(s, Transfer) for s in steps))):
         steps = waited(steps, number, after)
     return steps
@@ -111,7 +111,7 @@ def test_collectives_wait_for_the_last_of_their_group() -> None:
     assert begins[2] == begins[3] < begins[0]
 
 
-def test_buckets_leave_when_the_last_of_their_gradients_is_there() -> None:
+def test_buckets_leave_when_their_last_gradient_is_ready() -> None:
     nodes = [node(f"n{i}", [work(1)], [work(2)], [f"w{i}"]) for i in range(4)]
     found = scheduled(program(PAIR, 0, nodes, [(8, ["w3", "w2"]), (8, ["w1"]), (8, ["w0"])]))
     backward = {i.layer: i.end for i in found.timeline.of(0, "compute") if i.phase == "backward"}
@@ -184,7 +184,7 @@ def test_the_more_ranks_the_later_the_last() -> None:
 
 
 def beside_host(seconds_device: float, seconds_host: float, waits: bool = False) -> Scheduled:
-    """Twenty operators forward and twenty backward, on a device whose table has the times of each."""
+    """Twenty operators forward and twenty backward, on a device whose table has all their times."""
     called = replace(work(1), call="copy_.default()")
     timing = Timing(called.call, "float32", called.inputs, 0, called.bytes_moved, seconds_device, 0.0, seconds_host)
     table = OperatorTable("some", (timing,), overheads=Overheads(waits_for_loss=waits))
@@ -194,7 +194,7 @@ def beside_host(seconds_device: float, seconds_host: float, waits: bool = False)
     return schedule({0: program(mesh, 0, nodes)}, ComputeModel(system), TransferModel(system, mesh))
 
 
-def test_a_host_that_asks_slowly_bounds_the_step_and_one_that_is_ahead_costs_nothing() -> None:
+def test_a_slow_host_bounds_the_step_and_one_that_is_ahead_costs_nothing() -> None:
     assert step(beside_host(1e-6, 10e-6)) == pytest.approx(40 * 10e-6, rel=0.02)
     found = beside_host(10e-6, 1e-6)
     assert step(found) == pytest.approx(40 * 10e-6, rel=1e-6)
@@ -202,16 +202,16 @@ def test_a_host_that_asks_slowly_bounds_the_step_and_one_that_is_ahead_costs_not
     assert found.timeline.intervals[-1].end == pytest.approx(step(found))
 
 
-def test_a_host_that_waits_for_the_loss_must_ask_again_first() -> None:
-    """Ten times slower than the device it never gets ahead; ten times faster it lags by one operator."""
+def test_a_host_that_waits_for_the_loss_must_launch_again_first() -> None:
+    """A host ten times slower than the device never gets ahead; one ten times faster lags by one operator."""
     assert step(beside_host(10e-6, 1e-6, waits=True)) == pytest.approx(40 * 10e-6 + 1e-6, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("axes", "more"), [(("height",), 4e-4), (("data", "width"), 4e-4), (("filter",), 3e-4), (("data",), 1.1e-4)]
 )
-def test_the_runtime_takes_for_a_node_what_its_transfers_cut_costs(axes: tuple[str, ...], more: float) -> None:
-    """Space and channels were measured; samples are taken to add what sending does."""
+def test_the_overhead_of_a_node_depends_on_what_its_transfers_cut(axes: tuple[str, ...], more: float) -> None:
+    """Space and channels were measured; samples add the sending time."""
     kinds = {"conv": (1e-5, 0.0), "conv space": (4e-4, 0.0), "conv channels": (3e-4, 0.0)}
     table = OperatorTable("some", (), overheads=Overheads(kinds=kinds, seconds_sending=1e-4))
     system, mesh = replace(SYSTEM, operators=table), Mesh(data=2, height=2, width=2, filter=2)

@@ -1,4 +1,4 @@
-"""Collectives and messages on clusters: closed forms, published bandwidths, and what sharing and distance do."""
+"""Collectives and messages on clusters: closed forms, published bandwidths, effects of sharing and distance."""
 
 import itertools
 import time
@@ -21,18 +21,18 @@ load = cache(System.load)
 
 
 def summed(size: int, ranks: int, *axes: str) -> Transfer:
-    """An all-reduce of so many bytes as the runtime counts it."""
+    """An all-reduce of this many bytes, as the runtime counts it."""
     return Transfer("all_reduce", axes or ("data",), 2 * (ranks - 1) * size // ranks)
 
 
 def bus(system: str, ranks: int, size: int) -> float:
-    """Bus bandwidth in GB/s as benchmarks of collectives state it."""
+    """Bus bandwidth in GB/s, as benchmarks of collectives report it."""
     transfer = summed(size, ranks)
     return transfer.bytes_sent / TransferModel(load(system), Mesh(data=ranks)).transfer(transfer, 0).value / 1e9
 
 
 def only(system: System, *names: str) -> System:
-    """The system with some of its methods."""
+    """The system with only some of its methods."""
     methods = tuple(method for method in system.collectives.methods if method.name in names)
     return replace(system, collectives=replace(system.collectives, methods=methods))
 
@@ -41,16 +41,16 @@ def only(system: System, *names: str) -> System:
     ("system", "ranks", "low", "high"),
     [
         ("dgx-a100", 8, 200, 250),  # 230 to 240 in nccl-tests
-        ("dgx-a100", 1024, 140, 200),  # eight HDR ports a node have 200; SuperPODs report 180 to 190
+        ("dgx-a100", 1024, 140, 200),  # eight HDR ports per node have 200; SuperPODs report 180 to 190
         ("dgx-h100", 8, 370, 560),  # 450 to 480 with reductions in the switch
         ("dgx-h100", 64, 270, 450),
         ("dgx2", 16, 100, 135),  # 120 to 130
         ("abci", 4, 100, 150),
-        ("abci", 64, 17, 25),  # two EDR ports a node
+        ("abci", 64, 17, 25),  # two EDR ports per node
         ("l40s-pcie", 4, 10, 28),
     ],
 )
-def test_bus_bandwidth_of_large_sums_is_in_the_range_that_benchmarks_show(
+def test_bus_bandwidth_of_large_sums_is_in_the_range_of_benchmarks(
     system: str, ranks: int, low: float, high: float
 ) -> None:
     assert low <= bus(system, ranks, 1 << 30) <= high
@@ -134,7 +134,7 @@ def test_groups_that_share_ports_are_slower() -> None:
     system, size = load("dgx-a100"), 1 << 28
     alone = TransferModel(system, Mesh(data=16), Assumptions(ranks_per_node=1)).transfer(summed(size, 16), 0).value
     sharing = TransferModel(system, Mesh(data=16, filter=8)).transfer(summed(size, 16), 0).value
-    assert sharing == pytest.approx(alone, rel=0.01), "each device of this node has a port of its own"
+    assert sharing == pytest.approx(alone, rel=0.01), "each device of this node has its own port"
     system = load("abci")
     alone = TransferModel(system, Mesh(data=16), Assumptions(ranks_per_node=1)).transfer(summed(size, 16), 0).value
     sharing = TransferModel(system, Mesh(data=16, filter=4)).transfer(summed(size, 16), 0).value

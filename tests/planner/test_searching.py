@@ -1,7 +1,8 @@
-"""Plans that are searched for: the best of all there are, with reasons for the others, and they train exactly."""
+"""Search: the best plan of all, with reasons for rejecting others, and the plans train exactly."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import convmesh as cm
 from convmesh import Mesh
 from convmesh.errors import InfeasibleError, PlanError, UnknownNameError
 from convmesh.graph import Captured, capture
+from convmesh.lowering import lower
 from convmesh.oracle.search import Candidates, Found
 from convmesh.oracle.search.why_best import why
 from convmesh.planner.drafting import DraftOptions
 from convmesh.planner.predicting import representatives
+from convmesh.planner.scaling import scale
 from convmesh.planner.searching import MIX, RESCORED, Bench, search
-from convmesh.plans import STRATEGIES, split_nodes
+from convmesh.plans import STRATEGIES, Work, split_nodes
 from convmesh.system import System
+from convmesh.system.figure import Figure
 from tests.conftest import Pools
 
 SHAPE = (16, 3, 64, 64)
@@ -139,11 +143,11 @@ def small_memory(folder: Path, size: str) -> System:
 
 def test_nothing_fits_and_says_at_which_layer(tmp_path: Path) -> None:
     system = small_memory(tmp_path, "1 MiB")
-    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1 MiB at layer"):
+    with pytest.raises(InfeasibleError, match=r"data on Mesh\(data=2\): memory: .* > 1.0 MiB at layer"):
         search(captured(), SHAPE, system, gpus=2)
 
 
-def test_what_does_not_fit_is_computed_again_or_sharded(tmp_path: Path) -> None:
+def test_plans_that_do_not_fit_recompute_or_shard(tmp_path: Path) -> None:
     with torch.device("meta"):
         deep = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid()) for _ in range(6)))
     net = capture(deep, (16, 8, 128, 128))
@@ -170,13 +174,13 @@ def gradients(axes: dict[str, int] | None, gpus: int | None) -> Any:
 
 
 @pytest.mark.parametrize("axes", [{"data": 2, "height": 2}, {"data": 2, "filter": 2}, None], ids=str)
-def test_what_is_found_trains_as_one_device_does(pools: Pools, axes: dict[str, int] | None) -> None:
+def test_plans_from_the_search_train_like_one_device(pools: Pools, axes: dict[str, int] | None) -> None:
     (expected,) = pools[1].run(gradients, None, None)
     for got in pools[4].run(gradients, axes, None if axes else 4):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_plans_that_were_found_are_saved_and_read(found: Found, tmp_path: Path) -> None:
+def test_plans_from_the_search_are_saved_and_read(found: Found, tmp_path: Path) -> None:
     layers = {node.layer for node in split_nodes(captured().graph)}
     for ranked in found.plans[:3]:
         ranked.plan.save(tmp_path / "plan.toml")
@@ -194,3 +198,50 @@ def test_a_mesh_or_a_number_of_gpus() -> None:
         cm.plan(captured(), SHAPE, gpus=0)
     with pytest.raises(PlanError, match=r"`strategies` has 'dta', which is none"):
         search(captured(), SHAPE, "dgx-a100", gpus=2, strategies=["dta"])
+
+
+def normed_model() -> nn.Module:
+    """Its norm runs other kernels on CPUs than on GPUs."""
+    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1))
+
+
+@pytest.fixture(scope="module")
+def on_cpus() -> Captured:
+    with torch.device("meta"):
+        return capture(normed_model(), SHAPE)
+
+
+def with_cores(count: float) -> System:
+    """A system whose ranks are processes on cores."""
+    known = System.load("dgx-a100")
+    return replace(known, node=replace(known.node, cores=Figure(count, "", "measured", "test")))
+
+
+def operators(captured: Captured, plan: cm.Plan, device: str) -> set[str]:
+    nodes = lower(captured, plan, device=device).program.nodes
+    return {step.op for node in nodes for step in (*node.forward, *node.backward) if isinstance(step, Work)}
+
+
+def test_a_search_prices_the_operators_of_the_systems_own_kind_of_device(on_cpus: Captured) -> None:
+    system = with_cores(4.0)
+    found = search(on_cpus, SHAPE, system, gpus=2)
+    best = found.best.plan
+    assert "native_batch_norm_backward" in operators(on_cpus, best, "cpu") - operators(on_cpus, best, "cuda")
+    for ranked in found.plans:
+        assert ranked.prediction.seconds_step == cm.predict(ranked.plan, system).seconds_step
+
+
+def test_scaling_prices_the_operators_of_the_systems_own_kind_of_device(on_cpus: Captured) -> None:
+    system = with_cores(4.0)
+    scaling = scale(lambda _: on_cpus, system, [1, 2], ["data", "spatial", "pipeline"])
+    points = [point.ranked for curve in scaling.curves for point in curve.points if point.ranked]
+    assert len(points) >= 4
+    for ranked in points:
+        assert ranked.prediction.seconds_step == cm.predict(ranked.plan, system).seconds_step
+
+
+def test_a_mesh_without_processes_knows_the_device_that_it_stands_for() -> None:
+    x = torch.empty(2, 3, device="meta")
+    assert cm.dry_mesh(Mesh(data=2), device="cpu").device_kind(x) == "cpu"
+    assert cm.dry_mesh(Mesh(data=2)).device_kind(x) == "cuda"
+    assert cm.dry_mesh(Mesh(data=2)).device_kind(torch.empty(2)) == "cpu"  # which has data, and is where it is

@@ -1,4 +1,4 @@
-"""Plans as values and as files: what is written is read again, and every mistake is named."""
+"""Plans as values and as files: they round-trip, and every mistake is named."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import convmesh as cm
 from convmesh import Mesh, Plan, PlanError, Split, load_plan
 from convmesh.graph import capture
 from convmesh.plans import Pipeline, split_of
-from convmesh.plans.plan_file import dumps, loads
+from convmesh.plans.plan_file import loads
+from convmesh.plans.plan_text import dumps
 
 
 class Net(nn.Module):

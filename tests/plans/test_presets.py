@@ -31,7 +31,7 @@ def test_space_stops_where_rows_run_out_and_samples_go_on(resnet: Graph) -> None
     made = preset("spatial", resnet, Mesh(height=4, width=2))
     first, last = next(iter(made.splits.values())), list(made.splits.values())[-3]
     assert first == Split(height=("height",), width=("width",))
-    assert last == Split(width=("width",), sample=("height",)), "7 rows give 4 ranks fewer than two each"
+    assert last == Split(width=("width",), sample=("height",)), "with 7 rows, 4 ranks would have fewer than two each"
     assert any("extent 7 gives 4 ranks fewer than 2 rows each" in note for note in made.notes)
 
 
@@ -56,7 +56,7 @@ def test_channels_are_cut_where_there_are_filters_enough(resnet: Graph) -> None:
     made = preset("data+filter", resnet, Mesh(data=2, filter=128))
     assert list(made.splits.values())[-1] == Split(sample=("data",), channel=("filter",))
     assert not next(iter(made.splits.values())).channel
-    assert any("128 ranks, 64 filters" in note for note in made.notes)
+    assert any("64 filters < 128 ranks" in note for note in made.notes)
 
 
 def test_hybrid_cuts_dense_layers_by_filters_over_the_same_ranks(vgg: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Stages: the slowest is as fast as it can be, and cuts fall only where everything that crosses can travel."""
+"""Stages: the slowest is as fast as possible, and cuts are only where all values that cross can travel."""
 
 import itertools
 import math
@@ -19,7 +19,8 @@ from convmesh.graph import Graph, capture
 from convmesh.plans import Plan
 from convmesh.plans.balance import BalanceLimits, Cost, balance
 from convmesh.plans.pipeline_rules import in_flight, microbatches_for
-from convmesh.plans.plan_file import dumps, loads
+from convmesh.plans.plan_file import loads
+from convmesh.plans.plan_text import dumps
 from convmesh.plans.stage_graph import StageGraph, cut_stages
 
 costs = st.builds(Cost, st.integers(0, 9).map(float), st.integers(0, 5), st.integers(0, 5))
@@ -68,7 +69,7 @@ def test_two_thousand_pieces_in_64_stages_take_a_moment() -> None:
 
 
 class Skips(nn.Module):
-    """A skip over everything, a size read early and used late, and a tensor taken apart."""
+    """A skip over everything, a size read early and used late, and an unpacked tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ def test_values_that_later_stages_need_cross_once_and_sizes_not_at_all() -> None
     bounds = row.bounds(["deep", "last"])
     assert row.crossing(bounds[1]) == ("x", "down")
     assert len(row.crossing(bounds[2])) == 1
-    with pytest.raises(PlanError, match="several tensors at once"):
+    with pytest.raises(PlanError, match="several outputs"):
         row.bounds([next(node.layer for node in reversed(row.calls) if node.op == "getitem")])
 
 
@@ -159,10 +160,10 @@ def test_plans_say_and_read_their_stages() -> None:
         ({"microbatches": 0}, "at least 1"),
         ({"schedule": "fast"}, "must be one of gpipe, 1f1b, interleaved, zero-bubble"),
         ({"bytes_stage": 10}, "within 10 bytes"),
-        ({"schedule": "zero-bubble", "checkpoint": ["0"]}, "does not go with `checkpoint`"),
+        ({"schedule": "zero-bubble", "checkpoint": ["0"]}, "cannot be combined with `checkpoint`"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
+def test_impossible_stages_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         planned(**options)
 
@@ -172,7 +173,7 @@ def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> 
     [
         (["nosuch"], "no such layer"),
         (["2", "4"], "makes 3 stages; schedule '1f1b' on Mesh.pipe=2. needs 2"),
-        (["0"], "first stage starts there by itself"),
+        (["0"], "first stage starts there anyway"),
     ],
 )
 def test_edited_starts_are_checked(starts: list[str], message: str) -> None:
@@ -190,5 +191,5 @@ def test_microbatches_divide_what_a_rank_has() -> None:
 
 
 def test_zero_bubble_needs_weights_that_serve_once() -> None:
-    with pytest.raises(PlanError, match=r"'0\.weight' serves several"):
+    with pytest.raises(PlanError, match=r"'0\.weight' is used several times"):
         cm.plan(shared(), (4, 2, 4, 4), Mesh(pipe=2), "pipeline", schedule="zero-bubble")

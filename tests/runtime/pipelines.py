@@ -1,4 +1,4 @@
-"""A small network for pipelines, split and whole: what their tests compare."""
+"""A small network for tests of pipelines, split and whole."""
 
 from __future__ import annotations
 

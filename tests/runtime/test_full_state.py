@@ -30,7 +30,7 @@ def round_trip(mesh: Mesh, state: dict[str, torch.Tensor]) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_checkpoint_comes_back_bit_by_bit(pools: Pools, mesh: Mesh) -> None:
+def test_a_checkpoint_round_trips_bit_for_bit(pools: Pools, mesh: Mesh) -> None:
     state = fresh("resnet18")[0].state_dict()
     state = {k: torch.rand_like(v) if v.is_floating_point() else v + 3 for k, v in state.items()}
     for found in pools[4].run(round_trip, mesh, state):
@@ -64,6 +64,22 @@ def test_distributed_checkpoints_move_between_meshes(pools: Pools, tmp_path: Pat
             assert all(torch.equal(found[name], value) for name, value in saved.items())
 
 
+def read_after_a_step() -> list[dict[str, torch.Tensor]]:
+    """`state_dict()` right after an update that is still on its way, and the weights once it has arrived."""
+    model, x, target, loss_of = fresh("lenet5")
+    mesh = Mesh(data=2)
+    net = cm.parallelize(model, cm.plan(model, x, mesh, "data", reduction="broadcast"), loss=loss_of)
+    net(net.shard_input(x), net.shard_target(target)).backward()
+    net.optimizer(torch.optim.SGD, lr=0.1).step()
+    read = {name: value.clone() for name, value in net.state_dict().items()}
+    return [read, net.full_state_dict()]
+
+
+def test_a_state_dict_waits_for_updates_that_are_on_their_way(pools: Pools) -> None:
+    for read, arrived in pools[2].run(read_after_a_step):
+        assert all(torch.equal(read[name], value) for name, value in arrived.items())
+
+
 def wide() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 12, 3, padding=1))
 
@@ -88,7 +104,7 @@ def from_meta(mesh: Mesh, seed: int | None, state: dict[str, torch.Tensor] | Non
 
 
 @pytest.mark.parametrize("mesh", [Mesh(filter=2), Mesh(height=2)], ids=str)
-def test_a_meta_model_gets_memory_for_its_shards_alone(pools: Pools, mesh: Mesh) -> None:
+def test_a_meta_model_gets_memory_only_for_its_shards(pools: Pools, mesh: Mesh) -> None:
     torch.manual_seed(5)
     state = wide().state_dict()
     drawn = pools[2].run(from_meta, mesh, 7, None)

@@ -39,7 +39,7 @@ def test_options_change_no_number(
     mesh = Mesh(**axes)
     whole = references[name]
     found = pools[mesh.size].run(train_split, name, mesh, strategy, options)
-    if options.get("reduction") == "broadcast":  # gradients are on the root alone
+    if options.get("reduction") == "broadcast":  # only the root has gradients
         found = [Trained(f.losses, f.state) for f in found]
     assert_same(found, whole)
 
@@ -91,7 +91,7 @@ def accumulate(mesh: Mesh | None, syncs: bool) -> dict[str, torch.Tensor]:
             assert "all_reduce" not in seen.bytes_sent or mesh.axes.keys() != {"data"} or seen.bytes_total < 1000
         else:
             (net(*args) / 2).backward()
-    clip_grad_norm_(net.parameters(), 0.1, mesh=net.mesh)
+    clip_grad_norm_(net.parameters(), 0.1)
     return net.full_gradients()
 
 
@@ -105,7 +105,7 @@ def test_accumulated_and_clipped_gradients(pools: Pools, axes: dict[str, int], s
 
 
 def odd_batches(mesh: Mesh | None) -> list[Any]:
-    """Losses, gradients and outputs for batches that ranks share unevenly, down to one sample for several ranks."""
+    """Losses, gradients and outputs for batches that do not divide evenly, down to one sample for several ranks."""
     model, x, target, loss_of = fresh("lenet5")
     net = None if mesh is None else cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=loss_of)
     found: list[Any] = []
@@ -168,7 +168,7 @@ def test_compiled_local_parts_change_no_number(pools: Pools, mesh: Mesh, parts_h
 
 
 def kept_for_backward(checkpoint: list[str]) -> int:
-    """Bytes that a forward pass keeps, weights apart."""
+    """Bytes that a forward pass keeps, except weights."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Sequential(*(m for _ in range(4) for m in (nn.Conv2d(4, 4, 3, padding=1), nn.Sigmoid()))) for _ in "12")
@@ -191,7 +191,7 @@ def kept_for_backward(checkpoint: list[str]) -> int:
     return sum(kept.values())
 
 
-def test_recomputed_blocks_keep_their_inputs_alone(pools: Pools) -> None:
+def test_recomputed_blocks_keep_only_their_inputs(pools: Pools) -> None:
     everything, little = (pools[2].run(kept_for_backward, names)[0] for names in ([], ["?"]))
     assert little < 0.6 * everything
 
@@ -266,13 +266,13 @@ def test_autocast_halves_the_halos_and_keeps_the_losses(pools: Pools) -> None:
 
 
 def scaled(mesh: Mesh) -> tuple[float, float, bool]:
-    """A step whose gradients overflow on one rank alone is skipped on all."""
+    """A step whose gradients overflow on one rank only is skipped on all."""
     torch.manual_seed(0)
     model = nn.Conv2d(2, 4, 3, padding=1)
     net = cm.parallelize(
         model, cm.plan(model, (2, 2, 8, 8), mesh, strategy_for(mesh)), loss=lambda y, t: ((y - t) ** 2).mean()
     )
-    scaler = GradScaler(net.mesh, init_scale=2.0**10)
+    scaler = GradScaler(init_scale=2.0**10)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     before = net.full_state_dict()["weight"]
     x, target = torch.randn(2, 2, 8, 8), torch.zeros(2, 4, 8, 8)

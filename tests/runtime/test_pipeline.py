@@ -1,4 +1,4 @@
-"""Pipelines train as one process that accumulates the gradients of the same micro-batches, and send what they say."""
+"""Pipelines train like one process that accumulates gradients of the same micro-batches, and send what they predict."""
 
 import functools
 import itertools
@@ -54,12 +54,12 @@ def every_network() -> list[Any]:
 
 
 def microbatches(samples: int, count: int, ranks: int) -> torch.Tensor:
-    """The samples of each micro-batch: of all ranks' shares the first part, then the second."""
+    """The samples of each micro-batch: the first part of every rank's share, then the second."""
     return torch.arange(samples).view(ranks, count, -1).transpose(0, 1).reshape(count, -1)
 
 
 def train_accumulated(name: str, count: int, ranks: int) -> Trained:
-    """On one process, with plain torch, micro-batch by micro-batch."""
+    """Train in one process with plain torch, micro-batch by micro-batch."""
     model, x, target, loss_of = fresh(name)
     opt = optimizer(model.parameters(), rate_of(name))
     losses, gradients = [], {}
@@ -97,7 +97,7 @@ def test_networks_train_as_with_accumulated_microbatches(
 
 
 def error_of_loss(loss: Any, mesh: Mesh, strategy: Any, ignored: bool) -> float:
-    """How far a pipeline's gradients and loss are from those of one process and the whole batch."""
+    """The error of a pipeline's gradients and loss against one process with the whole batch."""
     reference, x, target = small()
     if ignored:
         target[:3] = -100
@@ -208,7 +208,7 @@ def local_sum(y: Sharded, target: Any) -> torch.Tensor:
 
 
 def sent(axes: dict[str, int], strategy: Any, schedule: str) -> tuple[Any, ...]:
-    """What the program says this rank sends, and what it does send; the loss, which all learn, left out."""
+    """What the program says this rank sends, and what it does send, without the loss."""
     model, x, target = small()
     model.enter.requires_grad_(False)
     net = split(model, Mesh(**axes), local_sum, strategy, schedule=schedule)

@@ -1,4 +1,4 @@
-"""A pipeline is used as any other split network: gradients, optimisers, other batches, states, meta models."""
+"""A pipeline is used like any other split network: gradients, optimisers, other batches, states, meta models."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.runtime.pipelines import HEIGHT, Small, gradients_of, largest, small,
 
 
 def accumulated() -> float:
-    """Two batches under `no_sync` and out of it, the second counted double."""
+    """Two batches, the first under `no_sync`, the second counted double."""
     reference, x, target = small()
     for factor in (1.0, 2.0):
         (factor * F.cross_entropy(reference(x), target)).backward()
@@ -25,7 +25,7 @@ def accumulated() -> float:
         net(*shards).backward()
     (2.0 * net(*shards)).backward()
     error = worst(net.full_gradients(), gradients_of(reference))
-    norm = cm.clip_grad_norm_(net.parameters(), 0.1, mesh=net.mesh)
+    norm = cm.clip_grad_norm_(net.parameters(), 0.1)
     expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
     return max(error, float((norm - expected).abs()), worst(net.full_gradients(), gradients_of(reference)))
 
@@ -35,7 +35,7 @@ def test_gradients_accumulate_scale_and_are_clipped_over_all_stages(pools: Pools
 
 
 def stepped(reduction: str) -> float:
-    """Weights after steps of an optimiser, whatever the way in which gradients are summed over `data`."""
+    """Weights after optimiser steps, with gradients summed over `data` in the given way."""
     reference, x, target = small()
     net = split(small()[0], Mesh(pipe=2, data=2), F.cross_entropy, reduction=reduction)
     whole, mine = torch.optim.AdamW(reference.parameters()), net.optimizer(torch.optim.AdamW)
@@ -55,7 +55,7 @@ def test_optimisers_see_the_gradients_however_they_are_summed(pools: Pools, redu
 
 
 def error_in_bfloat16() -> tuple[float, float]:
-    """Of the loss, and of gradients relative to the largest, under autocast on both sides."""
+    """The error of the loss, and of gradients relative to the largest, with autocast on both sides."""
     reference, x, target = small()
     reference, x = reference.float(), x.float()
     net = split(small()[0].float(), Mesh(pipe=2), F.cross_entropy)
@@ -76,7 +76,7 @@ def test_autocast_goes_through_stages(pools: Pools) -> None:
 
 
 def other_batches() -> float:
-    """Batches that are not the plan's, with gradients and without, and outputs on every rank."""
+    """Batches of other sizes than the plan's, with gradients and without, and outputs on every rank."""
     reference, x, target = small(samples=11)
     net = split(small()[0], Mesh(pipe=2, data=2), F.cross_entropy)
     errors = []
@@ -115,7 +115,7 @@ def held_weights() -> tuple[set[str], bool, bool]:
     return {name for name, _ in net.named_parameters()}, counts, same
 
 
-def test_a_rank_holds_its_stages_weights_alone(pools: Pools) -> None:
+def test_a_rank_holds_only_its_stages_weights(pools: Pools) -> None:
     (first, *of_first), (second, *of_second) = pools[2].run(held_weights)
     assert of_first == of_second == [True, True]
     assert first
@@ -136,7 +136,7 @@ def drawn_on_meta(mesh: Mesh) -> dict[str, torch.Tensor]:
     return net.full_state_dict() | {f"{name}.grad": grad for name, grad in net.full_gradients().items()}
 
 
-def test_a_model_without_memory_gets_its_stages_alone(pools: Pools) -> None:
+def test_a_meta_model_gets_memory_only_for_its_stages(pools: Pools) -> None:
     staged, whole = pools[2].run(drawn_on_meta, Mesh(pipe=2))[0], pools[1].run(drawn_on_meta, Mesh())[0]
     assert worst(staged, whole) < 1e-10
 
@@ -163,7 +163,7 @@ def not_a_number() -> str:
     return str(caught.value)
 
 
-def test_a_loss_that_is_not_a_number_is_told_everywhere(pools: Pools) -> None:
+def test_a_loss_that_is_not_a_number_is_reported_everywhere(pools: Pools) -> None:
     assert all("rank 1 are not finite" in told for told in pools[2].run(not_a_number))
 
 

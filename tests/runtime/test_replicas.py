@@ -1,4 +1,4 @@
-"""Batch statistics within one data-parallel replica, as DDP has them."""
+"""Batch statistics within one data-parallel replica, as in DDP."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def replica_statistics(kind: str) -> dict[str, torch.Tensor]:
 
 
 def replica_state() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The full state after a step, and what evaluation then gives."""
+    """The full state after a step, and the output of evaluation."""
     made, x, target, loss_of = fresh("resnet18")
     runner = cm.parallelize(made, cm.plan(made, x, Mesh(data=2), "data", batchnorm="replica"), loss=loss_of)
     runner(runner.shard_input(x), runner.shard_target(target))

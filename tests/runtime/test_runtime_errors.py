@@ -1,4 +1,4 @@
-"""What users get wrong: one clear error, the same on every rank, before training starts where it can be known then."""
+"""Users' mistakes: one clear error, the same on every rank, before training starts if possible."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def net(mesh: Mesh = Mesh(height=2)) -> Any:  # noqa: B008 - a value
 
 
 def error_of(case: str) -> str:
-    """The message of what a user gets wrong on every rank, or on one alone."""
+    """The message of a user's mistake on every rank, or on one only."""
     rank = torch.distributed.get_rank()
     x = torch.ones(SHAPE)
     try:
@@ -101,7 +101,7 @@ def test_without_a_process_group() -> None:
         cm.parallelize(made, cm.plan(made, SHAPE, Mesh(height=2), "spatial"))
 
 
-def test_plans_say_which_layer_cannot_be_cut_so() -> None:
+def test_plans_name_the_layer_that_cannot_be_cut() -> None:
     made = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3))
     with pytest.raises(
         UnsupportedError, match=r"layer '1' .*4 ranks > 2 filters; the largest split that works is 2 ways"
@@ -124,7 +124,7 @@ def test_an_operator_without_a_split_version_is_named_with_its_layer() -> None:
 
 
 class Chooses(nn.Module):
-    """Looks at values: only whole samples can be given to it."""
+    """Looks at values, so it needs whole samples."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if float(x.detach().abs().sum()) > 1e9 else x.clamp(min=0)
@@ -147,7 +147,7 @@ def with_opaque(mesh: Mesh | None) -> Any:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(height=2), Mesh(filter=2)], ids=str)
-def test_what_cannot_be_looked_into_runs_on_whole_samples(pools: Pools, mesh: Mesh) -> None:
+def test_opaque_layers_run_on_whole_samples(pools: Pools, mesh: Mesh) -> None:
     (whole,) = pools[1].run(with_opaque, None)
     for found in pools[2].run(with_opaque, mesh):
         torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Training a reference network a few steps, whole or split: what exactness tests compare."""
+"""Trains a reference network for a few steps, whole or split, for tests of exactness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Trained:
 
 
 def fresh(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, Any]:
-    """A small reference network in float64, its batch, its target and its loss: the same wherever it is called."""
+    """A small reference network in float64, its batch, target and loss: the same in every process."""
     torch.manual_seed(1)
     small = models.find(name).small()
     model = small.create().double()
@@ -37,7 +37,7 @@ def optimizer(parameters: Any, rate: float = 0.05) -> torch.optim.Optimizer:
 
 
 def rate_of(name: str) -> float:
-    """A rate at which rounding does not grow from step to step: with batch norm on few values it can by millions."""
+    """A rate at which rounding errors do not grow: with batch norm on few values they can by a factor of millions."""
     return models.find(name).small().rate
 
 
@@ -47,7 +47,7 @@ def take_steps(
     steps: int = STEPS,
     after_backward: Callable[[int], object] | None = None,
 ) -> list[float]:
-    """Losses of so many optimiser steps; `after_backward` may look at the gradients of each."""
+    """Losses of the optimiser steps; `after_backward` may look at the gradients of each."""
     losses = []
     for step in range(steps):
         opt.zero_grad()
@@ -61,7 +61,7 @@ def take_steps(
 
 
 def train_whole(name: str, steps: int = STEPS) -> Trained:
-    """On one process, with plain torch."""
+    """Train in one process with plain torch."""
     model, x, target, loss_of = fresh(name)
     gradients: dict[str, torch.Tensor] = {}
 
@@ -75,7 +75,7 @@ def train_whole(name: str, steps: int = STEPS) -> Trained:
 
 
 def train_split(name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any] | None = None) -> Trained:
-    """On this rank of a mesh, as a user would."""
+    """Train on this rank of a mesh, as a user would."""
     model, x, target, loss_of = fresh(name)
     plan = cm.plan(model, tuple(x.shape), mesh, strategy, **(options or {}))
     net = cm.parallelize(model, plan, loss=loss_of)
@@ -112,7 +112,7 @@ def _assert_close(
 
 
 class References:
-    """What one process finds, computed once for each network."""
+    """Single-process results, computed once per network."""
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool

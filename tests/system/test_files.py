@@ -1,4 +1,4 @@
-"""Files of users: what is inherited, included, taken away, and how it is marked."""
+"""Users' system files: inherited, included and removed keys, and how they are marked."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_inherited_figures_are_guesses_that_name_their_system(tmp_path: Path) ->
     parent = cm.System.load("abci")
     for (key, figure), (_, old) in zip(system.figures(), parent.figures(), strict=True):
         assert (figure.value, figure.origin, figure.inherited) == (old.value, "guess", "abci"), key
-        assert figure.source == f"as abci has it ({old.origin}: {old.source})"
+        assert figure.source == f"inherited from abci ({old.origin}: {old.source})"
 
 
 def test_inheritance_has_many_generations_and_paths(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_included_parts_keep_their_origins(tmp_path: Path) -> None:
     assert system.node.devices.inherited == "dgx-a100"
 
 
-def test_false_takes_away(tmp_path: Path) -> None:
+def test_false_removes_an_inherited_key(tmp_path: Path) -> None:
     text = 'inherits = "abci"\nlinks.rack = false\nnode.count = false\ncollectives.methods.tree-ll = false\n'
     system = cm.System.load(write(tmp_path, "flat", text))
     assert [level.name for level in system.links] == ["nvlink", "spine"]
@@ -82,7 +82,7 @@ meter = { origin = "measured", text = "the rack's meter", date = 2026-11-01 }
     assert (str(host), host.origin) == ("4 kW", "measured")
 
 
-def test_bounded_systems_end_somewhere(tmp_path: Path) -> None:
+def test_bounded_systems_have_a_last_rank(tmp_path: Path) -> None:
     text = 'inherits = "dgx-a100"\nlinks.network.devices = 32\n'
     system = cm.System.load(write(tmp_path, "small", text))
     assert system.most_devices == 32

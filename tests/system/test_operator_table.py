@@ -1,4 +1,4 @@
-"""Operator tables: kept as files, merged, and refused when they are not tables."""
+"""Operator tables: saved, merged, and refused if a file is not one."""
 
 import json
 from dataclasses import replace
@@ -30,13 +30,13 @@ def test_a_table_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
     assert back.overheads.backward("cat") == 2e-5, "a kind that was not measured"
 
 
-def test_a_node_that_sends_takes_what_was_measured_for_its_kind_and_cut_else_a_bit_more_than_alone() -> None:
+def test_a_sending_node_uses_its_kind_and_cut_else_adds_the_sending_time() -> None:
     kinds = {"conv": (1e-5, 2e-5), "conv space": (4e-4, 5e-4)}
-    found = Overheads(3e-5, 4e-5, kinds=kinds, seconds_sending=1e-4)
-    assert (found.forward("conv"), found.backward("conv")) == (1e-5, 2e-5)
-    assert (found.forward("conv", "space"), found.backward("conv", "space")) == (4e-4, 5e-4), "nothing is added"
-    assert found.forward("conv", "channels") == pytest.approx(1e-5 + 1e-4)
-    assert found.backward("cat", "space") == pytest.approx(4e-5 + 1e-4), "neither kind nor cut was measured"
+    overheads = Overheads(3e-5, 4e-5, kinds=kinds, seconds_sending=1e-4)
+    assert (overheads.forward("conv"), overheads.backward("conv")) == (1e-5, 2e-5)
+    assert (overheads.forward("conv", "space"), overheads.backward("conv", "space")) == (4e-4, 5e-4), "nothing is added"
+    assert overheads.forward("conv", "channels") == pytest.approx(1e-5 + 1e-4)
+    assert overheads.backward("cat", "space") == pytest.approx(4e-5 + 1e-4), "neither kind nor cut was measured"
 
 
 def test_tables_from_before_overheads_had_kinds_still_load(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_optimisers_are_found_by_active_ranks_else_alone(tmp_path: Path) -> None
 
 
 def test_timings_are_found_by_call_and_by_active_ranks() -> None:
-    found = TABLE.find(RELU.call, 2)
-    assert found is not None
-    assert found.seconds == 3e-6
+    timing = TABLE.find(RELU.call, 2)
+    assert timing is not None
+    assert timing.seconds == 3e-6
     assert TABLE.find(RELU.call, 3) is None
     assert TABLE.levels == (1, 2)
 

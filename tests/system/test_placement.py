@@ -1,4 +1,4 @@
-"""Integer arithmetic about ranks, blocks and groups against counting them one by one."""
+"""Integer arithmetic on ranks, blocks and groups, checked by counting them one by one."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Nodes, levels inside and outside of them, and meshes that need not fit them."""
+    """Nodes, levels inside and outside them, and meshes that need not fit them."""
     devices = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     inside = draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
     rack = devices * draw(st.integers(2, 4))
@@ -32,7 +32,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def device_of(case: Case, rank: int) -> int:
-    """By handing out devices one after another."""
+    """The rank's device, by assigning devices one after another."""
     free = (
         device for device in range(10**6) if device % case.placement.devices_per_node < case.placement.ranks_per_node
     )
@@ -42,20 +42,20 @@ def device_of(case: Case, rank: int) -> int:
 def brute_spans(case: Case) -> list[GroupSpan]:
     devices = [device_of(case, rank) for rank in range(case.mesh.size)]
     groups = {tuple(case.mesh.group(case.axes, rank)) for rank in range(case.mesh.size)}
-    found, inner = [], 1
+    spans, inner = [], 1
     for extent in case.placement.extents:
         outer = extent or 10**9
         blocks, members, sharing = 1, 1, defaultdict(set)
         for group in groups:
             for where in {devices[rank] // outer for rank in group}:
-                here = [devices[rank] // inner for rank in group if devices[rank] // outer == where]
-                blocks = max(blocks, len(set(here)))
-                members = max(members, *(here.count(block) for block in here))
-                for block in set(here) if len(set(here)) > 1 else ():
+                inner_blocks = [devices[rank] // inner for rank in group if devices[rank] // outer == where]
+                blocks = max(blocks, len(set(inner_blocks)))
+                members = max(members, *(inner_blocks.count(block) for block in inner_blocks))
+                for block in set(inner_blocks) if len(set(inner_blocks)) > 1 else ():
                     sharing[block].add(group)
-        found.append(GroupSpan(blocks, members, max(map(len, sharing.values()), default=0)))
+        spans.append(GroupSpan(blocks, members, max(map(len, sharing.values()), default=0)))
         inner = outer
-    return found
+    return spans
 
 
 @settings(max_examples=150)
@@ -111,7 +111,7 @@ def test_abci_with_filters_inside_nodes() -> None:
 
 
 def test_a_large_mesh_is_spanned_by_arithmetic() -> None:
-    """Counting a million ranks would outlast the test's patience; blocks that fit are multiplied."""
+    """Counting a million ranks would take too long; blocks that fit are multiplied."""
     dgx, mesh = cm.System.load("dgx-h100"), cm.Mesh(data=2**17, height=4, filter=2)
     assert dgx.spans(mesh, ["data"]) == {"nvswitch": GroupSpan(1, 1, 0), "network": GroupSpan(2**17, 1, 8)}
 
@@ -126,8 +126,8 @@ def test_ranks_sit_on_nodes_in_order() -> None:
     assert sparse.name == "leaf"
 
 
-def test_axes_that_are_none_are_refused() -> None:
-    with pytest.raises(cm.MeshError, match="`depht` is no mesh axis"):
+def test_unknown_axes_are_refused() -> None:
+    with pytest.raises(cm.MeshError, match="`depht` is not a mesh axis"):
         cm.System.load("abci").spans(cm.Mesh(depth=2), ["depht"])
 
 
@@ -135,5 +135,5 @@ def test_ranks_without_a_place_are_refused() -> None:
     abci = cm.System.load("abci")
     with pytest.raises(cm.MeshError, match=r"rank -1 has no place on abci, whose links join devices from 0 on\."):
         abci.level_between(-1, 0)
-    with pytest.raises(cm.MeshError, match=r"`ranks_per_node` \(=5\) must be from 1 to 4, the devices a node has\."):
+    with pytest.raises(cm.MeshError, match=r"`ranks_per_node` \(=5\) must be from 1 to 4, the devices of a node\."):
         abci.levels_for([0, 1], ranks_per_node=5)

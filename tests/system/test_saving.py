@@ -1,4 +1,4 @@
-"""Systems that are written and read back, and those in the user's own folder."""
+"""Systems written and read back, and systems in the user's folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,14 +39,14 @@ def test_a_saved_system_loads_back_equal(name: str, tmp_path: Path) -> None:
     assert dict(cm.System.load(path).figures()) == dict(system.figures())
 
 
-def test_what_was_inherited_stays_so(tmp_path: Path) -> None:
+def test_inherited_figures_stay_marked(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text('inherits = "abci"\npower.watts_host = "123.456789 W"\n')
     system = cm.System.load(path)
     assert cm.System.load(system.save(tmp_path / "again" / "ours.toml")) == system
 
 
-def test_tables_are_kept_beside_the_file(tmp_path: Path) -> None:
+def test_tables_are_saved_next_to_the_file(tmp_path: Path) -> None:
     system = replace(cm.System.load("abci"), operators=OPERATORS, transfers=TRANSFERS)
     path = system.save(tmp_path / "abci.toml")
     assert cm.System.load(path) == system
@@ -56,7 +56,7 @@ def test_tables_are_kept_beside_the_file(tmp_path: Path) -> None:
         cm.System.load(tmp_path / "moved.toml")
 
 
-def test_a_table_is_inherited_only_with_what_it_was_measured_on(tmp_path: Path) -> None:
+def test_a_table_is_inherited_only_with_the_parts_it_was_measured_on(tmp_path: Path) -> None:
     replace(cm.System.load("abci"), operators=OPERATORS, transfers=TRANSFERS).save(tmp_path / "base.toml")
 
     def loaded(text: str) -> cm.System:
@@ -81,7 +81,7 @@ def test_unknown_tables_and_odd_paths_are_refused(tmp_path: Path) -> None:
         cm.System.load("abci").save(tmp_path / "abci.json")
 
 
-def test_local_is_found_once_it_is_there(folder: Path) -> None:
+def test_local_is_found_once_it_exists(folder: Path) -> None:
     with pytest.raises(cm.UnknownNameError, match="measure this machine with `convmesh calibrate`"):
         cm.System.load("local")
     assert "local" not in cm.System.names()

@@ -1,4 +1,4 @@
-"""Every system that ships is whole, plausible, and says where its numbers come from."""
+"""Every shipped system is complete and plausible, and gives the origin of its numbers."""
 
 import itertools
 import pickle
@@ -97,7 +97,9 @@ def test_measured_figures_are_marked() -> None:
 def test_table_shows_every_figure() -> None:
     system = cm.System.load("abci")
     lines = str(system).splitlines()
-    assert lines[1].startswith("4 × V100-SXM2-16GB a node; links from the inside out: nvlink (nvlink), rack (network)")
+    assert lines[1].startswith(
+        "4 × V100-SXM2-16GB per node; links from the inside out: nvlink (nvlink), rack (network)"
+    )
     for key, figure in system.figures():
         (line,) = [line for line in lines if line.startswith(f"{key} ")]
         assert line.split(None, 1)[1].startswith(str(figure))

@@ -44,9 +44,9 @@ EVERY_MESSAGE = """`system` (='bad.toml') has 25 problems:
 - bad.toml: `device.fraction_memory.origin` (='hearsay') must be one of measured, datasheet, publication, guess.
 - bad.toml: `device.fraction_vector.from` (='nowhere') must be a key of [sources], which has none.
 - bad.toml: `device.fraction_tensor.valu` is unknown. Did you mean value?
-- bad.toml: `device.fraction_tensor.value` is missing: a figure needs one.
+- bad.toml: `device.fraction_tensor.value` is missing: a figure needs a value.
 - bad.toml: `node.devices.source` (='') must say where a figure of origin measured comes from.
-- bad.toml: `collectives.methods.nvls-simple` (=False) takes away an inherited key, and none of that name is there.
+- bad.toml: `collectives.methods.nvls-simple` (=False) removes an inherited key, but none of that name is inherited.
 - bad.toml: `orign` is unknown. Did you mean origin?
 - bad.toml: `device.bytes_memori` is unknown. Did you mean bytes_memory or bytes_per_second_memory or fraction_memory?
 - bad.toml: `device.processors` (=10.5) must be a whole number, like 1.
@@ -75,7 +75,7 @@ def refused(folder: Path, text: str, name: str = "bad") -> str:
     return str(error.value).replace(f"{folder}/", "")
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     assert refused(tmp_path, EVERY_MISTAKE) == EVERY_MESSAGE.strip()
 
 
@@ -84,7 +84,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     [
         (
             'inherits = "dgx-a100"\nnode.devices = 4\n',
-            "`node.devices` (=4) must be what a level of links joins (1, 8): set that level's `devices` too.",
+            "`node.devices` (=4) must be the devices of some level of links (1, 8): set that level's `devices` too.",
         ),
         (
             'inherits = "abci"\nlinks.rack.devices = 34\n',
@@ -92,7 +92,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ),
         (
             'inherits = "abci"\nlinks.rack.devices = false\n',
-            "`links.rack.devices` is missing: only the outermost level may join any number.",
+            "`links.rack.devices` is missing: only the outermost level may join any number of devices.",
         ),
         (
             'inherits = "abci"\ndevice.fraction_tensor = false\n',
@@ -125,11 +125,11 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ),
         (
             'inherits = "abci"\npower.watts_host.high = 3\n',
-            "`power.watts_host` must be a figure, not a table of others.",
+            "`power.watts_host` must be a figure, not a table of figures.",
         ),
     ],
 )
-def test_what_figures_must_be_to_each_other(tmp_path: Path, text: str, line: str) -> None:
+def test_figures_must_agree_with_each_other(tmp_path: Path, text: str, line: str) -> None:
     assert refused(tmp_path, text) == f"`system` (='bad.toml') has a problem:\n- bad.toml: {line}"
 
 
@@ -169,7 +169,7 @@ def test_unknown_parents_offer_the_nearest(tmp_path: Path) -> None:
         cm.System.load(tmp_path / "x.toml")
 
 
-def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(cm.SystemFileError, match=r"none\.toml'\): No such file or directory\."):
         cm.System.load(tmp_path / "none.toml")
     assert refused(tmp_path, "a = = 1").startswith("bad.toml: not TOML: Invalid value (at line 1, column 5).")
@@ -190,7 +190,7 @@ VALUES = st.sampled_from(
     below=st.sampled_from(["", ".value", ".from", ".origin", ".source", ".spread", ".date", ".other"]),
     value=VALUES,
 )
-def test_nothing_else_comes_of_odd_values(tmp_path: Path, key: str, below: str, value: str) -> None:
+def test_odd_values_load_or_raise_our_error(tmp_path: Path, key: str, below: str, value: str) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(f'inherits = "abci"\n{key}{below} = {value}\n')
     try:

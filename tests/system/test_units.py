@@ -1,4 +1,4 @@
-"""Amounts are read with their units and shown as people would write them."""
+"""Amounts: parsed with their units, shown in readable ones."""
 
 import math
 
@@ -45,5 +45,5 @@ def test_examples_are_amounts(unit: str) -> None:
 
 @settings(max_examples=100)
 @given(st.sampled_from(list(UNITS)), st.floats(1e-12, 1e18))
-def test_what_is_shown_reads_back(unit: str, value: float) -> None:
+def test_shown_amounts_read_back(unit: str, value: float) -> None:
     assert amount(shown(value, unit), unit) == pytest.approx(value, rel=1e-3)

@@ -1,4 +1,4 @@
-"""The check of split operators must fail for wrong ones."""
+"""The check of split operators must fail for wrong operators."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.conftest import Pools
 
 
 class _Scale(torch.autograd.Function):
-    """Multiplies values and gradients by numbers of one's choice: a linear operator with a wrong adjoint."""
+    """Multiplies values and gradients by different numbers: a linear operator with a wrong adjoint."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, value: float, slope: float) -> torch.Tensor:
@@ -140,7 +140,7 @@ def test_differences_count_against_the_largest_value() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_must_be_so_in_both(value: float) -> None:
+def test_non_finite_values_must_be_so_in_both(value: float) -> None:
     close([value, 1.0], [value, 1.0])
     for found, expected in (([value, 1.0], [1.0, 1.0]), ([1.0, 1.0], [value, 1.0]), ([-value, 1.0], [1.0, 1.0])):
         with pytest.raises(AssertionError):

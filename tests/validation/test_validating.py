@@ -1,4 +1,4 @@
-"""The oracle against measured runs: what counts as evidence, what does not, and how near it comes."""
+"""The oracle against measured runs: what counts as evidence, what does not, and its accuracy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rows_are_values(tmp_path: Path) -> None:
     assert test.mesh(3).axes == {"data": 2, "depth": 2}
 
 
-def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     said = refusal(
         written(
             tmp_path,
@@ -88,7 +88,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     ("header", "said"),
     [
         (HEADER.replace("step_ms", "step_time"), "column `step_ms` is missing. Is it step_time?"),
-        (HEADER + ",gpus", "column `gpus` is there twice"),
+        (HEADER + ",gpus", "column `gpus` occurs twice"),
         (HEADER, "is empty"),
         ("", "is empty"),
     ],
@@ -129,7 +129,7 @@ def test_without_anchors_the_interval_is_wide() -> None:
     assert mean.spread == pytest.approx(math.log(2))
 
 
-def test_what_was_measured_of_test_runs_changes_no_prediction() -> None:
+def test_measurements_of_test_runs_do_not_change_predictions() -> None:
     runs = series(read(SHIPPED["public_runs"]), "dgx2")
     honest = predictions(validate(runs, case_of))
     lied = [replace(run, seconds_step=9 * run.seconds_step) if run.role == "test" else run for run in runs]
@@ -171,7 +171,7 @@ def test_plans_that_do_not_exist_are_refused() -> None:
 def test_public_runs(shipped: Validation) -> None:
     assert shipped.accuracy is not None
     assert shipped.accuracy_all is not None
-    assert shipped.accuracy > 0.915  # so that it does not rot; docs/accuracy.md says why it is no blind result
+    assert shipped.accuracy > 0.915  # a regression guard; docs/accuracy.md says why this is not a blind result
     assert shipped.by_strategy()["data"] > 0.93
     assert shipped.accuracy_all < shipped.accuracy
     assert len(shipped.rows) == 78

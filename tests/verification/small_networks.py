@@ -16,7 +16,7 @@ needs_fork = pytest.mark.skipif(torch.cuda.is_available(), reason="what tests ch
 
 
 class Chain(nn.Module):
-    """Two convolutions with a pool between them: one operator of each sort, so that a broken one is known."""
+    """Two convolutions with a pool between: one operator of each kind, so that a broken one is identifiable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class TwoHeads(nn.Module):
 
 
 class Counting(nn.Module):
-    """Its result depends on how often it ran, which no capture sees."""
+    """Its result depends on how often it ran, which capture cannot see."""
 
     def __init__(self) -> None:
         super().__init__()

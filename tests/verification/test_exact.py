@@ -1,4 +1,4 @@
-"""Plans that are exact are found to be so, whatever the network and the mesh."""
+"""Exact plans verify as exact, for any network and mesh."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SHAPE = (4, 3, 8, 8)
 def test_every_layer_is_compared_and_the_model_is_left_alone() -> None:
     model = Chain()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = cm.verify(model, SHAPE, plan_for(model, SHAPE, data=2, height=2))
-    assert found.ok, found
-    assert found.first is None
-    assert [check.layer for check in found.layers] == ["first", "pool", "relu", "second", "norm"]
-    kinds = {check.layer: {difference.kind for difference in check.differences} for check in found.layers}
+    result = cm.verify(model, SHAPE, plan_for(model, SHAPE, data=2, height=2))
+    assert result.ok, result
+    assert result.first is None
+    assert [check.layer for check in result.layers] == ["first", "pool", "relu", "second", "norm"]
+    kinds = {check.layer: {difference.kind for difference in check.differences} for check in result.layers}
     assert kinds["first"] == {"output", "gradient", "weight gradient", "weight"}
     assert kinds["pool"] == {"output", "gradient"}
-    assert found.worst is not None
-    assert 0 < found.worst.error < 1e-9
+    assert result.worst is not None
+    assert 0 < result.worst.error < 1e-9
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -36,66 +36,66 @@ def test_several_inputs_and_outputs_shared_weights_dropout_and_recomputing() -> 
     plan = cm.plan(
         model, [torch.zeros(s) for s in shapes], cm.Mesh(data=2, width=2), "data+spatial", checkpoint=["again"]
     )
-    found = cm.verify(model, shapes, plan, steps=2)
-    assert found.ok, found
-    assert any("dropout" in note for note in found.notes)
-    assert sum(check.layer == "again" for check in found.layers) == 2
+    result = cm.verify(model, shapes, plan, steps=2)
+    assert result.ok, result
+    assert any("dropout" in note for note in result.notes)
+    assert sum(check.layer == "again" for check in result.layers) == 2
 
 
 def test_a_loss_and_its_target() -> None:
     small = models.find("lenet5").small()
     model = small.create()
     plan = plan_for(model, small.shape, filter=2)
-    found = cm.verify(model, small.shape, plan, loss=F.cross_entropy, target=small.draw_target(), steps=2)
-    assert found.ok, found
-    assert len(found.losses) == 2
+    result = cm.verify(model, small.shape, plan, loss=F.cross_entropy, target=small.draw_target(), steps=2)
+    assert result.ok, result
+    assert len(result.losses) == 2
 
 
 def test_a_pipeline_without_a_loss_is_given_one() -> None:
     small = models.find("lenet5").small()
     model = small.create()
-    found = cm.verify(model, small.shape, plan_for(model, small.shape, pipe=2), steps=2)
-    assert found.ok, found
-    assert len(found.losses) == 2
-    assert {d.kind for check in found.layers for d in check.differences} == {"weight gradient", "weight"}
+    result = cm.verify(model, small.shape, plan_for(model, small.shape, pipe=2), steps=2)
+    assert result.ok, result
+    assert len(result.losses) == 2
+    assert {d.kind for check in result.layers for d in check.differences} == {"weight gradient", "weight"}
 
 
 def test_a_large_mesh_and_a_large_input_shrink_and_stay_cut() -> None:
     model, shape = Chain(), (64, 3, 256, 192)
-    found = cm.verify(model, shape, plan_for(model, shape, data=32, height=8), most_ranks=4, steps=1)
-    assert found.ok, found
-    assert found.mesh == cm.Mesh(data=2, height=2)
-    (small,) = found.shapes
+    result = cm.verify(model, shape, plan_for(model, shape, data=32, height=8), most_ranks=4, steps=1)
+    assert result.ok, result
+    assert result.mesh == cm.Mesh(data=2, height=2)
+    (small,) = result.shapes
     assert small[0] >= 2
     assert small[2] >= 4  # the pool halves them, and two ranks keep a row each
     assert small[2] < 256
-    assert len(found.notes) == 2
+    assert len(result.notes) == 2
 
 
 def test_dense_layers_keep_their_extent() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 96 * 96, 2))
-    found = cm.verify(model, (64, 1, 96, 96), plan_for(model, (64, 1, 96, 96), height=2), steps=1)
-    assert found.ok, found
-    assert found.shapes[0][2:] == (96, 96)
-    assert found.shapes[0][0] < 64
+    result = cm.verify(model, (64, 1, 96, 96), plan_for(model, (64, 1, 96, 96), height=2), steps=1)
+    assert result.ok, result
+    assert result.shapes[0][2:] == (96, 96)
+    assert result.shapes[0][0] < 64
 
 
 def test_a_sample_of_zeros_hides_nothing() -> None:
-    """Zeros would make every layer's output its bias; values are drawn instead."""
+    """Zeros would reduce every layer's output to its bias; random values are used instead."""
     model = Chain()
     sample = torch.zeros(SHAPE)
-    found = cm.verify(model, sample, plan_for(model, sample, height=2), steps=1)
-    assert found.ok, found
-    assert found.worst is not None
-    assert found.worst.error > 0
+    result = cm.verify(model, sample, plan_for(model, sample, height=2), steps=1)
+    assert result.ok, result
+    assert result.worst is not None
+    assert result.worst.error > 0
 
 
 def test_frozen_layers_and_eval_mode() -> None:
     model = Chain().eval()
     model.first.requires_grad_(False)
-    found = cm.verify(model, SHAPE, plan_for(model, SHAPE, height=2), steps=1)
-    assert found.ok, found
-    assert any("eval" in note for note in found.notes)
+    result = cm.verify(model, SHAPE, plan_for(model, SHAPE, height=2), steps=1)
+    assert result.ok, result
+    assert any("eval" in note for note in result.notes)
 
 
 def test_a_plan_from_a_file(tmp_path: pytest.TempPathFactory) -> None:
@@ -106,10 +106,10 @@ def test_a_plan_from_a_file(tmp_path: pytest.TempPathFactory) -> None:
 
 
 def test_statistics_within_replicas_are_not_those_of_one_process() -> None:
-    """What the user asked for, and still a difference: it is named."""
+    """The user asked for it, but it is still a difference, and is named."""
     model = Chain()
     plan = replace(plan_for(model, SHAPE, data=2), batchnorm="replica")
-    found = cm.verify(model, SHAPE, plan, steps=1)
-    assert not found.ok
-    assert found.first is not None
-    assert found.first.layer == "norm"
+    result = cm.verify(model, SHAPE, plan, steps=1)
+    assert not result.ok
+    assert result.first is not None
+    assert result.first.layer == "norm"

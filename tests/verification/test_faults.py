@@ -1,4 +1,4 @@
-"""Broken layers are found and named: split operators are broken on purpose, in the forked ranks only."""
+"""Broken layers are named: split operators are broken on purpose, only in the forked ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[Sharded], Sharded]
 
 
 def broken_pool(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    """Let `change` act on what the average pool gives on the last rank of a real mesh."""
+    """Apply `change` to the average pool's output on the last rank of a real mesh."""
     pool = registry.handler_of(F.avg_pool2d)
 
     def broken(*args: Any, **kwargs: Any) -> Sharded:
@@ -47,17 +47,17 @@ def verified(**options: Any) -> Verification:
 
 def test_a_wrong_output_names_its_layer_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     broken_pool(monkeypatch, lambda y: y + 1e-6)
-    found = verified(steps=1)
-    assert not found.ok
-    assert found.first is not None
-    assert found.first.layer == "pool"
-    pool = next(check for check in found.layers if check.layer == "pool")
+    result = verified(steps=1)
+    assert not result.ok
+    assert result.first is not None
+    assert result.first.layer == "pool"
+    pool = next(check for check in result.layers if check.layer == "pool")
     assert pool.worst.rank == 1
     assert 1e-7 < pool.error < 1e-5
-    before = next(check for check in found.layers if check.layer == "first").largest("output")
+    before = next(check for check in result.layers if check.layer == "first").largest("output")
     assert before is not None
     assert before < 1e-12
-    assert "layer 'pool'" in str(found)
+    assert "layer 'pool'" in str(result)
 
 
 class _Amplified(torch.autograd.Function):
@@ -72,7 +72,7 @@ class _Amplified(torch.autograd.Function):
         return grad * (1 + 1e-6)
 
 
-def test_a_wrong_backward_names_the_layer_that_gave_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_backward_names_the_layer_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = registry.handler_of(F.avg_pool2d)
 
     def broken(x: Sharded, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_rank_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert not found.ok
 
 
-def test_a_model_that_is_not_its_capture_is_told() -> None:
+def test_a_model_that_differs_from_its_capture_is_reported() -> None:
     model = Counting()
     with pytest.raises(CaptureError, match="something else each time"):
         plan_for(model, SHAPE, data=2)
@@ -139,7 +139,7 @@ def test_a_model_that_is_not_its_capture_is_told() -> None:
     assert not found.ok
 
 
-def test_numbers_that_are_none_are_told() -> None:
+def test_non_finite_numbers_are_reported() -> None:
     model = nn.Sequential(conv := nn.Conv2d(3, 2, 1), nn.Hardtanh())
     conv.weight.data.fill_(float("nan"))
     found = cm.verify(model, SHAPE, plan_for(model, SHAPE, data=2), steps=1)

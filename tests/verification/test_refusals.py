@@ -1,4 +1,4 @@
-"""What cannot be verified is said before anything runs."""
+"""What cannot be verified is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_open_process_group_is_refused(pools: Pools) -> None:
 
 
 def test_where_there_are_gpus_a_fresh_process_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process believes to have GPUs; the one that it starts finds none."""
+    """This process believes it has GPUs; the one it starts finds none."""
     model = Chain()
     plan = plan_for(model, SHAPE, data=2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

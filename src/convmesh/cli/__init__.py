@@ -1,4 +1,4 @@
-"""The command line: one file a verb, loaded when it is asked for, so that `--help` does not wait for torch."""
+"""The command line: one file per verb, imported on demand so that `--help` does not wait for torch."""
 
 from convmesh.cli.main import main
 

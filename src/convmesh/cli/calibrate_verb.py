@@ -1,4 +1,4 @@
-"""`convmesh calibrate`: measure this machine into a system called `local`."""
+"""`convmesh calibrate`: measure this machine and save it as the system `local`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """What can be typed after `convmesh calibrate`."""
+    """Options of `convmesh calibrate`."""
 
     models: str = "resnet50,vgg16,cosmoflow,unet3d"
-    """Networks whose operators are timed, separated by commas: reference networks, or package.module:factory."""
+    """Networks whose operators are timed, comma-separated: reference networks or package.module:factory."""
     ranks: str = "1,2,4"
-    """Numbers of ranks, separated by commas: shards of such plans are timed, and transfers in such groups."""
+    """Rank counts, comma-separated: shards of plans over these counts and transfers in such groups are timed."""
     input: str | None = None
-    """One sample's shape without the batch, for all networks; without it reference networks take theirs: the published
-    size on a GPU, a narrow network on a small sample on a processor."""
+    """Shape of one sample without the batch, for all networks.
+    By default reference networks have their published size on a GPU, and are narrow with small samples on a CPU."""
     batch: int | None = None
-    """Samples of the global batch."""
+    """Global batch size."""
     output: Path | None = None
-    """The system file to write; by default local.toml in $CONVMESH_SYSTEMS or the user's data folder."""
+    """System file to write; by default local.toml in $CONVMESH_SYSTEMS or the user's data folder."""
     quick: bool = False
-    """Seconds instead of minutes: rough figures, to see that everything works."""
+    """Take seconds instead of minutes: rough figures, to check that everything works."""
     json: bool = False
-    """Print what was measured as JSON."""
+    """Print the measurements as JSON."""
 
 
 def run(options: CalibrateOptions) -> int:
-    """Measure, write, report."""
+    """Measure, write the system file, report."""
     ranks = _ranks(options.ranks)
     if options.batch is not None and options.batch < 1:
         raise BadInputError(f"`--batch` (={options.batch}) must be a positive number of samples.")
@@ -57,7 +57,7 @@ def run(options: CalibrateOptions) -> int:
 def _ranks(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise BadInputError(f"`--ranks` (={text!r}) must be positive numbers separated by commas, such as 1,2,4.")
+        raise BadInputError(f"`--ranks` (={text!r}) must be comma-separated positive numbers, such as 1,2,4.")
     return sorted({int(part) for part in parts})
 
 
@@ -90,8 +90,8 @@ def _report(system: System, seconds: float, options: CalibrateOptions) -> None:
     timed = 0 if system.operators is None else len(system.operators.timings)
     curves = 0 if system.transfers is None else len(system.transfers.curves)
     sys.stdout.write(
-        f"{system}\n\n{timed} operators and {curves} kinds of transfers are timed; this took {seconds:.0f} s.\n"
-        f"Use it as `--system {options.output or 'local'}`, or as cm.System.load({str(options.output or 'local')!r}).\n"
+        f"{system}\n\nTimed {timed} operators and {curves} kinds of transfers in {seconds:.0f} s.\n"
+        f"Use it with `--system {options.output or 'local'}` or cm.System.load({str(options.output or 'local')!r}).\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Networks of which only shapes matter: captured for a batch, without weights."""
+"""Networks captured for their shapes alone: for one batch, without weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 
-SAMPLES_A_RANK = {1: 32, 2: 32, 3: 1}
-"""The batch of one rank where none is given, by spatial dims: volumes come one by one."""
+SAMPLES_PER_RANK = {1: 32, 2: 32, 3: 1}
+"""Default batch per rank, by number of spatial dims: volumes come one at a time."""
 
 
 def subject_without_data(model: str, given: str | None = None) -> Subject:
-    """The network on the meta device, for samples as `given`; one that needs its weights' values is made with them."""
+    """The network on the meta device, for samples of shape `given`; real weights only where building it needs them."""
     import torch
 
     from convmesh.cli.subjects import find_subject
@@ -32,7 +32,7 @@ def subject_without_data(model: str, given: str | None = None) -> Subject:
 
 
 def sample_shape(model: str, subject: Subject, given: str | None) -> tuple[int, ...]:
-    """One sample's shape, as typed or as the network knows it."""
+    """One sample's shape: the typed one, or else the network's own."""
     if given is not None:
         return parse_shape("--input", given)
     if subject.sample is None:
@@ -41,17 +41,17 @@ def sample_shape(model: str, subject: Subject, given: str | None) -> tuple[int, 
 
 
 def default_batch(sample: tuple[int, ...], ranks: int) -> int:
-    """Samples of a global batch for so many ranks."""
-    return ranks * SAMPLES_A_RANK.get(len(sample) - 1, 1)
+    """Default global batch for this number of ranks."""
+    return ranks * SAMPLES_PER_RANK.get(len(sample) - 1, 1)
 
 
 def tf32_of(precision: Precision) -> bool | None:
-    """Whether products run on tensor cores: where nothing is said, as torch has it."""
+    """Whether matrix products run on tensor cores; None follows torch's default."""
     return True if precision == "tf32" else None
 
 
 def captured_for(subject: Subject, shape: tuple[int, ...], precision: Precision) -> Captured:
-    """The network for a global batch, its numbers as the precision says."""
+    """The network captured for a global batch in this precision."""
     import torch
 
     from convmesh.graph import capture

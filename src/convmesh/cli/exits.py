@@ -1,4 +1,4 @@
-"""What the exit status says, the same for every verb."""
+"""Exit statuses, shared by every verb."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Exit(IntEnum):
-    """0 done, 1 our bug, 2 bad input, 3 no feasible plan, 5 not exact, 130 interrupted."""
+    """0 done, 1 a bug in ConvMesh, 2 bad input, 3 no feasible plan, 5 not exact, 130 interrupted."""
 
     DONE = 0
     BUG = 1
@@ -20,23 +20,23 @@ class Exit(IntEnum):
 
 
 EXPLAINED = (
-    "exit status: 0 done; 1 a bug of ConvMesh; 2 bad input; 3 no feasible plan; 5 verified and found not exact; "
+    "exit status: 0 done; 1 a bug in ConvMesh; 2 bad input; 3 no feasible plan; 5 the verified plan is not exact; "
     "130 interrupted"
 )
 
 
 class BadInputError(Exception):
-    """What the user typed cannot be used; the message is all that is shown."""
+    """Unusable input; the user sees only the message."""
 
 
 def check_writable(argument: str, path: Path) -> None:
-    """Refuse a path to which nothing can be written, before the work whose result goes there."""
+    """Refuse an unwritable path before doing the work whose result goes there."""
     folder = path.parent
     if path.is_dir():
-        why = errno.EISDIR
+        code = errno.EISDIR
     elif not folder.is_dir():
-        why = errno.ENOTDIR if folder.exists() else errno.ENOENT
+        code = errno.ENOTDIR if folder.exists() else errno.ENOENT
     else:
-        why = 0 if os.access(path if path.exists() else folder, os.W_OK) else errno.EACCES
-    if why:
-        raise BadInputError(f"`{argument}` (={str(path)!r}): {os.strerror(why)}.")
+        code = 0 if os.access(path if path.exists() else folder, os.W_OK) else errno.EACCES
+    if code:
+        raise BadInputError(f"`{argument}` (={str(path)!r}): {os.strerror(code)}.")

@@ -1,4 +1,4 @@
-"""`convmesh explain STRATEGY`: what a strategy does to a layer, and `convmesh explain MODEL`: what its layers weigh."""
+"""`convmesh explain STRATEGY`: what a strategy does to a layer; `convmesh explain MODEL`: how big its layers are."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """What can be typed after `convmesh explain`."""
+    """Options of `convmesh explain`."""
 
     strategy: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STRATEGY")]
-    """data, spatial, filter, channel, pipeline, hybrid, data+spatial, data+filter, data+channel or data+pipeline; or a
-    reference network, whose layers are listed with the data and weights that decide between strategies."""
+    """data, spatial, filter, channel, pipeline, hybrid, data+spatial, data+filter, data+channel or data+pipeline;
+    or a reference network, to list the activations and weights of its layers, which decide between strategies."""
     layer: str | None = None
-    """Such as "conv 256x256x3x3 on 8x256x56x56" (filters x channels x kernel on samples x channels x space; then stride
-    2 or padding 0 if need be), "linear 4096x25088 on 32x25088", or resnet50:stage3.0.body.1.conv."""
+    """The layer: resnet50:stage3.0.body.1.conv, "linear 4096x25088 on 32x25088" or "conv 256x256x3x3 on 8x256x56x56":
+    filters x channels x kernel on samples x channels x space, optionally followed by stride 2 or padding 0."""
     ranks: int = 4
-    """Processes that share the layer."""
+    """Number of ranks that share the layer."""
     algorithm: Literal["auto", "x", "y", "w"] = "auto"
-    """Where channels are cut: what stays where it is. By default y for filter, x for channel."""
+    """For cut channels: which tensor stays in place. By default y for filter, x for channel."""
     batch: int = 32
-    """Samples of the global batch, for a reference network's layer."""
+    """Global batch size, for a reference network's layer."""
     system: str | None = None
-    """A cluster, to predict the time on: a name such as dgx-a100 or local, or a system file."""
+    """Cluster to predict the time on: a name such as dgx-a100 or local, or a system file."""
     json: bool = False
     """Print the explanation as JSON."""
 
@@ -53,8 +53,8 @@ def run(options: ExplainOptions) -> int:
 
     layer = _layer(options)
     system = System.load(options.system) if options.system else None
-    found = explain(options.strategy, layer, _mesh(options, layer), options.algorithm, system)
-    _write(json.dumps(found.to_plain(), indent=2) if options.json else str(found))
+    explanation = explain(options.strategy, layer, _mesh(options, layer), options.algorithm, system)
+    _write(json.dumps(explanation.to_plain(), indent=2) if options.json else str(explanation))
     return Exit.DONE
 
 
@@ -77,15 +77,15 @@ def _mesh(options: ExplainOptions, layer: LayerSpec) -> Mesh:
     sides = mesh_for("data+filter", options.ranks, 2).axes.values()
     if options.strategy.startswith("data") or len(sides) < 2:
         raise BadInputError(
-            f"`--algorithm` (='w') needs a grid of ranks, which {options.ranks} of {options.strategy} are not: use "
-            "channel or filter with 4, 6, 8, 9, ... ranks."
+            f"`--algorithm` (='w') needs a grid of ranks, which {options.strategy} on `--ranks` (={options.ranks}) "
+            "does not have: use channel or filter on 4, 6, 8, 9, ... ranks."
         )
     channel, filters = sides
     return Mesh(channel=channel, filter=filters)
 
 
 def _explain_model(options: ExplainOptions) -> int:
-    """The table of a network's stages."""
+    """Print the table of a network's stages."""
     from convmesh import models
 
     try:

@@ -1,4 +1,4 @@
-"""Ending when told to: by Ctrl-C, or by a batch system's SIGTERM, with all ranks that were forked."""
+"""Clean shutdown on Ctrl-C or a batch system's SIGTERM, including all forked ranks."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-SECONDS_BETWEEN = 1.0
-"""Python drops an exception that a signal raises in a callback, as around a fork; so it is raised again."""
+SECONDS_BETWEEN_REPEATS = 1.0
+"""Time between repeats of the exception: Python drops one that a signal handler raises in a callback, as at a fork."""
 
 
 @contextmanager
-def ends_when_told() -> Iterator[None]:
-    """SIGINT and SIGTERM unwind this process, which ends its ranks; a rank that gets one ends at once."""
+def shuts_down_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM unwind this process, which ends its ranks; a rank that receives one exits at once."""
     owner = os.getpid()
-    told: list[int] = []
+    received: list[int] = []
 
     def stop(number: int, frame: object) -> NoReturn:
         del frame
-        if os.getpid() != owner:  # a rank would answer an exception and go on
+        if os.getpid() != owner:  # a rank would catch the exception and carry on
             os._exit(128 + number)
-        if not told:
-            told.append(number)
+        if not received:
+            received.append(number)
             before[signal.SIGALRM] = signal.signal(signal.SIGALRM, stop)
-            signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN, SECONDS_BETWEEN)
-        if told[0] == signal.SIGINT:
+            signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN_REPEATS, SECONDS_BETWEEN_REPEATS)
+        if received[0] == signal.SIGINT:
             raise KeyboardInterrupt
-        sys.exit(128 + told[0])
+        sys.exit(128 + received[0])
 
     def hook(dropped: Any) -> None:
-        """Say nothing of the exception that was dropped: it comes again."""
-        if not (told and dropped.exc_type in (KeyboardInterrupt, SystemExit)):
+        """Stay silent about the dropped exception: it is raised again."""
+        if not (received and dropped.exc_type in (KeyboardInterrupt, SystemExit)):
             show(dropped)
 
     show, sys.unraisablehook = sys.unraisablehook, hook
@@ -42,7 +42,7 @@ def ends_when_told() -> Iterator[None]:
         before |= {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         yield
     finally:
-        if told:
+        if received:
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = show
         for number, handler in before.items():

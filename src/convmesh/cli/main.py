@@ -1,4 +1,4 @@
-"""Finding the verb, running it, and turning whatever happens into an exit status."""
+"""Finds the verb, runs it, and turns the outcome into an exit status."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from convmesh.cli.exits import EXPLAINED, BadInputError, Exit
-from convmesh.cli.interrupts import ends_when_told
+from convmesh.cli.interrupts import shuts_down_on_signals
 from convmesh.errors import ConvMeshError, InfeasibleError
 
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb lives: a module with its options (`PlanOptions`) and `run(options)`, which gives an exit status."""
+    """The module of a verb, which has its options (`PlanOptions`) and `run(options)`, returning an exit status."""
 
     module: str
     summary: str
 
 
 VERBS = {
-    "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine into a system called local"),
-    "explain": Verb("convmesh.cli.explain_verb", "what a strategy does to a layer: picture, formulas, numbers"),
+    "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine and save it as the system local"),
+    "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
-    "scale": Verb("convmesh.cli.scale_verb", "strong and weak scaling of each strategy, with its limit named"),
+    "scale": Verb("convmesh.cli.scale_verb", "predict strong and weak scaling of each strategy, and what limits it"),
     "validate": Verb("convmesh.cli.validate_verb", "compare the oracle's predictions with measured runs"),
-    "verify": Verb("convmesh.cli.verify_verb", "prove a plan exact on a model before it is trusted"),
+    "verify": Verb("convmesh.cli.verify_verb", "check that a plan is exact on a model before you trust it"),
 }
-"""All verbs; a new one is a file and a line here."""
+"""All verbs. To add one, add a file and a line here."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command; the result is the exit status."""
-    given = list(sys.argv[1:] if args is None else args)
+    """Run one command and return its exit status."""
+    typed = list(sys.argv[1:] if args is None else args)
     try:
-        with ends_when_told():
-            return _dispatch(given)
+        with shuts_down_on_signals():
+            return _dispatch(typed)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:  # who read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except InfeasibleError as error:
@@ -55,18 +55,18 @@ def main(args: Sequence[str] | None = None) -> int:
         return _admit_bug()
 
 
-def _dispatch(given: list[str]) -> int:
-    if not given or given[0] in ("-h", "--help", "help"):
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
         _write(overview())
-        return Exit.DONE if given else Exit.BAD_INPUT
-    if given[0] == "--version":
+        return Exit.DONE if args else Exit.BAD_INPUT
+    if args[0] == "--version":
         _write(_version())
         return Exit.DONE
-    if given[0] not in VERBS:
-        near = difflib.get_close_matches(given[0], VERBS, 1)
-        offer = f"did you mean {near[0]}?" if near else f"there are: {', '.join(VERBS)}."
-        raise BadInputError(f"`{given[0]}` is no verb; {offer}")
-    return _run(given[0], given[1:])
+    if args[0] not in VERBS:
+        near = difflib.get_close_matches(args[0], VERBS, 1)
+        offer = f"did you mean {near[0]}?" if near else f"the verbs are {', '.join(VERBS)}."
+        raise BadInputError(f"`{args[0]}` is not a verb; {offer}")
+    return _run(args[0], args[1:])
 
 
 def _run(name: str, rest: list[str]) -> int:
@@ -84,10 +84,11 @@ def _run(name: str, rest: list[str]) -> int:
 
 
 def overview() -> str:
-    """What there is."""
+    """The usage line and every verb with its summary."""
     width = max(map(len, VERBS))
     rows = (f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items())
-    return "\n".join(["usage: convmesh VERB ...", "", *rows, "", "convmesh VERB --help tells more.", f"{EXPLAINED}."])
+    more = "Run convmesh VERB --help for the options of a verb."
+    return "\n".join(["usage: convmesh VERB ...", "", *rows, "", more, f"{EXPLAINED}."])
 
 
 def _version() -> str:
@@ -102,12 +103,12 @@ def _refuse(message: str, status: Exit = Exit.BAD_INPUT) -> int:
 
 
 def _admit_bug() -> int:
-    """The traceback goes to a file: it is for us, not for the reader."""
+    """Write the traceback to a file: it is for us, not for the user."""
     kind, error, _ = sys.exc_info()
     with tempfile.NamedTemporaryFile("w", prefix="convmesh-bug-", suffix=".txt", delete=False) as file:
         file.write(f"convmesh {' '.join(sys.argv[1:])}\n\n{traceback.format_exc()}")
     name = kind.__name__ if kind else "error"
-    sys.stderr.write(f"convmesh: a bug of ours ({name}: {error}). Please report it with {file.name}\n")
+    sys.stderr.write(f"convmesh: this is a bug in ConvMesh ({name}: {error}). Please report it with {file.name}\n")
     return Exit.BUG
 
 

@@ -1,17 +1,16 @@
-"""A mesh for a strategy and a number of ranks, where the user named no mesh."""
+"""The default mesh for a strategy and a number of ranks."""
 
 from __future__ import annotations
 
 from convmesh.cli.exits import BadInputError
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.mesh import Mesh, space_axes
 from convmesh.plans.presets import AXES_OF, STRATEGIES
-from convmesh.plans.split import SPATIAL
 
 
 def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:
-    """The ranks' prime factors, largest first, each to the axis of the strategy that has fewest ranks so far.
+    """Give each prime factor of `ranks`, largest first, to the strategy's axis that has the fewest ranks so far.
 
-    Where a strategy has two parts, the second has the first factor: `data+spatial` on 2 ranks cuts space.
+    If a strategy has two parts, the second gets the first factor: `data+spatial` on 2 ranks cuts space.
     """
     if ranks < 1:
         raise BadInputError(f"`--ranks` (={ranks}) must be a positive number of processes.")
@@ -23,24 +22,26 @@ def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:
 
 
 def _axes(strategy: str, spatial_dims: int) -> list[str]:
-    """The strategy's axes, those that are cut first in front."""
+    """The strategy's axes in the order in which they get factors."""
     if strategy not in STRATEGIES:
         raise BadInputError(f"`--strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}.")
-    space = SPATIAL[len(SPATIAL) - min(spatial_dims, len(SPATIAL)) :]
+    space = space_axes(spatial_dims)
     parts = [space if part == "spatial" else AXES_OF[part] for part in strategy.split("+")]
     first, *others = parts[::-1]
     axes = [*first[:1], *(name for part in others for name in part), *first[1:]]
     if not axes:
-        raise BadInputError(f"`--strategy` (={strategy!r}) cuts space, but the input has none; use data or filter.")
+        raise BadInputError(
+            f"`--strategy` (={strategy!r}) cuts space, but the input has no spatial dims; use data or filter."
+        )
     return axes
 
 
 def _primes(number: int) -> list[int]:
     """Prime factors, largest first."""
-    found, divisor = [], 2
+    factors, divisor = [], 2
     while number > 1:
         while number % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             number //= divisor
         divisor += 1
-    return found[::-1]
+    return factors[::-1]

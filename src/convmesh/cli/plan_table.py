@@ -1,4 +1,4 @@
-"""The result of a search as a table on the terminal."""
+"""Shows a search result as a table on the terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from convmesh.layout import Mesh
-from convmesh.oracle.search import Found, Ranked, Rejected
-from convmesh.oracle.search.candidates import UNTRIED
+from convmesh.oracle.search import Found, Ranked, RefusalKind, Rejected
 from convmesh.oracle.search.why_best import why
 
 if TYPE_CHECKING:
@@ -20,37 +19,37 @@ if TYPE_CHECKING:
 
 HEADINGS = ("step", "eff.", "exposed", "memory", "sent", "energy")
 EXPLAINED = (
-    "eff.: efficiency, the time of one device, had it the memory, over the time of all devices\n"
-    "exposed: transfers that work waits for; memory, sent: of the rank with most; energy: of all ranks"
+    "eff.: efficiency, the time on one device with enough memory over the total time of all devices\n"
+    "exposed: transfers not hidden by computation; memory, sent: largest rank's; energy: all ranks'"
 )
-MEANS = {
+MARKS = {
     "+": "optimiser states sharded to fit the memory",
-    "*": "activations computed again to fit the memory",
-    "!": "tight: with the gaps that the allocator usually leaves it would not fit",
+    "*": "activations recomputed to fit the memory",
+    "!": "tight: would not fit with the allocator's usual fragmentation",
 }
 
 REJECTED_OF_EACH = 2
-"""Of each strategy, how many meshes that were rejected are shown."""
+"""How many rejected meshes to show for each strategy."""
 
 
 def terminal() -> Console:
-    """Without a terminal lines are as long as they need to be: others may read them."""
+    """A console that wraps lines only on a terminal: other programs may read the output."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
 def duration(seconds: float, digits: int = 4) -> str:
-    """In seconds or milliseconds."""
+    """A time in seconds or milliseconds."""
     return scaled(seconds, "s", digits, {1.0: "", 1e-3: "m"})
 
 
 def size(bytes_: float) -> str:
-    """In powers of 1024, as memory is counted."""
+    """A size in powers of 1024."""
     return scaled(bytes_, "iB", 3, {2.0**30: "G", 2.0**20: "M", 2.0**10: "K"})
 
 
 def scaled(value: float, unit: str, digits: int, prefixes: Mapping[float, str]) -> str:
-    """A figure with the first prefix, of those from large to small, that leaves a digit before the point."""
+    """The value with the largest prefix that leaves a digit before the point; `prefixes` run from large to small."""
     factor = next((factor for factor in prefixes if value >= factor), min(prefixes))
     figure = value / factor
     whole = f"{figure:.0f}" if figure >= 10 ** (digits - 1) else f"{figure:.{digits}g}"
@@ -64,39 +63,39 @@ def mesh_text(mesh: Mesh) -> str:
     return " ".join(f"{name}={extent}" for name, extent in mesh.axes.items()) or "one device"
 
 
-def show(options: PlanOptions, found: Found, shape: tuple[int, ...], path: Path) -> None:
-    """Ranked plans, the winner's reasons, what was rejected, and where the plan is."""
+def show(options: PlanOptions, result: Found, shape: tuple[int, ...], path: Path) -> None:
+    """Print the ranked plans, why the best won, what was rejected, and where the plan was saved."""
     console = terminal()
     console.print(f"{options.model} {'×'.join(map(str, shape))} on {options.gpus} × {options.system}")
-    console.print(_table(found, options.top))
-    console.print(escape(_legend(found.plans[: options.top])), style="dim", soft_wrap=True)
-    for reason in why(found):
+    console.print(_table(result, options.top))
+    console.print(escape(_legend(result.plans[: options.top])), style="dim", soft_wrap=True)
+    for reason in why(result):
         console.print(f"[green]·[/green] {escape(reason)}", soft_wrap=True)
-    _show_rejected(console, found)
-    seconds = found.best.prediction.seconds
+    _show_rejected(console, result)
+    seconds = result.best.prediction.seconds
     interval = f"{duration(seconds.low, 3)} to {duration(seconds.high, 3)}"
-    console.print(f"[dim]times rest on: {seconds.basis}; the best step takes {interval}[/dim]", soft_wrap=True)
+    console.print(f"[dim]times based on {seconds.basis}; the best plan's step takes {interval}[/dim]", soft_wrap=True)
     console.print(f"plan saved to {escape(str(path))}", soft_wrap=True)
 
 
-def _table(found: Found, top: int) -> Table:
+def _table(result: Found, top: int) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("strategy", "mesh"):
         table.add_column(heading)
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
-    for ranked in found.plans[:top]:
-        table.add_row(*_cells(found, ranked))
+    for ranked in result.plans[:top]:
+        table.add_row(*_cells(result, ranked))
     return table
 
 
-def _cells(found: Found, ranked: Ranked) -> list[str]:
+def _cells(result: Found, ranked: Ranked) -> list[str]:
     prediction = ranked.prediction
     return [
-        ranked.strategy + means(ranked),
+        ranked.strategy + memory_marks(ranked),
         mesh_text(ranked.mesh),
         duration(prediction.seconds_step),
-        f"{found.efficiency(ranked):.0%}",
+        f"{result.efficiency(ranked):.0%}",
         duration(prediction.parts.exposed.value, 3),
         size(prediction.bytes_memory),
         scaled(prediction.bytes_sent, "B", 3, DECIMAL),
@@ -104,29 +103,29 @@ def _cells(found: Found, ranked: Ranked) -> list[str]:
     ]
 
 
-def means(ranked: Ranked) -> str:
-    """Marks of what a plan does to hold less, and whether that may not be enough."""
+def memory_marks(ranked: Ranked) -> str:
+    """Marks for how a plan saves memory and whether it is still tight."""
     needed = max(memory.bytes_reserved for memory in ranked.prediction.memory.values())
     marks = {
         "+": ranked.plan.reduction == "sharded",
         "*": bool(ranked.plan.checkpoint),
         "!": needed > float(ranked.prediction.system.device.bytes_memory),
     }
-    return "".join(mark for mark, holds in marks.items() if holds)
+    return "".join(mark for mark, applies in marks.items() if applies)
 
 
 def _legend(plans: Sequence[Ranked]) -> str:
-    marks = "".join(map(means, plans))
-    return "\n".join([EXPLAINED, *(f"{mark} {meaning}" for mark, meaning in MEANS.items() if mark in marks)])
+    marks = "".join(map(memory_marks, plans))
+    return "\n".join([EXPLAINED, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in marks)])
 
 
-def _show_rejected(console: Console, found: Found) -> None:
-    """Some of what cannot be, by strategy, and one line for all its meshes that were not worked out."""
-    untried = [one for one in found.rejected if one.reason.startswith(UNTRIED)]
-    refused = [one for one in found.rejected if not one.reason.startswith(UNTRIED)]
+def _show_rejected(console: Console, result: Found) -> None:
+    """Print a few rejected meshes of each strategy, and one line for all its meshes that were not evaluated."""
+    untried = [one for one in result.rejected if one.refusal.kind is RefusalKind.NOT_EVALUATED]
+    refused = [one for one in result.rejected if one.refusal.kind is not RefusalKind.NOT_EVALUATED]
     lines = [*_some(refused, REJECTED_OF_EACH), *_some(untried, 1)]
     if lines:
-        console.print(f"rejected: {len(refused)}; not worked out: {len(untried)}", style="dim")
+        console.print(f"rejected: {len(refused)}; not evaluated: {len(untried)}", style="dim")
     for line in lines:
         console.print(f"  {escape(line)}", style="dim", soft_wrap=True)
 
@@ -136,9 +135,9 @@ def _some(rejected: Sequence[Rejected], most: int) -> list[str]:
     by_strategy: dict[str, list[Rejected]] = {}
     for one in rejected:
         by_strategy.setdefault(one.strategy, []).append(one)
-    found = []
+    lines = []
     for strategy, listed in by_strategy.items():
-        found += [f"{strategy} on {mesh_text(one.mesh)}: {one.reason}" for one in listed[:most]]
+        lines += [f"{strategy} on {mesh_text(one.mesh)}: {one.reason}" for one in listed[:most]]
         if len(listed) > most:
-            found[-1] += f" (and {len(listed) - most} more meshes)"
-    return found
+            lines[-1] += f" (and {len(listed) - most} more meshes)"
+    return lines

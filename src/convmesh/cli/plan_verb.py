@@ -27,37 +27,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What can be typed after `convmesh plan`."""
+    """Options of `convmesh plan`."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A reference network's name, or package.module:factory."""
     gpus: int
-    """Devices to use, one rank on each."""
+    """Number of devices, one rank on each."""
     system: str = "dgx-a100"
-    """The cluster: one that ships with ConvMesh, or the path of a description of yours."""
+    """The cluster: the name of one that ships with ConvMesh, or the path of your own system file."""
     input: str | None = None
-    """One sample's shape without the batch, e.g. 1x128x128x128; reference networks know theirs."""
+    """Shape of one sample without the batch, e.g. 1x128x128x128; reference networks have a default."""
     batch: int | None = None
-    """Samples of the global batch; by default 32 a device, of volumes one."""
+    """Global batch size; by default 32 per device, or 1 per device for volumes."""
     objective: Literal["time", "epoch", "memory", "energy", "cost"] = "time"
-    """What to make least."""
+    """What to minimise."""
     samples: int | None = None
-    """Samples of an epoch, for the objective epoch."""
+    """Samples per epoch, for the objective epoch."""
     strategies: tuple[str, ...] = ()
-    """Strategies to look at; by default all, and mixes of splits layer by layer."""
+    """Strategies to consider; by default all, and per-layer mixes of splits."""
     precision: Precision = "float32"
-    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores in all
-    products, float32 in convolutions alone, as in torch."""
+    """Type of weights, gradients, optimiser states and activations.
+    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does."""
     batchnorm: Literal["global", "replica"] = "global"
-    """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
+    """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
-    """What keeps states for every weight."""
+    """Optimiser, which decides the memory for its states."""
     save: Path | None = None
     """Where to write the best plan; by default MODEL.plan.toml in the current folder."""
     top: int = 8
-    """Plans to print."""
+    """Number of plans to print."""
     json: bool = False
-    """Print the result as JSON, and nothing else, on stdout."""
+    """Print only JSON on stdout."""
 
 
 def run(options: PlanOptions) -> int:
@@ -75,7 +75,7 @@ def run(options: PlanOptions) -> int:
     subject = subject_without_data(options.model, options.input)
     sample = sample_shape(options.model, subject, options.input)
     shape = (options.batch or default_batch(sample, options.gpus), *sample)
-    found = search_captured(
+    result = search_captured(
         captured_for(subject, shape, options.precision),
         system,
         options.gpus,
@@ -86,8 +86,8 @@ def run(options: PlanOptions) -> int:
         assumptions=Assumptions(optimizer=options.optimizer, tf32=tf32_of(options.precision)),
         progress=progress,
     )
-    _save(found.best, path)
-    _report(options, found, shape, path)
+    _save(result.best, path)
+    _report(options, result, shape, path)
     return Exit.DONE
 
 
@@ -97,7 +97,7 @@ def _check(options: PlanOptions) -> None:
         if value is not None and value < 1:
             raise BadInputError(f"`--{name}` (={value}) must be a positive number.")
     if options.objective == "epoch" and options.samples is None:
-        raise BadInputError("`--objective epoch` needs `--samples`, the number of samples of an epoch.")
+        raise BadInputError("`--objective epoch` needs `--samples`, the number of samples per epoch.")
 
 
 def _save(best: Ranked, path: Path) -> None:
@@ -107,31 +107,31 @@ def _save(best: Ranked, path: Path) -> None:
         raise BadInputError(f"`--save` (={str(path)!r}): {error.strerror}.") from None
 
 
-def _report(options: PlanOptions, found: Found, shape: tuple[int, ...], path: Path) -> None:
+def _report(options: PlanOptions, result: Found, shape: tuple[int, ...], path: Path) -> None:
     if options.json:
-        sys.stdout.write(json.dumps(to_plain(found, path), indent=2) + "\n")
+        sys.stdout.write(json.dumps(to_plain(result, path), indent=2) + "\n")
         return
     from convmesh.cli.plan_table import show
 
-    show(options, found, shape, path)
+    show(options, result, shape, path)
 
 
-def to_plain(found: Found, path: Path) -> dict[str, Any]:
-    """What was found as other tools read it."""
+def to_plain(result: Found, path: Path) -> dict[str, Any]:
+    """The search result in the JSON shape that other tools read."""
     from convmesh.oracle.search.why_best import why
 
-    rejected = [{"strategy": r.strategy, "mesh": dict(r.mesh.axes), "reason": r.reason} for r in found.rejected]
-    best = {**_row(found, found.best), "path": str(path), "reasons": why(found)}
-    return {"best": best, "plans": [_row(found, ranked) for ranked in found.plans], "rejected": rejected}
+    rejected = [{"strategy": r.strategy, "mesh": dict(r.mesh.axes), "reason": r.reason} for r in result.rejected]
+    best = {**_row(result, result.best), "path": str(path), "reasons": why(result)}
+    return {"best": best, "plans": [_row(result, ranked) for ranked in result.plans], "rejected": rejected}
 
 
-def _row(found: Found, ranked: Ranked) -> dict[str, Any]:
+def _row(result: Found, ranked: Ranked) -> dict[str, Any]:
     prediction = ranked.prediction
     return {
         "strategy": ranked.strategy,
         "mesh": dict(ranked.mesh.axes),
         "seconds_step": prediction.seconds_step,
-        "efficiency": found.efficiency(ranked),
+        "efficiency": result.efficiency(ranked),
         "bytes_memory": prediction.bytes_memory,
         "bytes_sent": prediction.bytes_sent,
         "joules_step": prediction.joules_step,

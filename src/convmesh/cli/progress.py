@@ -1,10 +1,10 @@
-"""What is being done, on stderr, for people who wait."""
+"""Progress messages on stderr."""
 
 from __future__ import annotations
 
 
 def progress(message: str) -> None:
-    """A line, not a spinner: that would be a thread, and some verbs fork ranks meanwhile."""
+    """Print a line. Not a spinner: that needs a thread, and some verbs fork ranks meanwhile."""
     from rich.console import Console
 
     Console(stderr=True, highlight=False).print(f"[dim]{message} ...[/dim]")

@@ -1,4 +1,4 @@
-"""Scaling curves as plain characters and as an SVG picture: speed-up over ranks, both in powers of two."""
+"""Scaling curves as a text plot and as an SVG: speed-up over ranks, both axes in powers of two."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MARKS = {
     "data": "d", "spatial": "s", "filter": "f", "channel": "c", "pipeline": "p", "hybrid": "h",
     "data+spatial": "x", "data+filter": "y", "data+channel": "z", "data+pipeline": "w",
 }  # fmt: skip
-"""By strategy; a limit is a capital letter."""
+"""Letter of each strategy; a capital marks its limit."""
 
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8d5a97", "#d98f00", "#3a3a3a", "#00897b", "#ad1457", "#5d4037", "#6d6d6d")
 
 
 def speed_ups(scaling: Scaling, curve: Curve) -> list[tuple[int, float]]:
-    """Ranks and how many times as fast as one device they are, where there is a plan."""
+    """Number of ranks and speed-up over one device, for every point that has a plan."""
     alone = scaling.samples_per_second_alone
     return [(p.ranks, p.samples_per_second / alone) for p in curve.points if p.ranked is not None]
 
 
 def text_plot(scaling: Scaling) -> list[str]:
-    """One row for each doubling of speed; `.` is the ideal, a capital letter a strategy's limit."""
+    """One row per doubling of speed; `.` marks the ideal, a capital letter a strategy's limit."""
     drawn = {curve.strategy: speed_ups(scaling, curve) for curve in scaling.curves}
     points = [point for line in drawn.values() for point in line]
     if not points:
@@ -59,21 +59,21 @@ def _rows(cells: Mapping[tuple[int, int], str], right: int, top: int, wide: int)
 
 def _legend(scaling: Scaling) -> str:
     marks = "  ".join(f"{MARKS[curve.strategy]} {curve.strategy}" for curve in scaling.curves)
-    return f"{marks}  . ideal  (a capital: the limit)"
+    return f"{marks}  . ideal  (capital: limit)"
 
 
 def _short(number: int) -> str:
     return str(number) if number < 1024 else f"{number // 1024}k"
 
 
-def svg(found: Mapping[str, Scaling]) -> str:
-    """Panels side by side, one for each kind of scaling."""
+def svg(scalings: Mapping[str, Scaling]) -> str:
+    """Panels side by side, one per kind of scaling."""
     width, height = 460, 360
     panels = "".join(
         f'<g transform="translate({index * width},0)">{_panel(kind, scaling, width, height)}</g>'
-        for index, (kind, scaling) in enumerate(found.items())
+        for index, (kind, scaling) in enumerate(scalings.items())
     )
-    size = f'width="{width * len(found)}" height="{height}"'
+    size = f'width="{width * len(scalings)}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">{panels}</svg>\n'
 
 
@@ -97,21 +97,21 @@ def _panel(kind: str, scaling: Scaling, width: int, height: int) -> str:
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{2**power}</text>')
     for index, (colour, curve) in enumerate(zip(COLOURS, scaling.curves, strict=False)):
         parts += _line(curve, [place(*point) for point in lines[curve.strategy]], colour)
-        parts.append(f'<text x="{left + 8}" y="{top + 14 * (index + 1)}" fill="{colour}">{escape(_told(curve))}</text>')
+        parts.append(f'<text x="{left + 8}" y="{top + 14 * (index + 1)}" fill="{colour}">{escape(_key(curve))}</text>')
     return "".join(parts)
 
 
 def _line(curve: Curve, places: list[tuple[float, float]], colour: str) -> list[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    found = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
+    elements = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
     reached = [point.ranks for point in curve.points if point.ranked is not None]
     if curve.limit is not None and curve.limit.ranks in reached:
         x, y = places[reached.index(curve.limit.ranks)]
-        found.append(
+        elements.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{curve.limit.term}</title></circle>'
         )
-    return found
+    return elements
 
 
-def _told(curve: Curve) -> str:
+def _key(curve: Curve) -> str:
     return curve.strategy if curve.limit is None else f"{curve.strategy}: {curve.limit.ranks}, {curve.limit.term}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from convmesh.cli.plan_table import MEANS, duration, means, terminal
+from convmesh.cli.plan_table import MARKS, duration, memory_marks, terminal
 from convmesh.cli.scale_plot import text_plot
 from convmesh.oracle.scaling_limits import Curve, ScalingPoint
 from convmesh.planner.scaling import Scaling
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from convmesh.cli.scale_verb import ScaleOptions
 
 
-def show(options: ScaleOptions, found: Mapping[str, Scaling]) -> None:
-    """For each kind of scaling a table, a plot, and where each strategy stops."""
+def show(options: ScaleOptions, scalings: Mapping[str, Scaling]) -> None:
+    """Print, for each kind of scaling, a table, a plot, and the limit of each strategy."""
     console = terminal()
-    for kind, scaling in found.items():
+    for kind, scaling in scalings.items():
         console.print(_table(f"{kind} scaling of {options.model} on {options.system}", scaling))
         console.print(escape(_legend(scaling)), style="dim", soft_wrap=True)
         for line in text_plot(scaling):
@@ -43,22 +43,26 @@ def _table(title: str, scaling: Scaling) -> Table:
 def _cell(scaling: Scaling, point: ScalingPoint) -> str:
     if point.ranked is None:
         return "-"
-    return f"{duration(point.ranked.prediction.seconds_step, 3)}{means(point.ranked)} {scaling.efficiency(point):4.0%}"
+    seconds = duration(point.ranked.prediction.seconds_step, 3)
+    return f"{seconds}{memory_marks(point.ranked)} {scaling.efficiency(point):4.0%}"
 
 
 def _legend(scaling: Scaling) -> str:
-    marks = "".join(means(point.ranked) for curve in scaling.curves for point in curve.points if point.ranked)
-    told = "a step's time, and the efficiency against one device that had the memory"
-    return "\n".join([told, *(f"{mark} {meaning}" for mark, meaning in MEANS.items() if mark in marks)])
+    marks = "".join(memory_marks(point.ranked) for curve in scaling.curves for point in curve.points if point.ranked)
+    heading = "time per step, and efficiency against one device with enough memory"
+    return "\n".join([heading, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in marks)])
 
 
 def _limit(curve: Curve) -> str:
     if curve.limit is not None and curve.limit.ranks == 0:
-        return f"{curve.strategy}: has no plan; {curve.limit.reason}"
+        return f"{curve.strategy}: no plan; {curve.limit.reason}"
     if curve.limit is not None:
         return f"{curve.strategy}: scales to {counted(curve.limit.ranks)}; {curve.limit.reason}"
+    reached = [point.ranks for point in curve.points if point.ranked]
+    if not reached:
+        return f"{curve.strategy}: no plan; {curve.points[-1].reason}"
     beyond = next((point.reason for point in reversed(curve.points) if not point.ranked and not point.is_gap), "")
-    return f"{curve.strategy}: scales as far as was looked" + (f"; beyond that {beyond}" if beyond else "")
+    return f"{curve.strategy}: still scaling at {counted(reached[-1])}" + (f"; beyond that {beyond}" if beyond else "")
 
 
 def counted(ranks: int) -> str:

@@ -32,36 +32,36 @@ if TYPE_CHECKING:
     from convmesh.system import System
 
 STRONG_RANKS = 64
-"""Strong scaling keeps the batch that so many devices would have, unless one is given."""
+"""Without `--batch`, strong scaling uses the default batch for this number of devices."""
 
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """What can be typed after `convmesh scale`."""
+    """Options of `convmesh scale`."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A reference network's name, or package.module:factory."""
     gpus: str
-    """Numbers of devices: 1..4096 for 1, 2, 4 and so on up to 4096; or the largest alone, from 1 on."""
+    """Device counts: 1..4096 means 1, 2, 4 and so on up to 4096; 4096 alone means the same."""
     system: str = "dgx-a100"
-    """The cluster: one that ships with ConvMesh, or the path of a description of yours."""
+    """The cluster: the name of one that ships with ConvMesh, or the path of your own system file."""
     input: str | None = None
-    """One sample's shape without the batch, e.g. 1x128x128x128; reference networks know theirs."""
+    """Shape of one sample without the batch, e.g. 1x128x128x128; reference networks have a default."""
     batch: int | None = None
-    """Samples of the global batch for strong scaling, of one device for weak scaling."""
+    """Global batch size for strong scaling; batch size per device for weak scaling."""
     scaling: Literal["strong", "weak", "both"] = "both"
-    """Strong: the same batch on more devices. Weak: as many samples for each device."""
+    """Strong: the same batch on more devices. Weak: the same batch on each device."""
     strategies: tuple[str, ...] = ()
-    """Strategies to look at; by default data, spatial, filter, pipeline, data+spatial and data+filter."""
+    """Strategies to consider; by default data, spatial, filter, pipeline, data+spatial and data+filter."""
     precision: Precision = "float32"
-    """Type of weights, gradients, optimiser states and activations alike; tf32 is float32 on tensor cores in all
-    products, float32 in convolutions alone, as in torch."""
+    """Type of weights, gradients, optimiser states and activations.
+    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does."""
     batchnorm: Literal["global", "replica"] = "global"
-    """Whose samples a batch norm looks at: all of the batch, or those of one replica, as DDP does."""
+    """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     svg: Path | None = None
-    """Where to write the plot as a picture."""
+    """Where to write the plot as an SVG."""
     json: bool = False
-    """Print the result as JSON, and nothing else, on stdout."""
+    """Print only JSON on stdout."""
 
 
 def run(options: ScaleOptions) -> int:
@@ -78,19 +78,19 @@ def run(options: ScaleOptions) -> int:
     subject = subject_without_data(options.model, options.input)
     sample = sample_shape(options.model, subject, options.input)
     kinds = ("strong", "weak") if options.scaling == "both" else (options.scaling,)
-    found = {kind: _scaled(options, kind, counts, system, subject, sample) for kind in kinds}
-    _check_any(found)
-    _report(options, found)
+    scalings = {kind: _scaled(options, kind, counts, system, subject, sample) for kind in kinds}
+    _check_any(scalings)
+    _report(options, scalings)
     return Exit.DONE
 
 
 def parse_counts(text: str) -> list[int]:
-    """`1..4096` or `4096`: powers of two from the first on, and the last."""
+    """Device counts of `1..4096` or `4096`: the first, its doublings, and the last."""
     if not re.fullmatch(r"[1-9]\d*(\.\.[1-9]\d*)?", text.strip()):
-        raise BadInputError(f"`--gpus` (={text!r}) must be a number of devices, or two as in 1..4096.")
+        raise BadInputError(f"`--gpus` (={text!r}) must be a number of devices, or a range such as 1..4096.")
     first, last = text.split("..") if ".." in text else ("1", text)
     if int(first) > int(last):
-        raise BadInputError(f"`--gpus` (={text!r}) must rise: {last}..{first}.")
+        raise BadInputError(f"`--gpus` (={text!r}) must rise; use {last}..{first}.")
     counts = [int(first)]
     while counts[-1] * 2 <= int(last):
         counts.append(counts[-1] * 2)
@@ -103,12 +103,12 @@ def _check(options: ScaleOptions, counts: list[int], system: System) -> None:
 
     check_ranks("--gpus", counts[-1], system)
     if unknown := [name for name in options.strategies if name not in STRATEGIES]:
-        raise BadInputError(f"`--strategies` has {unknown[0]!r}, which is none; there are {', '.join(STRATEGIES)}.")
+        raise BadInputError(f"`--strategies` (={unknown[0]!r}) must be among {', '.join(STRATEGIES)}.")
 
 
-def _check_any(found: Mapping[str, Scaling]) -> None:
-    """Refuse if there is nothing to show: no strategy has a plan for any number of devices."""
-    curves = [curve for scaling in found.values() for curve in scaling.curves]
+def _check_any(scalings: Mapping[str, Scaling]) -> None:
+    """Refuse if no strategy has a plan for any number of devices."""
+    curves = [curve for scaling in scalings.values() for curve in scaling.curves]
     if not any(point.ranked for curve in curves for point in curve.points):
         reasons = dict.fromkeys(f"\n  {curve.strategy}: {curve.points[-1].reason}" for curve in curves)
         raise InfeasibleError(f"no plan fits; use more devices, a smaller batch or a smaller sample:{''.join(reasons)}")
@@ -121,36 +121,36 @@ def _scaled(
     from convmesh.planner.drafting import DraftOptions
     from convmesh.planner.scaling import SCALED, scale
 
-    known: dict[int, Captured] = {}
+    captured_by_batch: dict[int, Captured] = {}
 
     def capture(ranks: int) -> Captured:
-        each = options.batch or default_batch(sample, 1)
-        batch = (options.batch or default_batch(sample, STRONG_RANKS)) if kind == "strong" else each * ranks
-        if batch not in known:
-            known[batch] = captured_for(subject, (batch, *sample), options.precision)
-        return known[batch]
+        per_device = options.batch or default_batch(sample, 1)
+        batch = (options.batch or default_batch(sample, STRONG_RANKS)) if kind == "strong" else per_device * ranks
+        if batch not in captured_by_batch:
+            captured_by_batch[batch] = captured_for(subject, (batch, *sample), options.precision)
+        return captured_by_batch[batch]
 
     assumed = Assumptions(tf32=tf32_of(options.precision))
-    told = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731
+    report = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731
     drafts = DraftOptions(batchnorm=options.batchnorm)
-    return scale(capture, system, counts, options.strategies or SCALED, assumed, told, options=drafts)
+    return scale(capture, system, counts, options.strategies or SCALED, assumed, report, options=drafts)
 
 
-def _report(options: ScaleOptions, found: dict[str, Scaling]) -> None:
+def _report(options: ScaleOptions, scalings: dict[str, Scaling]) -> None:
     from convmesh.cli.scale_plot import svg
 
     if options.svg is not None:
         try:
-            options.svg.write_text(svg(found), encoding="utf-8")
+            options.svg.write_text(svg(scalings), encoding="utf-8")
         except OSError as error:
             raise BadInputError(f"`--svg` (={str(options.svg)!r}): {error.strerror}.") from None
     if options.json:
-        plain = {kind: [_curve(scaling, curve) for curve in scaling.curves] for kind, scaling in found.items()}
+        plain = {kind: [_curve(scaling, curve) for curve in scaling.curves] for kind, scaling in scalings.items()}
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
         return
     from convmesh.cli.scale_table import show
 
-    show(options, found)
+    show(options, scalings)
 
 
 def _curve(scaling: Scaling, curve: Curve) -> dict[str, Any]:

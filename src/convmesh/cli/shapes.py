@@ -1,4 +1,4 @@
-"""Shapes as they are typed: `1x64x64x64`."""
+"""Parses shapes typed as `1x64x64x64`."""
 
 from __future__ import annotations
 

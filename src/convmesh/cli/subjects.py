@@ -1,4 +1,4 @@
-"""Networks as they are named on the command line, with what is needed to run them."""
+"""Networks named on the command line, with what is needed to run them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, the shape of one sample where that is known, and its task where it has one."""
+    """A network, with its sample shape and task if known."""
 
     model: nn.Module
     sample: tuple[int, ...] | None = None
@@ -37,19 +37,19 @@ class Subject:
 
 
 def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) -> Subject:
-    """A reference network, or what `package.module:factory` gives; modules in the current folder can be imported.
+    """A reference network, or the result of `package.module:factory`; modules of the current folder can be imported.
 
-    A reference network whose dense layers depend on the extent of its cubes is made for those of `sample`.
+    A reference network whose dense layers depend on the extent of its input cube is built for that of `sample`.
     """
     if ":" not in name:
         reference = models.find(name)
         if sample is not None and not small:
             sizes = _sizes(reference, sample)
             return Subject(_create(name, lambda: reference.create(**sizes)), sample, reference.task)
-        made = reference.small() if small else reference
+        version = reference.small() if small else reference
         task = reference.small().task if small else reference.task
         sample = reference.small_sample if small else reference.sample
-        return Subject(_create(name, made.create), sample, task)
+        return Subject(_create(name, version.create), sample, task)
     if small:
         raise BadInputError(f"`--small` is for reference networks, such as {models.names()[0]}, not for {name!r}.")
     if os.getcwd() not in sys.path:
@@ -64,7 +64,7 @@ def _sizes(reference: models.Reference, sample: tuple[int, ...]) -> dict[str, in
 
 
 def _create(name: str, create: Callable[[], nn.Module]) -> nn.Module:
-    """The network with the same weights at each call; what the user's own code raises is theirs to read."""
+    """The network, with the same weights on every call; an error in the user's own code becomes our message."""
     import torch
 
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def _create(name: str, create: Callable[[], nn.Module]) -> nn.Module:
     except ConvMeshError:
         raise
     except Exception as error:
-        raise BadInputError(f"`model` (={name!r}) cannot be made: {type(error).__name__}: {error}") from error
+        raise BadInputError(f"`model` (={name!r}) cannot be built: {type(error).__name__}: {error}") from error
 
 
 def _target_of(task: models.Task) -> Callable[[tuple[int, ...]], Any]:

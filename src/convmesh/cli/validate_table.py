@@ -1,4 +1,4 @@
-"""A validation as tables on the terminal."""
+"""Shows a validation as tables on the terminal."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from convmesh.validation import PUBLISHED, Scored, Validation
 RUN = ("run", "system", "network", "precision", "strategy", "GPUs", "batch", "measured", "predicted", "accuracy")
 
 
-def show(found: Validation) -> None:
-    """Every run, then strategies beside what ParaDL published."""
+def show(validation: Validation) -> None:
+    """Print every run, then each strategy's accuracy next to ParaDL's published one."""
     console = Console(highlight=False)
-    if not console.is_terminal:  # others may read it: lines as long as they need to be
+    if not console.is_terminal:  # other programs may read it: do not wrap lines
         console = Console(highlight=False, width=200)
-    if not found.rows:
-        console.print("no row has the role `test`: there is nothing to predict.")
+    if not validation.rows:
+        console.print("no row has the role `test`: nothing to predict.")
         return
-    console.print(_runs(found))
+    console.print(_runs(validation))
     console.print()
-    console.print(_strategies(found))
-    console.print("[dim]* contaminated: measured with something else in it; ~ no anchor for this series[/dim]")
+    console.print(_strategies(validation))
+    console.print("[dim]* contaminated: the measurement includes other work; ~ no anchor for this series[/dim]")
 
 
-def _runs(found: Validation) -> Table:
+def _runs(validation: Validation) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in RUN:
         table.add_column(heading, justify="left" if heading in RUN[:5] else "right")
-    for row in found.rows:
+    for row in validation.rows:
         table.add_row(*_cells(row))
     return table
 
@@ -43,17 +43,17 @@ def _cells(row: Scored) -> list[str]:
     return [*map(escape, names), str(run.gpus), str(run.batch), *times, f"{100 * row.accuracy:.1f} %{mark}"]
 
 
-def _strategies(found: Validation) -> Table:
+def _strategies(validation: Validation) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("strategy")
     for heading in ("runs", "accuracy", "with contaminated", "ParaDL published"):
         table.add_column(heading, justify="right")
-    clean, whole = found.by_strategy(), found.by_strategy(contaminated=True)
+    clean, whole = validation.by_strategy(), validation.by_strategy(contaminated=True)
     for name, mean in whole.items():
-        runs = sum(row.run.kind == name for row in found.rows)
+        runs = sum(row.run.kind == name for row in validation.rows)
         table.add_row(name, str(runs), _percent(clean.get(name)), _percent(mean), _published(name))
-    overall = (_percent(found.accuracy), _percent(found.accuracy_all), _published("all"))
-    table.add_row("all", str(len(found.rows)), *overall, style="bold")
+    overall = (_percent(validation.accuracy), _percent(validation.accuracy_all), _published("all"))
+    table.add_row("all", str(len(validation.rows)), *overall, style="bold")
     return table
 
 

@@ -1,4 +1,4 @@
-"""`convmesh validate RUNS.csv`: the oracle against measured runs."""
+"""`convmesh validate RUNS.csv`: compare the oracle with measured runs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from convmesh.cli.exits import Exit
 
 @dataclass(frozen=True)
 class ValidateOptions:
-    """What can be typed after `convmesh validate`."""
+    """Options of `convmesh validate`."""
 
     runs: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS.csv")] = None
-    """Measured runs, in the columns that docs/accuracy.md names; without it the public runs that come with ConvMesh."""
+    """Measured runs, with the columns of docs/accuracy.md; by default the public runs that ship with ConvMesh."""
     json: bool = False
-    """Print the result as JSON, and nothing else, on stdout."""
+    """Print only JSON on stdout."""
 
 
 def run(options: ValidateOptions) -> int:
-    """Predict the file's test runs and print how near that came."""
+    """Predict the file's test runs and print the accuracy."""
     from convmesh.validation.run_programs import validate_file
 
-    found = validate_file(options.runs)
+    validation = validate_file(options.runs)
     if options.json:
-        sys.stdout.write(json.dumps(found.to_plain(), indent=2) + "\n")
+        sys.stdout.write(json.dumps(validation.to_plain(), indent=2) + "\n")
         return Exit.DONE
     from convmesh.cli.validate_table import show
 
-    show(found)
+    show(validation)
     return Exit.DONE

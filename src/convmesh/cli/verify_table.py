@@ -1,4 +1,4 @@
-"""A verification as a table on the terminal."""
+"""Shows a verification as a table on the terminal."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ COLUMNS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def show(found: Verification) -> None:
-    """The verdict, what each layer differs by, and what to know about it."""
-    # Without a terminal lines are as long as they need to be: others may read them.
+def show(result: Verification) -> None:
+    """Print each layer's differences, the notes and the verdict."""
+    # Without a terminal, do not wrap lines: other programs may read them.
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
-    for layer in found.unsupported:
+    for layer in result.unsupported:
         console.print(f"[red]{escape(layer.layer)}[/red] ({layer.op}): {escape(layer.reason)}", soft_wrap=True)
-    if found.layers:
-        console.print(_table(found))
-    for note in found.notes:
+    if result.layers:
+        console.print(_table(result))
+    for note in result.notes:
         console.print(f"[dim]note: {escape(note)}[/dim]", soft_wrap=True)
-    console.print(f"[{'green' if found.ok else 'red'}]{escape(found.verdict)}[/]", soft_wrap=True)
+    console.print(f"[{'green' if result.ok else 'red'}]{escape(result.verdict)}[/]", soft_wrap=True)
 
 
-def _table(found: Verification) -> Table:
+def _table(result: Verification) -> Table:
     table = Table(title="relative differences from one process", box=None, pad_edge=False)
     for heading in ("layer", "operator", *COLUMNS, ""):
         table.add_column(heading, justify="right" if heading in COLUMNS else "left", overflow="fold")
-    for check in found.layers:
+    for check in result.layers:
         table.add_row(escape(check.layer), check.op, *(_cell(check, kind) for kind in COLUMNS.values()), _mark(check))
     return table
 

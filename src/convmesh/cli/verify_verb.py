@@ -26,41 +26,41 @@ DEFAULT_STRATEGY = "data+spatial"
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What can be typed after `convmesh verify`."""
+    """Options of `convmesh verify`."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A reference network's name, or package.module:factory."""
     ranks: int
-    """Processes to split the model over; more than this machine can hold are verified on a shorter mesh."""
+    """Number of ranks to split the model over; if this machine cannot run them all, a smaller mesh is verified."""
     plan: Path | None = None
-    """A plan's TOML file; without one the strategy makes it."""
+    """Plan file (TOML) to verify; without it, the strategy decides the plan."""
     strategy: str | None = None
-    """data, spatial, filter, channel, hybrid, pipeline, or two of them as in data+spatial, which is the default."""
+    """data, spatial, filter, channel, hybrid, pipeline, or a pair such as data+spatial, the default."""
     input: str | None = None
-    """One sample's shape without the batch, e.g. 1x64x64x64; reference networks and plan files know theirs."""
+    """Shape of one sample without the batch, e.g. 1x64x64x64; reference networks and plan files have a default."""
     batch: int | None = None
-    """Samples of the global batch; by default two for each data-parallel rank and stage."""
+    """Global batch size; by default two samples per data-parallel rank and pipeline stage."""
     steps: int = 3
-    """Training steps."""
+    """Number of training steps."""
     most_ranks: int = 8
-    """Processes to start at most."""
+    """Most processes to start."""
     small: bool = False
-    """Take the narrow version of a reference network, on small samples."""
+    """Use the narrow version of a reference network, on small samples."""
     json: bool = False
-    """Print the result as JSON, and nothing else, on stdout."""
+    """Print only JSON on stdout."""
 
 
 def run(options: VerifyOptions) -> int:
-    """Verify and report; the exit status tells the result."""
+    """Verify, report, and return the verdict as an exit status."""
     _check(options)
-    # Ranks are forked, which does not go with GPUs; on CPUs they run the same split operators.
+    # Ranks are forked, which CUDA does not survive; on CPUs they run the same split operators.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from convmesh.cli.subjects import find_subject
     from convmesh.verification import verify
 
     subject = find_subject(options.model, options.small)
     plan = _plan(options, subject)
-    found = verify(
+    result = verify(
         subject.model,
         list(plan.shapes),
         plan,
@@ -70,8 +70,8 @@ def run(options: VerifyOptions) -> int:
         most_ranks=options.most_ranks,
         progress=progress,
     )
-    _report(found, options.json)
-    return _status(found)
+    _report(result, options.json)
+    return _status(result)
 
 
 def _check(options: VerifyOptions) -> None:
@@ -101,12 +101,12 @@ def _plan(options: VerifyOptions, subject: Subject) -> Plan:
     if plan.mesh.size != options.ranks:
         raise BadInputError(
             f"`--ranks` (={options.ranks}) must be the number of ranks of the plan's mesh: {plan.mesh} in "
-            f"{options.plan} has {plan.mesh.size}."
+            f"{options.plan} has {plan.mesh.size}; use `--ranks {plan.mesh.size}`."
         )
     if plan.shapes and options.input is None and options.batch is None:
         return plan
-    given = (options.batch or (plan.shapes[0][0] if plan.shapes else 2), *_sample(options, subject, plan))
-    return plan if plan.shapes and given == plan.shapes[0] else replace(plan, shapes=(given, *plan.shapes[1:]))
+    shape = (options.batch or (plan.shapes[0][0] if plan.shapes else 2), *_sample(options, subject, plan))
+    return plan if plan.shapes and shape == plan.shapes[0] else replace(plan, shapes=(shape, *plan.shapes[1:]))
 
 
 def _sample(options: VerifyOptions, subject: Subject, plan: Plan | None = None) -> tuple[int, ...]:
@@ -119,16 +119,16 @@ def _sample(options: VerifyOptions, subject: Subject, plan: Plan | None = None) 
     return subject.sample
 
 
-def _report(found: Verification, as_json: bool) -> None:
+def _report(result: Verification, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(found.to_plain(), indent=2) + "\n")
+        sys.stdout.write(json.dumps(result.to_plain(), indent=2) + "\n")
         return
     from convmesh.cli.verify_table import show
 
-    show(found)
+    show(result)
 
 
-def _status(found: Verification) -> Exit:
-    if found.ok:
+def _status(result: Verification) -> Exit:
+    if result.ok:
         return Exit.DONE
-    return Exit.BAD_INPUT if found.unsupported else Exit.NOT_EXACT
+    return Exit.BAD_INPUT if result.unsupported else Exit.NOT_EXACT

@@ -1,4 +1,4 @@
-"""Ranks compare what must be the same on all of them: a mistake ends in one error everywhere and not in a hang."""
+"""Ranks compare values that must be equal on all of them, so that a mistake is one error everywhere, not a hang."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from convmesh.errors import DisagreementError
 def agree(
     group: dist.ProcessGroup, world_ranks: Sequence[int], what: str, value: str, problem: str | None = None
 ) -> None:
-    """Raise on every rank of `group` if any rank has a `problem`, or another `value` than the others.
+    """Raise on every rank of `group` if any rank has a `problem`, or if their `value`s differ.
 
-    `world_ranks` are the group's ranks in the order in which messages count them.
+    `world_ranks` are the group's ranks in the order in which error messages number them.
     """
     digest = hashlib.sha256(value.encode()).hexdigest()[:12]
     reports: list[tuple[str, str | None]] = [(digest, problem)] * len(world_ranks)
@@ -23,9 +23,17 @@ def agree(
         dist.all_gather_object(reports, (digest, problem), group=group)
     if all(report == (digest, None) for report in reports):
         return
-    # Torch sorts the ranks of a group.
+    # torch sorts the ranks of a group.
     places = sorted(range(len(world_ranks)), key=world_ranks.__getitem__)
     raise DisagreementError(_message(what, value, dict(sorted(zip(places, reports, strict=True)))))
+
+
+def problems_of(group: dist.ProcessGroup, size: int, problem: str | None) -> list[str]:
+    """The problems of all ranks of `group`, the same list on each of them."""
+    told: list[str | None] = [problem] * size
+    if size > 1:
+        dist.all_gather_object(told, problem, group=group)
+    return sorted({text for text in told if text})
 
 
 def _message(what: str, value: str, reports: dict[int, tuple[str, str | None]]) -> str:
@@ -35,8 +43,8 @@ def _message(what: str, value: str, reports: dict[int, tuple[str, str | None]]) 
     holders: dict[str, list[str]] = {}
     for rank, (digest, _) in reports.items():
         holders.setdefault(digest, []).append(str(rank))
-    found = "; ".join(f"{digest} on ranks {_first(ranks, 8)}" for digest, ranks in holders.items())
-    return f"{what} must be the same on every rank, but digests differ: {found}. Here: {value}"
+    differing = "; ".join(f"{digest} on ranks {_first(ranks, 8)}" for digest, ranks in holders.items())
+    return f"{what} must be the same on every rank, but digests differ: {differing}. Here: {value}"
 
 
 def _first(items: list[str], most: int) -> str:

@@ -1,7 +1,7 @@
 """Sums over mesh axes and their adjoints.
 
-Gradients follow one rule: a tensor that is equal on several ranks has a gradient that is equal on them too. So a sum
-over ranks has the identity as its adjoint, and a copy used for different work on different ranks sums their gradients.
+Gradients follow one rule: a tensor that is equal on several ranks has a gradient that is equal on them too. So the
+adjoint of a sum over ranks is the identity, and copies used for different work on different ranks sum their gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Axes = tuple[str, ...]
 
 
 class Reduction:
-    """An all-reduce under way, over several tensors of one type packed into one buffer."""
+    """An all-reduce in progress, of several tensors of one type packed into one buffer."""
 
     def __init__(
         self, tensors: Sequence[torch.Tensor], mesh: OpenMesh, axes: Axes, op: Any = dist.ReduceOp.SUM
@@ -40,7 +40,7 @@ class Reduction:
             self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
 
     def wait(self) -> list[torch.Tensor]:
-        """The sums, in the shapes that were given."""
+        """The sums, in the shapes of the tensors."""
         if self._alone is not None:
             return self._alone
         self._traffic.awaited((self._number,))
@@ -90,12 +90,12 @@ def sum_over(partial: torch.Tensor, mesh: OpenMesh, axes: Axes) -> torch.Tensor:
 
 
 def copy_over(mesh: OpenMesh, axes: Axes, *copies: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Tensors equal along `axes` (weights), about to be used for different work there: their gradients are summed."""
+    """Tensors equal along `axes` (weights), about to be used for different work there; backward sums their gradients."""
     learning = [i for i, c in enumerate(copies) if c is not None and c.requires_grad]
     if mesh.mesh.extent(axes) == 1 or not learning:
         return copies
     marked = list(copies)
-    # In the order given, not a set's: gradients must be summed in the same order on every rank.
+    # A dict, not a set: gradients must be summed in the same order on every rank.
     for dtype in dict.fromkeys(c.dtype for c in copies if c is not None):
         chosen = [i for i in learning if (c := copies[i]) is not None and c.dtype == dtype]
         if chosen:
@@ -105,5 +105,5 @@ def copy_over(mesh: OpenMesh, axes: Axes, *copies: torch.Tensor | None) -> tuple
 
 
 def weights_over(mesh: OpenMesh, axes: Axes, *weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """`copy_over` for weights, whose gradients may be left as they are here for someone to sum in buckets."""
+    """`copy_over` for weights; where a reducer sums their gradients, the weights themselves."""
     return copy_over(mesh, mesh.weight_axes(axes), *weights)

@@ -1,7 +1,8 @@
-"""Weights that live only as shards: DTensors, so that optimisers, clipping and checkpoints know them."""
+"""Cut weights: DTensors, so that optimisers, clipping and checkpoints know them."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,11 +16,14 @@ from convmesh.layout.layout import chunked_cut
 
 Cuts = Mapping[int, tuple[str, ...]]
 
+_opened_as: weakref.WeakValueDictionary[DeviceMesh, OpenMesh] = weakref.WeakValueDictionary()
+"""Open meshes by torch's views of them. Equal views have the same ranks, so either mesh will do."""
+
 
 def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
-    """This rank's shard of a whole weight, its dims cut by axes, outermost first; differentiable.
+    """This rank's shard of a whole weight whose dims are cut by axes, outermost first; differentiable.
 
-    A DTensor cuts a dim by mesh axes in their order, so its device mesh lists the axes in the order that is asked for.
+    A DTensor cuts a dim by the axes of its device mesh in their order, so that mesh lists them in the order of `cuts`.
     """
     names = _ordered(mesh, cuts)
     box = _box(weight.shape, mesh, cuts)
@@ -34,7 +38,7 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
 
 def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
     """This rank's shard of a cut weight; refused if it was cut for another mesh, whose shards would not fit."""
-    # Equal, not the same: torch's caches give results on whichever of two equal meshes came first.
+    # Compared by value: torch's caches return results on whichever of two equal meshes came first.
     if param.device_mesh not in mesh.device_meshes.values():
         raise UnsupportedError(
             f"a DTensor on {param.device_mesh} is no cut weight of {mesh.mesh}; "
@@ -43,13 +47,18 @@ def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
     return param.to_local()
 
 
+def open_mesh_of(param: DTensor) -> OpenMesh | None:
+    """The mesh that a weight was cut over, while that is open."""
+    return _opened_as.get(param.device_mesh)
+
+
 def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, ...]:
     """The shape of this rank's shard of a weight."""
     return _box(shape, mesh, cuts).shape
 
 
 def weight_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> Layout:
-    """Where a cut weight lives: a DTensor cuts in chunks, whatever the axes."""
+    """The layout of a cut weight: a DTensor cuts dims into chunks, whatever the axes."""
     return Layout(mesh, [chunked_cut(mesh, n, cuts.get(dim, ())) for dim, n in enumerate(shape)])
 
 
@@ -67,12 +76,13 @@ def _box(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> Box:
 
 
 def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
-    """torch's view of an open mesh, over the same process groups, its axes in the order of `names`."""
+    """torch's view of an open mesh: the same process groups, with the axes in the order of `names`."""
     if names not in mesh.device_meshes:
         order = [list(mesh.mesh.axes).index(name) for name in names]
         ranks = torch.tensor(mesh.world_ranks).view(*mesh.mesh.axes.values()).permute(order).contiguous()
         groups = [mesh.group([name]) for name in names]
         mesh.device_meshes[names] = DeviceMesh.from_group(groups, mesh.device.type, mesh=ranks, mesh_dim_names=names)
+    _opened_as[mesh.device_meshes[names]] = mesh
     return mesh.device_meshes[names]
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from convmesh.dist.alike_messages import add_all, pack_all, put_all
 from convmesh.dist.open_mesh import OpenMesh
-from convmesh.dist.wire import add, empty_like_format, put, take
+from convmesh.dist.wire import add, put, take
+from convmesh.kernels.memory_format import empty_like_format
 from convmesh.layout import ExchangePlan, Region, Route
 from convmesh.layout.exchange_plan import Carrier
 from convmesh.private_torch.tensor_internals import is_view
@@ -127,7 +129,7 @@ class Pieces:
 def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """Pack and count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
-    packed = [payload.flat(m.region).detach().contiguous() for m in route.sends] if carrier != "none" else []
+    packed = [] if carrier == "none" else _packed_dry(mesh, route, payload)
     if carrier == "all_to_all" and packed:
         torch.cat(packed)
     posted: list[int] = []
@@ -143,9 +145,18 @@ def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, 
     return PendingExchange([], lambda: _shaped(route, received, payload), keep=packed, on_wait=told)
 
 
+def _packed_dry(mesh: OpenMesh, route: Route, payload: Pieces) -> list[torch.Tensor]:
+    def flat(region: Region) -> torch.Tensor:
+        values = payload.flat(region)
+        return (values.detach() if values.requires_grad else values).contiguous()
+
+    held = payload.pieces[0][0] if len(payload.pieces) == 1 else None
+    return pack_all(mesh.traffic, [message.region for message in route.sends], flat, held)
+
+
 def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One packed message per peer and direction."""
-    wire = _wire_device(mesh)
+    wire = mesh.wire_device
     group = mesh.everyone
     sent = [_on_wire(payload.flat(m.region), wire) for m in route.sends]
     received = [payload.landing(m.region, wire) for m in route.receives]
@@ -164,7 +175,7 @@ def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payloa
 
 def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One collective over the group; ranks with nothing to say take part with empty pieces."""
-    wire = _wire_device(mesh)
+    wire = mesh.wire_device
     group, members = mesh.group(axes), mesh.members(axes)
     outgoing, incoming = ({m.peer: m.region for m in side} for side in (route.sends, route.receives))
     pieces = [payload.flat(outgoing[peer]) for peer in members if peer in outgoing]
@@ -181,7 +192,7 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     """Equal pieces that everybody wants."""
     if not route.sends:  # empty in another dim, on all ranks of the group alike
         return PendingExchange([], list)
-    wire = _wire_device(mesh)
+    wire = mesh.wire_device
     group, members = mesh.group(axes), mesh.members(axes)
     sent = _on_wire(payload.flat(route.sends[0].region), wire)
     received = payload.empty(sent.numel() * len(members), wire)
@@ -189,10 +200,6 @@ def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], paylo
     work = _gather_equal(received, sent, group=group, async_op=True)
     parts = dict(zip(members, received.split(sent.numel()), strict=True))
     return PendingExchange([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
-
-
-def _wire_device(mesh: OpenMesh) -> torch.device:
-    return torch.device("cpu") if mesh.stages_through_host else mesh.device
 
 
 def _on_wire(flat: torch.Tensor, wire: torch.device) -> torch.Tensor:
@@ -204,20 +211,24 @@ def _shaped(route: Route, buffers: list[torch.Tensor], payload: Pieces) -> Arriv
     return [(m.region, payload.shaped(m.region, buffer.to(payload.like.device))) for m, buffer in pairs]
 
 
-def accumulate(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torch.Tensor:
+def accumulate(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torch.Tensor:
     """The gradient of the held region: what this rank found for it plus what others found."""
     own = Pieces([(plan.frame, grad)], grad).gather(plan.held)
     if not arrived:
         return own
     out = own.clone() if is_view(own) or own is grad else own
-    add_arrived(plan, out, arrived)
+    add_arrived(mesh, plan, out, arrived)
     return out
 
 
-def add_arrived(plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> None:
+def add_arrived(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> None:
     """Add what others found to this rank's gradient of the held region, in place."""
-    for region, values in arrived:
-        add(grad, region.within(plan.held), values)
+    placed = [(region.within(plan.held), values) for region, values in arrived]
+    if mesh.is_dry:
+        add_all(mesh.traffic, grad, placed)
+        return
+    for place, values in placed:
+        add(grad, place, values)
 
 
 def fetch(
@@ -231,7 +242,7 @@ class Fetching:
     """A fetch under way: posted at once, put together when it is waited for."""
 
     def __init__(self, mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, wire: torch.memory_format) -> None:
-        self._plan, self._local = plan, local
+        self._mesh, self._plan, self._local = mesh, plan, local
         self._payload = Pieces([(plan.held, local)], local, wire)
         self._out: torch.Tensor | None = None
         if plan.carrier != "none" and plan.forward.receives:
@@ -249,8 +260,11 @@ class Fetching:
         kept = plan.forward.kept
         if kept is not None:
             put(out, kept.within(plan.frame), take(self._local, kept.within(plan.held)))
-        for region, values in self._transfer.wait():
-            place = region.within(plan.frame)
+        arrived = [(region.within(plan.frame), values) for region, values in self._transfer.wait()]
+        if self._mesh.is_dry:
+            put_all(self._mesh.traffic, out, arrived)
+            return out
+        for place, values in arrived:
             if take(out, place).data_ptr() != values.data_ptr():
                 put(out, place, values)
         return out
@@ -270,7 +284,7 @@ class _Exchange(torch.autograd.Function):
         plan: ExchangePlan = ctx.plan
         payload = Pieces([(plan.frame, grad)], grad)
         transfer = start(ctx.mesh, plan.adjoint, plan.adjoint_carrier, plan.group_axes, payload)
-        return accumulate(plan, grad, transfer.wait()), None, None
+        return accumulate(ctx.mesh, plan, grad, transfer.wait()), None, None
 
 
 def exchange(local: torch.Tensor, plan: ExchangePlan, mesh: OpenMesh) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Collectives on flat buffers that live from step to step: in place, and under way while other work goes on."""
+"""Collectives on flat buffers that are kept from step to step: in place, and in the background of other work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Axes = tuple[str, ...]
 
 
 class FlatBuffer:
-    """Values on the mesh's device, with a twin on the host where they travel from there."""
+    """Values on the mesh's device, and a copy on the host where messages leave from there."""
 
     def __init__(self, elements: int, dtype: torch.dtype, mesh: OpenMesh) -> None:
         self.values = torch.zeros(elements, dtype=dtype, device=mesh.device)
@@ -35,7 +35,7 @@ class FlatBuffer:
 
 
 class Flight:
-    """A collective under way; `wait` leaves its result in the buffer that receives."""
+    """A collective in progress; `wait` leaves its result in the receiving buffer."""
 
     def __init__(self, work: Any = None, receiver: FlatBuffer | None = None) -> None:
         self._work = work
@@ -70,7 +70,7 @@ def start_sum_at_root(buffer: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
 
 
 def start_broadcast(buffer: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
-    """Copy the first rank's buffer to the others along `axes`; counted as a chain: all but the last pass it on."""
+    """Copy the first rank's buffer to the others along `axes`. Counted as a chain: all but the last pass it on."""
     root = root_of(mesh, axes)
     here = mesh.mesh.coordinates(mesh.rank)
     is_last = all(here[axis] == mesh.mesh.axes[axis] - 1 for axis in axes if axis in here)
@@ -82,7 +82,7 @@ def start_broadcast(buffer: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
 
 
 def start_sum_scatter(part: FlatBuffer, whole: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
-    """Sum a buffer of one equal part a rank along `axes`; this rank receives its part."""
+    """Sum a buffer of one equal part per rank along `axes`; this rank receives its part."""
     bytes_sent = part.values.nbytes * (mesh.mesh.extent(axes) - 1)
     return _start(
         mesh, axes, "reduce_scatter", bytes_sent, part,
@@ -91,7 +91,7 @@ def start_sum_scatter(part: FlatBuffer, whole: FlatBuffer, mesh: OpenMesh, axes:
 
 
 def start_gather(whole: FlatBuffer, part: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
-    """Put the equal parts of the ranks along `axes` side by side, on each of them."""
+    """Concatenate the equal parts of the ranks along `axes`, on each of them."""
     bytes_sent = part.values.nbytes * (mesh.mesh.extent(axes) - 1)
     return _start(
         mesh, axes, "all_gather", bytes_sent, whole,
@@ -100,7 +100,7 @@ def start_gather(whole: FlatBuffer, part: FlatBuffer, mesh: OpenMesh, axes: Axes
 
 
 def root_of(mesh: OpenMesh, axes: Axes) -> int:
-    """The rank of the mesh that stands first along `axes` among those that share this one's other coordinates."""
+    """The first rank along `axes` among those that share this rank's other coordinates."""
     here = mesh.mesh.coordinates(mesh.rank)
     return mesh.mesh.rank({axis: 0 if axis in axes else place for axis, place in here.items()})
 

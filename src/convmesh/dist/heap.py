@@ -1,4 +1,4 @@
-"""Memory of a rank on a processor: kept when it is freed, as GPUs' allocators keep theirs."""
+"""The heap of a rank on a processor: freed memory stays with the process, as it does with GPUs' allocators."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from functools import cache
 
 ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -8, -4, -1, -2
-"""What glibc's `mallopt` calls its options."""
+"""Options of glibc's `mallopt`."""
 
 VARIABLE = "CONVMESH_KEEP_MEMORY"
-"""Set to 0, it leaves the allocator as it is."""
+"""Environment variable; 0 leaves the allocator as it is."""
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Have glibc keep what it frees; whether it does.
+    """Have glibc keep the memory it frees; returns whether it does.
 
-    It would give activations back to the system after every step, and the system would clear every page again when it
-    is touched: a tenth to a third of a step (benchmarks/unet.md). One heap serves all threads, because those of other
-    threads are small and the backward pass runs in one.
+    By default it returns activations to the system after every step, and the system clears every page again when it is
+    touched: a tenth to a third of a step (benchmarks/unet.md). One heap serves all threads, because backward runs in a
+    thread of its own, whose heap glibc would keep small.
     """
     if os.environ.get(VARIABLE) == "0":
         return False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -13,67 +15,82 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.dist.meeting import meet, telling_refusals
+from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
 
+Backend = Literal["nccl", "gloo"]
 
+
+@dataclass(frozen=True, eq=False)
 class OpenMesh:
-    """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`, or dry by `dry_mesh`."""
+    """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`, or dry by `dry_mesh`.
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        ranks: Sequence[int],
-        rank: int,
-        groups: dict[tuple[str, ...], dist.ProcessGroup],
-        everyone: dist.ProcessGroup | None,
-        device: torch.device,
-    ) -> None:
-        self.mesh = mesh
-        self.world_ranks = ranks
-        self.rank = rank
-        self.everyone = everyone
-        self.is_dry = everyone is None
-        self.device = device
-        self.traffic = Traffic()
-        self.seeds = torch.Generator().manual_seed(0)
-        self.overlap = True
-        """Whether convolutions start before their halos arrive; off for debugging and comparison."""
-        self.sub_batches = 1
-        """Into how many parts samples are cut that travel to dense layers cut over their own axis."""
-        self.replica_statistics = False
-        """Whether batch norm takes its statistics within one data-parallel replica, not over the global batch."""
-        self.weight_sums: Callable[[tuple[str, ...]], None] | None = None
-        """Who sums weight gradients after backward, and is told over which axes; None: each layer does so at once."""
-        self.device_meshes: dict[tuple[str, ...], DeviceMesh] = {}
-        """torch's views of this mesh, by order of axes; see `dist.weights`."""
-        self._groups = groups
-        self._agreed: set[tuple[str, str]] = set()
-        self.stages_through_host = device.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    `with_settings` gives another view of the same mesh: both share groups, seeds, counters and device meshes.
+    """
+
+    mesh: Mesh
+    world_ranks: Sequence[int]
+    rank: int
+    everyone: dist.ProcessGroup | None
+    """All ranks of the mesh; None on a dry mesh."""
+    device: torch.device
+    groups: Mapping[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict, repr=False)
+    stages_through_host: bool = False
+    """Whether messages leave from the host's memory, because the backend cannot send from the device's."""
+    stands_for: str = ""
+    """The kind of device, `cpu` or `cuda`, whose kernels tensors without data stand for."""
+    settings: StepSettings = StepSettings()
+    traffic: Traffic = field(default_factory=Traffic, repr=False)
+    seeds: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+    device_meshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, repr=False)
+    """torch's views of this mesh, by order of axes; see `dist.cut_weights`."""
+    left_partial: list[tuple[str, ...]] | None = field(default=None, repr=False)
+    """In a dry run: lists the axes along which layers left weight gradients partial."""
+    _agreed: set[tuple[str, str]] = field(default_factory=set, repr=False)
+
+    @property
+    def is_dry(self) -> bool:
+        return self.everyone is None
+
+    @property
+    def wire_device(self) -> torch.device:
+        """The device that messages leave from and arrive on."""
+        return torch.device("cpu") if self.stages_through_host else self.device
+
+    def with_settings(self, settings: StepSettings) -> OpenMesh:
+        """The same mesh for layers that run by other settings."""
+        return replace(self, settings=settings)
+
+    def device_kind(self, tensor: torch.Tensor) -> str:
+        """The kind of device that a tensor is on; one without data stands for a tensor on the mesh's devices."""
+        return self.stands_for if tensor.is_meta else tensor.device.type
 
     def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
-        """The ranks that differ from this one on `axes` only."""
-        return self._groups[tuple(name for name in self.mesh.axes if name in axes)]
+        """The ranks that differ from this one along `axes` only."""
+        return self.groups[tuple(name for name in self.mesh.axes if name in axes)]
 
     def background(self, axes: Sequence[str]) -> dist.ProcessGroup:
-        """The same ranks once more, for what goes on behind other work: in one group, a few numbers that a layer waits
-        for would queue behind megabytes of gradients. Opened when all of them first ask for it."""
+        """A second group of the same ranks, for transfers behind other work. In one group, a few numbers that a layer
+        waits for would queue behind megabytes of gradients. Opened when all of its ranks first ask for it."""
         return _group(tuple(self.world_rank(rank) for rank in self.mesh.group(axes, self.rank)), in_background=True)
 
     def world_rank(self, rank: int) -> int:
-        """The rank in the whole job of a rank of this mesh."""
+        """The rank in the job of a rank of this mesh."""
         return self.world_ranks[rank]
 
     def members(self, axes: Sequence[str]) -> list[int]:
-        """The ranks of `group(axes)` in the group's own order, which is the job's."""
+        """The ranks of `group(axes)` in the group's order, which is that of the job."""
         return sorted(self.mesh.group(axes, self.rank), key=self.world_rank)
 
     def weight_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         """The axes over which a layer must itself sum its weights' gradients, when its work is cut along `axes`."""
-        if self.weight_sums is None:
+        if self.settings.sums_weights:
             return axes
-        self.weight_sums(axes)
+        if self.left_partial is not None:
+            self.left_partial.append(axes)
         return ()
 
     def agree(self, what: str, value: str, problem: str | None = None) -> None:
@@ -84,29 +101,49 @@ class OpenMesh:
             raise DisagreementError(f"{what}: {problem}")
 
     def agree_once(self, what: str, value: str) -> None:
-        """`agree` when `value` first comes up: a check at the start that costs later steps nothing."""
+        """`agree` on each `value` once: a check in the first step that costs later ones nothing."""
         if (what, value) not in self._agreed:
             self.agree(what, value)
             self._agreed.add((what, value))
 
 
-def init(seconds_timeout: float = 600.0) -> None:
-    """Join the job that torchrun (or `srun` with its variables) started; alone without one. NCCL on GPUs, else Gloo."""
+def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None:
+    """Join the job that torchrun (or `srun` with its variables) started, or run alone.
+
+    By default NCCL if every rank here has a GPU of its own, else Gloo; `backend` asks for one of them.
+    """
+    _check_backend(backend)
     if dist.is_initialized():
         return
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ.setdefault(name, value)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    one_gpu_each = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
-    if one_gpu_each:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = backend or ("nccl" if _one_gpu_each() else "gloo")
+    if chosen == "nccl":
+        _take_gpu()
     timeout = timedelta(seconds=seconds_timeout)
     if int(os.environ["WORLD_SIZE"]) == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("nccl" if one_gpu_each else "gloo", store=store, rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(chosen, store=store, rank=0, world_size=1, timeout=timeout)
     else:
-        dist.init_process_group("nccl" if one_gpu_each else "gloo", timeout=timeout)
+        dist.init_process_group(chosen, timeout=timeout)
     _timeouts[dist.group.WORLD] = timeout
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend not in (None, "nccl", "gloo"):
+        raise MeshError(f"`backend` (={backend!r}) must be 'nccl' (GPUs) or 'gloo' (CPUs, or GPUs through the host).")
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise MeshError("`backend` (='nccl') needs a GPU, and torch sees none here; use backend='gloo'.")
+
+
+def _one_gpu_each() -> bool:
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    return torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
+
+
+def _take_gpu() -> None:
+    """Ranks take this machine's GPUs in turn; NCCL itself says whether several may share one."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.device | str | None = None) -> OpenMesh:
@@ -114,25 +151,30 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     if not dist.is_initialized():
         raise MeshError("`open_mesh` needs a process group; call `convmesh.init()` first.")
     members = tuple(range(dist.get_world_size())) if ranks is None else tuple(ranks)
-    _check_members(members)
+    with telling_refusals():
+        _check_members(members)
+    meet(members, f"{mesh} over {_listed(members)}", _timeouts.get(dist.group.WORLD))
     everyone = _group(members)
     # Before any group is opened along axes: ranks that disagree about them would wait for each other there.
     agree(everyone, members, "`mesh`", f"{mesh} over {_listed(members)}")
-    _check_size(mesh, members, given=ranks is not None)
+    with telling_refusals():
+        _check_size(mesh, members, given=ranks is not None)
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
-    return OpenMesh(mesh, members, here, _open_groups(mesh, members), everyone, where)
+    through_host = where.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
 
 
-def dry_mesh(mesh: Mesh, rank: int = 0) -> OpenMesh:
-    """One rank's view of a mesh of any size without processes.
+def dry_mesh(mesh: Mesh, rank: int = 0, device: str = "cuda") -> OpenMesh:
+    """One rank's view of a mesh of any size, without processes.
 
-    Tensors on it live on the meta device; what would be sent is counted, and arrives without values.
+    Its tensors are on the meta device. Messages are counted, and arrive without values. Operators choose the kernels
+    of `device`, which is `cpu` or `cuda`.
     """
     if not 0 <= rank < mesh.size:
         raise MeshError(f"`rank` (={rank}) must be one of the {mesh.size} ranks of {mesh}: 0 to {mesh.size - 1}.")
-    return OpenMesh(mesh, range(mesh.size), rank, {}, None, torch.device("meta"))
+    return OpenMesh(mesh, range(mesh.size), rank, everyone=None, device=torch.device("meta"), stands_for=device)
 
 
 def _check_members(members: tuple[int, ...]) -> None:
@@ -166,10 +208,10 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
 
 
 _opened: dict[tuple[object, tuple[int, ...], bool], dist.ProcessGroup] = {}
-"""Groups by job, members and use: meshes over the same ranks share connections."""
+"""Process groups by job, members and use: meshes over the same ranks share connections."""
 
 _timeouts: dict[object, timedelta] = {}
-"""How long jobs wait for a rank: torch gives a new group its own default, not the job's."""
+"""Each job's time-out: torch gives a new group its default, not the job's."""
 
 
 def _group(members: tuple[int, ...], in_background: bool = False) -> dist.ProcessGroup:

@@ -1,4 +1,4 @@
-"""Everything sent is counted."""
+"""Counting everything that is sent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The moment when this rank needs the results of what it posted, by the numbers that `record` gave.
+    """The moment when this rank needs the results of transfers, by the numbers that `record` returned.
 
-    `arriving` are the messages that come in: from which rank, how many bytes.
+    `arriving` are the messages to this rank: (sender, bytes).
     """
 
     posted: tuple[int, ...]
@@ -31,17 +34,19 @@ class Awaited:
 
 @dataclass
 class Traffic:
-    """Bytes that this rank sent and messages that it posted, by carrier."""
+    """Bytes sent and messages posted by this rank, by carrier."""
 
     bytes_sent: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
     listener: Callable[[Sent | Awaited], None] | None = None
-    """Told of everything that is sent and waited for, one by one."""
+    """Called with each transfer and each wait."""
     posted: int = 0
-    """How much was ever posted."""
+    """The number of transfers so far."""
+    steps: list[Any] | None = None
+    """In a dry run: what was recorded so far."""
 
     def record(self, carrier: str, bytes_sent: int, axes: tuple[str, ...] = (), peer: int | None = None) -> int:
-        """Count what is being sent; gives its number."""
+        """Count a transfer; returns its number."""
         self.posted += 1
         self.bytes_sent[carrier] += bytes_sent
         self.calls[carrier] += 1
@@ -50,9 +55,22 @@ class Traffic:
         return self.posted - 1
 
     def awaited(self, posted: Sequence[int], arriving: Sequence[tuple[int, int]] = ()) -> None:
-        """Say that results are needed from here on."""
+        """Report that results are needed from here on."""
         if self.listener is not None and (posted or arriving):
             self.listener(Awaited(tuple(posted), tuple(arriving)))
+
+    def repeated(self, call: Callable[[], Result], times: int) -> tuple[Result, bool]:
+        """Make a call that stands for `times` calls like it, and record it that often.
+
+        Returns its result, and whether it did any work; True if that is not recorded.
+        """
+        if self.steps is None:
+            return call(), True
+        first = len(self.steps)
+        result = call()
+        recorded = self.steps[first:]
+        self.steps += recorded * (times - 1)
+        return result, bool(recorded)
 
     @property
     def bytes_total(self) -> int:
@@ -60,14 +78,14 @@ class Traffic:
 
     @contextmanager
     def watch(self) -> Iterator[Traffic]:
-        """What is sent inside the block, apart from what was sent before."""
+        """The traffic of the block alone, complete when it ends."""
         before_bytes, before_calls = self.bytes_sent.copy(), self.calls.copy()
-        seen = Traffic()
-        yield seen
-        seen.bytes_sent.update(self.bytes_sent - before_bytes)
-        seen.calls.update(self.calls - before_calls)
+        inside = Traffic()
+        yield inside
+        inside.bytes_sent.update(self.bytes_sent - before_bytes)
+        inside.calls.update(self.calls - before_calls)
 
 
 def all_reduce_bytes(elements: int, itemsize: int, ranks: int) -> int:
-    """What one rank sends in a bandwidth-optimal (ring) all-reduce: two passes over all blocks but its own."""
+    """Bytes that one rank sends in a bandwidth-optimal (ring) all-reduce: two passes over all blocks but its own."""
     return 2 * (ranks - 1) * elements * itemsize // ranks

@@ -1,4 +1,4 @@
-"""Between tensors and the plain contiguous buffers that back-ends move."""
+"""Between tensors and the contiguous buffers that backends send."""
 
 from __future__ import annotations
 
@@ -12,23 +12,10 @@ from convmesh.layout import Region, Span
 Slices = tuple[slice, ...]
 
 
-def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels-last if the tensor is stored so and not plainly contiguous too."""
-    if tensor.is_contiguous():
-        return torch.contiguous_format
-    for dims, candidate in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.dim() == dims and tensor.is_contiguous(memory_format=candidate):
-            return candidate
-    return torch.contiguous_format
-
-
-def empty_like_format(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Uninitialised, with the type, device and memory format of `like`."""
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format_of(like))
-
-
 def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     """The values of a region, in the tensor's own indices: a view where the region is one box."""
+    if tensor.is_meta and all(len(spans) == 1 for spans in region.dims) and not _learns(tensor):
+        return _box(tensor, region)
     for dim, spans in enumerate(region.dims):
         if spans == (Span(0, tensor.shape[dim]),):
             continue
@@ -37,20 +24,40 @@ def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
+def _box(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """The same view by one call, where there are no values: dry runs of large exchanges take thousands."""
+    shape, strides = region.shape, tensor.stride()
+    if shape == tensor.shape:
+        return tensor
+    offset = sum([spans[0].start * step for spans, step in zip(region.dims, strides, strict=True)])
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+def _learns(tensor: torch.Tensor) -> bool:
+    """Whether autograd follows: gradients of slices and of strided views take different operators."""
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
 def put(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
     """Write `values` into a region."""
+    if all(len(spans) == 1 for spans in region.dims):
+        take(tensor, region).copy_(values)
+        return
     for there, here in _blocks(region):
         tensor[there].copy_(values[here])
 
 
 def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
     """Add `values` to a region."""
+    if all(len(spans) == 1 for spans in region.dims):
+        take(tensor, region).add_(values)
+        return
     for there, here in _blocks(region):
         tensor[there].add_(values[here])
 
 
 def _blocks(region: Region) -> Iterator[tuple[Slices, Slices]]:
-    """The boxes of a region with their places in its compact indices."""
+    """The boxes of a region, and where each lies among the region's values without gaps."""
     per_dim = [list(zip(spans, _compact(spans), strict=True)) for spans in region.dims]
     for choice in itertools.product(*per_dim):
         yield tuple(s.slice() for s, _ in choice), tuple(c.slice() for _, c in choice)

@@ -1,4 +1,4 @@
-"""Weight gradients: summed over ranks, clipped, scaled, and handed to optimisers."""
+"""Weight gradients: summed over ranks, clipped, scaled, and passed to optimisers."""
 
 from convmesh.gradients.clip import clip_grad_norm_
 from convmesh.gradients.scaler import GradScaler

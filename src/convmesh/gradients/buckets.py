@@ -1,4 +1,4 @@
-"""Buckets: gradients of several parameters, side by side in one buffer, that travel together."""
+"""Buckets: gradients of several parameters in one buffer, which travel together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Axes = tuple[str, ...]
 def plan_buckets(
     keys: Sequence[Hashable], bytes_: Sequence[int], bytes_bucket: int, bytes_first: int
 ) -> list[list[int]]:
-    """Parameters by bucket, buckets in the order in which they fill when gradients come from the last to the first.
+    """Indices of parameters by bucket; buckets in the order in which backward fills them, from the last parameter on.
 
     Only parameters of one key share a bucket. The first bucket of a key is smaller, so that it leaves early.
     """
@@ -35,19 +35,19 @@ def plan_buckets(
 
 
 class Slot:
-    """A parameter whose gradient is summed, and where its gradient stands."""
+    """A parameter whose gradient is summed, and the state of that gradient."""
 
     def __init__(self, parameter: torch.Tensor, speaks: bool) -> None:
         self.parameter = parameter
         self.speaks = speaks
-        """Whether this rank is the one that brings a gradient that is summed already into the next sum."""
+        """Whether this rank is the one that enters an already summed gradient into the next sum."""
         self.is_partial = False
-        """Whether the gradient is this rank's part only, still to be summed."""
+        """Whether the gradient is this rank's part, still to be summed."""
         self.is_ready = False
-        """Whether the backward pass under way has delivered the gradient."""
+        """Whether the running backward pass has computed the gradient."""
 
     def open_sum(self) -> None:
-        """Turn a gradient that is summed already into parts: one rank keeps it, the others start from nothing.
+        """Turn an already summed gradient into parts: one rank keeps it, the others start from zero.
 
         The next sum then counts it once, whatever was done to it in between.
         """
@@ -56,7 +56,7 @@ class Slot:
 
 
 class Bucket(Protocol):
-    """What a reducer asks of a bucket."""
+    """The interface of a bucket to its reducer."""
 
     axes: Axes
     slots: list[Slot]
@@ -64,26 +64,26 @@ class Bucket(Protocol):
 
     @property
     def elements(self) -> int:
-        """How many values travel."""
+        """The number of values that travel."""
 
     def take(self, slot: Slot) -> None:
-        """Bring a parameter's gradient into the buffer."""
+        """Copy a parameter's gradient into the buffer."""
 
     def start(self) -> None:
-        """Send; what has no gradient counts as zeros."""
+        """Start the sum; parameters without a gradient count as zeros."""
 
     def relay(self) -> None:
-        """Send on what arrived, where there is a second leg."""
+        """Start the second transfer, where the sum needs one."""
 
     def finish(self) -> None:
-        """Wait, and leave the sums where the optimiser finds them."""
+        """Wait, and leave the sums where the optimiser reads them."""
 
 
 class SummedBucket:
     """An all-reduce in place. Gradients are views of the buffer, unless they are summed in another type.
 
-    Behind the gradients travels a count for each parameter: on how many ranks it has one. So ranks that did not use a
-    parameter learn whether others did, and it has a gradient on all ranks or on none.
+    The buffer ends with one count per parameter: the number of ranks that have its gradient. So ranks that did not use
+    a parameter learn whether others did, and it has a gradient on all ranks or on none.
     """
 
     def __init__(self, slots: list[Slot], mesh: OpenMesh, axes: Axes, dtype: torch.dtype) -> None:
@@ -124,7 +124,7 @@ class SummedBucket:
         self._flight = self._post()
 
     def _complete(self, slot: Slot) -> bool:
-        """Bring in what backward did not deliver: parts of earlier passes, sums that stay, zeros for none."""
+        """Fill in a gradient that backward did not compute: parts of earlier passes, an earlier sum, or zeros."""
         if slot.is_ready:
             return True
         is_present = slot.parameter.grad is not None
@@ -139,7 +139,7 @@ class SummedBucket:
         return start_sum(self.buffer, self.mesh, self.axes)
 
     def relay(self) -> None:
-        """An all-reduce has one leg."""
+        """An all-reduce is one transfer."""
 
     def finish(self) -> None:
         self._flight.wait()
@@ -167,7 +167,7 @@ class SummedBucket:
 
 
 class RootBucket(SummedBucket):
-    """The sum on the first rank only; the others keep no gradients, so that their optimisers do nothing."""
+    """The sum on the first rank only. The others keep no gradients, so their optimisers do nothing."""
 
     def _post(self) -> Flight:
         return start_sum_at_root(self.buffer, self.mesh, self.axes)

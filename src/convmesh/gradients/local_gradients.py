@@ -1,4 +1,4 @@
-"""Parameters and gradients as this rank holds them: whole tensors, or its shards of cut weights."""
+"""Parameters and gradients on this rank: whole tensors, or its shards of cut weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from convmesh.private_torch.tensor_internals import local_shard
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor: its memory, not a copy."""
+    """This rank's shard of a tensor: the same memory, not a copy."""
     local = local_shard(tensor) if isinstance(tensor, DTensor) else tensor
     return local.detach() if local.requires_grad else local
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's gradient of what it holds of a parameter that has one."""
+    """The gradient of this rank's shard of a parameter, which must have one."""
     grad = parameter.grad
     assert grad is not None
     if grad.layout != torch.strided:
@@ -30,7 +30,7 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def as_gradient_of(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A local tensor in the form that the parameter's gradient must have: a DTensor for a cut weight."""
+    """A local tensor as a gradient of the parameter: a DTensor for a cut weight."""
     if not isinstance(parameter, DTensor):
         return local
     return DTensor.from_local(
@@ -44,12 +44,12 @@ def as_gradient_of(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are one run of memory without gaps, in whatever order of dims."""
+    """Whether a tensor's values are one run of memory without gaps, in any order of dims."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def shaped_like(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A run of values as a tensor of the same shape, and of the same order in memory where that has no gaps."""
+    """A run of values in the shape of `tensor`, and in its order in memory if that has no gaps."""
     if is_dense(tensor):
         return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
     return flat.view(tensor.shape)

@@ -1,4 +1,4 @@
-"""Which reducer a plan means."""
+"""The reducer of a plan."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Summing weight gradients over ranks while backward goes on.
+"""Summing weight gradients over ranks while backward runs.
 
-Each rank's backward finds its own part of a weight's gradient; the gradient of the global loss is their sum, never
-their mean, because losses already divide by the global count. Parts are gathered into buckets that leave as soon as
-they are full, and the end of `backward()` waits for them: after it, gradients are those of a single device.
+Backward on each rank computes a part of a weight's gradient. The gradient of the global loss is the sum of the parts,
+never their mean, because losses already divide by the global count. Parts are collected in buckets that leave as soon
+as they are full, and the end of `backward()` waits for them: after it, gradients are those of a single device.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,13 +24,15 @@ from convmesh.errors import ConvMeshError, LayoutError
 from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket, plan_buckets
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
+from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
+from convmesh.gradients.owners import Held, distinct_axes, own, owner_of
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, running_node
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 
 BYTES_BUCKET = 25 << 20
 BYTES_FIRST = 1 << 20
-"""The first bucket is small so that the network has work early."""
+"""The first bucket is small, so that the transfers start early."""
 
 
 class GradientReducer:
@@ -39,6 +41,8 @@ class GradientReducer:
     `axes_of` names every parameter in the order in which forward uses them, with the axes along which its gradient is
     partial; () for those that need no sum. Gradients accumulate over backward passes as on one device. `dtype_reduce`
     is the type in which gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own.
+
+    Whoever makes a reducer keeps it: the parameters do not, and when it is freed its hooks are gone.
     """
 
     def __init__(
@@ -54,15 +58,19 @@ class GradientReducer:
         self.dtype_reduce = dtype_reduce
         self.axes_of = _without_repeats(axes_of)
         self.buckets = self._make_buckets(bytes_bucket, bytes_first)
+        _refuse_second(self._slots)
         self._agree()
         self._defers = False
         self._passes = False
         self._next = 0
         self._tasks: set[int] = set()
-        self._hooks: list[Any] = []
+        self._hooks = OwnedHooks(self)
         if any(isinstance(p, DTensor) for p in self.axes_of):
-            self._hooks.append(register_optimizer_step_pre_hook(loop_over_mixed_groups))
-        self._accumulators = [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+            self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
+        self._accumulators: list[Any] = []
+        self._watches = OwnedHooks(self)
+        self.watch()
+        own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
         mesh = self.mesh
@@ -77,20 +85,31 @@ class GradientReducer:
         return SummedBucket(slots, self.mesh, axes, dtype)
 
     def _agree(self) -> None:
-        """Ranks that sum together must have the same buckets. Others, such as other stages, may have their own."""
+        """Ranks that sum together must have the same buckets; others, such as other stages, may have their own."""
         for axes in dict.fromkeys(bucket.axes for bucket in self.buckets):
             plan = [[tuple(local_of(s.parameter).shape) for s in b.slots] for b in self.buckets if b.axes == axes]
             if not self.mesh.is_dry:
                 ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
                 agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
 
+    def watch(self) -> None:
+        """Watch gradients on the current CUDA stream. Call it again before backward runs on another stream.
+
+        Autograd adds a gradient on the stream that was current when it made the adding node, and the reducer keeps
+        these nodes. Backward on another stream would wait for that one, which is forbidden while it is captured.
+        """
+        self._watches.close()
+        self._watches = OwnedHooks(self)
+        self._accumulators.clear()  # nothing else holds the nodes: autograd makes new ones
+        self._accumulators += [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+
     def _watch(self, bucket: Bucket, slot: Slot) -> Any:
-        """Hooks around the point where autograd adds a gradient; the node is kept, or its hook would be lost."""
+        """Hook the point where autograd adds a gradient. The node is returned to be kept: its hook goes with it."""
         accumulator = torch.autograd.graph.get_gradient_edge(slot.parameter).node
-        self._hooks += [
-            accumulator.register_prehook(partial(self._before, bucket, slot)),
-            slot.parameter.register_post_accumulate_grad_hook(partial(self._after, bucket, slot)),
-        ]
+        self._watches.add(
+            accumulator.register_prehook(weak_hook(self._before, bucket, slot)),
+            slot.parameter.register_post_accumulate_grad_hook(weak_hook(self._after, bucket, slot)),
+        )
         return accumulator
 
     def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor, ...]) -> None:
@@ -122,7 +141,7 @@ class GradientReducer:
         self._start_full()
 
     def _start_full(self) -> None:
-        """Start buckets in their one order: ranks that posted them in different orders would sum different things."""
+        """Start full buckets in order: ranks that started them in different orders would sum different buckets."""
         while self._next < len(self.buckets) and _is_full(self.buckets[self._next]):
             self.buckets[self._next].start()
             self._next += 1
@@ -134,7 +153,7 @@ class GradientReducer:
             at_end_of_backward(self._at_end)
 
     def _at_end(self) -> None:
-        """Called when a backward ends. One inside another (a reentrant checkpoint) leaves the end to the outer one."""
+        """Called when a backward ends. One inside another (a reentrant checkpoint) leaves the sums to the outer one."""
         outer = running_node()
         if outer is None:
             self.reduce_now()
@@ -153,7 +172,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def reduce_now(self) -> None:
-        """Sum what is still partial. Backward ends with it; call it after a schedule that ran under `no_sync`."""
+        """Sum all gradients that are still partial. Backward ends with it; call it after a schedule under `no_sync`."""
         for bucket in self.buckets[self._next :]:
             bucket.start()
         for bucket in self.buckets:
@@ -172,13 +191,13 @@ class GradientReducer:
             yield
         finally:
             self._defers = defers
-            # Schedules that find weight gradients apart from backward write them without any hook.
+            # Schedules that compute weight gradients apart from backward write them without calling hooks.
             for slot, grad in zip(self._slots, before, strict=True):
                 slot.is_partial |= slot.parameter.grad is not None and slot.parameter.grad is not grad
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take no notice of gradients found inside: a schedule puts them aside until `backward()` brings them."""
+        """Ignore gradients computed inside: a schedule keeps them until `backward()` delivers them."""
         self._passes = True
         try:
             yield
@@ -189,11 +208,19 @@ class GradientReducer:
     def _slots(self) -> list[Slot]:
         return [slot for bucket in self.buckets for slot in bucket.slots]
 
+    def held(self, parameter: torch.Tensor) -> Held:
+        """What this rank holds of a parameter's gradient after backward, with the axes along which ranks differ."""
+        return [(parameter, distinct_axes(parameter))]
+
+    def sums(self, parameter: torch.Tensor) -> bool:
+        """Whether this reducer's hooks are on a parameter."""
+        return self._hooks.are_open and any(slot.parameter is parameter for slot in self._slots)
+
     def wait(self) -> None:
-        """Parameters are up to date when this returns; here they always are."""
+        """Return when parameters are up to date; here they always are."""
 
     def reset(self) -> None:
-        """Give up a backward pass that failed on every rank, with all gradients."""
+        """Abandon a backward pass that failed on every rank, and clear all gradients."""
         for bucket in self.buckets[: self._next]:
             bucket.relay()
             bucket.finish()
@@ -205,26 +232,45 @@ class GradientReducer:
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
+        self._watches.close()
+
+
+def _refuse_second(slots: Sequence[Slot]) -> None:
+    """Refuse parameters whose gradients another reducer sums: both together would sum them twice."""
+    if _summed_elsewhere(slots):
+        gc.collect()  # a network that was dropped may be a cycle that nobody has collected yet
+    if slot := _summed_elsewhere(slots):
+        raise LayoutError(
+            f"the gradients of a parameter of shape {tuple(slot.parameter.shape)} are summed already, for an earlier "
+            "network of the same model; drop that network first (`del net`), or make this one from a copy of the model."
+        )
+
+
+def _summed_elsewhere(slots: Sequence[Slot]) -> Slot | None:
+    return next((slot for slot in slots if _is_summed(slot.parameter)), None)
+
+
+def _is_summed(parameter: torch.Tensor) -> bool:
+    owner = owner_of(parameter)
+    return isinstance(owner, GradientReducer) and owner.sums(parameter)
 
 
 def _is_full(bucket: Bucket) -> bool:
-    """From the last slot, which is filled last as a rule, so that the answer no comes at once."""
+    """Checked from the last slot, which usually fills last, so that a `no` comes at once."""
     return all(slot.is_ready for slot in reversed(bucket.slots))
 
 
 def _without_repeats(axes_of: AxesOf) -> dict[nn.Parameter, Axes]:
-    """Parameters in the order of their first use: what two layers share is complete after the first one's backward."""
-    found: dict[nn.Parameter, Axes] = {}
+    """Parameters in the order of first use: one that two layers share is complete after the first one's backward."""
+    unique: dict[nn.Parameter, Axes] = {}
     for parameter, axes in axes_of:
-        if found.setdefault(parameter, axes) != axes:
+        if unique.setdefault(parameter, axes) != axes:
             raise LayoutError(
-                f"`axes_of` names a parameter of shape {tuple(parameter.shape)} twice, with {found[parameter]} and "
+                f"`axes_of` names a parameter of shape {tuple(parameter.shape)} twice, with {unique[parameter]} and "
                 f"{axes}; a gradient is partial along one set of axes: use the same split for layers that share it."
             )
-    return found
+    return unique
 
 
 def _check_sizes(**sizes: int) -> None:

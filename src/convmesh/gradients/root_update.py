@@ -1,12 +1,11 @@
-"""The root scheme, for comparison: gradients are summed on one rank, it alone updates, and sends the weights back.
+"""The root scheme, for comparison: one rank sums the gradients, updates the weights and broadcasts them.
 
-Weights leave in chunks in the order of layers, so that the next forward starts while later layers are still under way.
-One link carries everything that a ring would share, which is why the other schemes are there.
+Weights leave in chunks in the order of layers, so that the next forward starts before those of later layers arrive.
+One link carries all that a ring would share among its links, which is why the other schemes exist.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from convmesh.dist.flat_buffers import FlatBuffer, Flight, root_of, start_broadc
 from convmesh.errors import LayoutError, UnsupportedError
 from convmesh.gradients.buckets import Axes, Bucket, RootBucket, Slot
 from convmesh.gradients.local_gradients import local_of, shaped_like
+from convmesh.gradients.owned_hooks import weak_hook
 from convmesh.gradients.reduction import AxesOf, GradientReducer
 
 
@@ -60,10 +60,10 @@ class Chunk:
 class BroadcastReducer(GradientReducer):
     """Sums gradients on the first rank along their axes; after its optimiser's step, weights follow in `chunks` chunks.
 
-    Any torch optimiser over `net`'s parameters will do: on the other ranks it finds no gradients and does nothing. Its
+    Any torch optimiser over `net`'s parameters works: on the other ranks it finds no gradients and does nothing. Its
     step starts the chunks, and each layer waits for its own before it runs. With gradient scaling use ConvMesh's
-    `GradScaler`, which lets ranks without gradients take part. Call `wait()` before weights are read outside of
-    forward (`net.state_dict()` does so itself), and before each forward if no `net` is given.
+    `GradScaler`, which includes ranks without gradients. Call `wait()` before weights are read outside of forward
+    (`net.state_dict()` does so itself), and before each forward if no `net` is given.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BroadcastReducer(GradientReducer):
         self._chunk_of = {p: chunk for chunk in self.chunks for p in chunk.parameters}
         if net is not None:
             self._watch_forward(net)
-        self._hooks.append(register_optimizer_step_post_hook(_after_step(weakref.ref(self))))
+        self._hooks.add(register_optimizer_step_post_hook(weak_hook(self._after_step)))
 
     def _bucket(self, slots: list[Slot], axes: Axes, dtype: torch.dtype) -> Bucket:
         return RootBucket(slots, self.mesh, axes, dtype)
@@ -92,8 +92,8 @@ class BroadcastReducer(GradientReducer):
     def _watch_forward(self, net: nn.Module) -> None:
         for module in net.modules():
             if any(p in self._chunk_of for p in module.parameters(recurse=False)):
-                self._hooks.append(module.register_forward_pre_hook(self._before_forward))
-        self._hooks.append(net.register_state_dict_pre_hook(lambda *_: self.wait()))
+                self._hooks.add(module.register_forward_pre_hook(weak_hook(self._before_forward)))
+        self._hooks.add(net.register_state_dict_pre_hook(weak_hook(self._before_reading)))
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         del args
@@ -117,25 +117,22 @@ class BroadcastReducer(GradientReducer):
             if not parameters.isdisjoint(chunk.parameters):
                 chunk.start()
 
+    def _before_reading(self, *_: Any) -> None:
+        self.wait()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Torch calls this after the step of every optimiser; one over other parameters sends nothing."""
+        del args, kwargs
+        self.send({p for group in optimizer.param_groups for p in group["params"]})
+
     def wait(self) -> None:
-        """All weights are up to date when this returns."""
+        """Return when all weights are up to date."""
         for chunk in self.chunks:
             chunk.wait()
 
 
-def _after_step(reducer: weakref.ref[BroadcastReducer]) -> Any:
-    """Torch tells of every optimiser's step; the reducer is not kept alive by that."""
-
-    def sent_after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del args, kwargs
-        if (alive := reducer()) is not None:
-            alive.send({p for group in optimizer.param_groups for p in group["params"]})
-
-    return sent_after
-
-
 def _cut(parameters: list[nn.Parameter], chunks: int) -> list[list[nn.Parameter]]:
-    """Parameters in their order, in at most `chunks` runs of about the same number of bytes."""
+    """Parameters in order, in at most `chunks` groups of about the same number of bytes."""
     sizes = [local_of(p).nbytes for p in parameters]
     total, done = sum(sizes), 0
     groups: list[list[nn.Parameter]] = [[] for _ in range(chunks)]

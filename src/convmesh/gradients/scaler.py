@@ -10,30 +10,45 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, all_reduce
+from convmesh.errors import LayoutError
 from convmesh.gradients.local_gradients import local_gradient, local_of
+from convmesh.gradients.owners import mesh_of
 from convmesh.private_torch.unscaling import OpenGradScaler
 
 
 class GradScaler(OpenGradScaler):
-    """`torch.amp.GradScaler` for a mesh: an overflow on one rank, in its shard or stage, counts for all.
+    """`torch.amp.GradScaler` for split networks: an overflow on one rank, in its shard or stage, counts for all.
 
-    Torch's own looks at the gradients of its rank, and refuses plain and cut weights together.
+    Torch's own looks at the gradients of its rank, and refuses plain and cut weights together. The mesh is that of the
+    optimiser's parameters; `mesh` is for weights that have no reducer and are not cut.
     """
 
-    def __init__(self, mesh: OpenMesh, **options: Any) -> None:
-        super().__init__(mesh.device.type, **options)
+    def __init__(self, device: str | None = None, *, mesh: OpenMesh | None = None, **options: Any) -> None:
+        super().__init__(device or ("cuda" if torch.cuda.is_available() else "cpu"), **options)
         self._mesh = mesh
 
     def unscaled(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
-        """Unscale what this rank holds; then every rank learns whether any found an overflow."""
+        """Unscale what this rank holds; then every rank learns whether any has an overflow."""
+        mesh = self._mesh or _mesh_of(optimizer)
         groups = [{"params": [_held(p) for p in group["params"]]} for group in optimizer.param_groups]
-        seen: Any = SimpleNamespace(param_groups=groups)
-        found = super().unscaled(seen, inv_scale, found_inf, allow_fp16)
-        here = torch.stack([value.to(found_inf.device) for value in found.values()]).max() if found else found_inf
-        everywhere = all_reduce(here.float().reshape(1), self._mesh, tuple(self._mesh.mesh.axes), dist.ReduceOp.MAX)
+        local_view: Any = SimpleNamespace(param_groups=groups)
+        flags = super().unscaled(local_view, inv_scale, found_inf, allow_fp16)
+        here = torch.stack([flag.to(found_inf.device) for flag in flags.values()]).max() if flags else found_inf
+        everywhere = all_reduce(here.float().reshape(1), mesh, tuple(mesh.mesh.axes), dist.ReduceOp.MAX)
         return {found_inf.device: everywhere[0]}
+
+
+def _mesh_of(optimizer: torch.optim.Optimizer) -> OpenMesh:
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    mesh = next((mesh for p in parameters if (mesh := mesh_of(p)) is not None), None)
+    if mesh is None:
+        raise LayoutError(
+            "the optimiser's parameters belong to no parallelized network and none is cut, so their mesh is unknown. "
+            "Make the optimiser with `net.optimizer(...)`, or the scaler with `GradScaler(mesh=...)`."
+        )
+    return mesh
 
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,25 +1,29 @@
-"""Buckets whose sums are scattered: each rank along `data` receives a part, updates it and shows it to the others."""
+"""Buckets whose sums are scattered: each rank along `data` receives a part, updates it and sends it to the others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
 from convmesh.errors import UnsupportedError
-from convmesh.gradients.buckets import Axes, Bucket, Slot
+from convmesh.gradients.buckets import Bucket, Slot
 from convmesh.gradients.local_gradients import is_dense, local_gradient, local_of
-from convmesh.gradients.reduction import GradientReducer
+from convmesh.gradients.owners import Axes, Held, distinct_axes, own, owner_of
+from convmesh.gradients.reduction import AxesOf, GradientReducer
 
 AXIS = "data"
 
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """A run of a parameter's values that lies in one part of a bucket."""
+    """A run of a parameter's values within one part of a bucket."""
 
     slot: Slot
     part: int
@@ -30,7 +34,7 @@ class ShardPiece:
 
 
 def cut_into_pieces(slots: list[Slot], sizes: list[int], parts: int) -> tuple[list[ShardPiece], int]:
-    """All values of a bucket in order, cut into equal parts, and the size of a part; the last may end in padding."""
+    """The values of a bucket, cut in order into equal parts, and the size of a part; the last may end in padding."""
     part_size = -(-sum(sizes) // parts)
     pieces, begin = [], 0
     for slot, size in zip(slots, sizes, strict=True):
@@ -47,8 +51,8 @@ def cut_into_pieces(slots: list[Slot], sizes: list[int], parts: int) -> tuple[li
 class ScatteredBucket:
     """A sum-scatter along `data`, and an all-reduce of the received part along the other axes.
 
-    Each part of the buffer ends with one count for each parameter, as in a summed bucket: on how many ranks it has a
-    gradient. `shards` are this rank's runs of the parameters, in the parameters' own memory: what it updates.
+    Each part of the buffer ends with one count per parameter, as in a summed bucket: the number of ranks that have its
+    gradient. `shards` are the runs of the parameters that this rank updates, in the parameters' own memory.
     """
 
     def __init__(self, slots: list[Slot], mesh: OpenMesh, axes: Axes, dtype: torch.dtype) -> None:
@@ -64,7 +68,7 @@ class ScatteredBucket:
         self._counts = self._sent.values.view(self._parts, width)[:, part_size:]
         self._make_shards(width, part_size)
         kind = slots[0].parameter.dtype
-        # Weights travel back in their own type, through the same buffers where that is the gradients' too.
+        # Weights travel back in their own type, through the same buffers if the gradients have that type too.
         same = kind == dtype
         self._shown = self._received if same else FlatBuffer(width, kind, mesh)
         self._gathered = self._sent if same else FlatBuffer(self._parts * width, kind, mesh)
@@ -87,7 +91,7 @@ class ScatteredBucket:
         return self._sent.values.numel()
 
     def take(self, slot: Slot) -> None:
-        """The whole gradient is freed at once: nobody needs more than its part of the sum."""
+        """The whole gradient is freed at once: a rank needs only its part of the sum."""
         run = _run(slot.parameter, local_gradient(slot.parameter))
         for piece, place in self._places[slot]:
             place.copy_(run[piece.start : piece.stop])
@@ -136,14 +140,14 @@ class ScatteredBucket:
             shard.grad += arrived
 
     def start_showing(self) -> None:
-        """Send this rank's updated runs to the others along `data`."""
+        """Start sending this rank's updated runs to the others along `data`."""
         for piece in self._mine:
             shown = self._shown.values[piece.offset : piece.offset + piece.stop - piece.start]
             shown.copy_(self._runs[piece.slot][piece.start : piece.stop])
         self._flight = start_gather(self._gathered, self._shown, self.mesh, (AXIS,))
 
     def finish_showing(self) -> None:
-        """Take over the runs that the others updated."""
+        """Copy the runs that the others updated into the parameters."""
         self._flight.wait()
         for piece in self._pieces:
             if piece.part != self._here:
@@ -155,8 +159,26 @@ class ScatteredBucket:
 class ShardedReducer(GradientReducer):
     """Leaves each rank along `data` with its part of the summed gradients; `ShardedOptimizer` updates that part.
 
-    After backward `p.grad` is None for the parameters concerned: the gradients are those of the shards.
+    After backward `p.grad` of these parameters is None: the gradients belong to the shards.
     """
+
+    def __init__(self, mesh: OpenMesh, axes_of: AxesOf, **options: Any) -> None:
+        super().__init__(mesh, axes_of, **options)
+        self.shards = {p: shard for bucket in self.scattered for p, shard in bucket.shards.items()}
+        """This rank's run of each scattered parameter; some it has no run of."""
+        self.scattered_parameters = {slot.parameter for bucket in self.scattered for slot in bucket.slots}
+        self._axes_of_shards = {shard: (AXIS, *distinct_axes(p)) for p, shard in self.shards.items()}
+        own(self._axes_of_shards, self)
+        self._hooks.add(register_optimizer_step_pre_hook(_refuse_scattered))
+
+    def held(self, parameter: torch.Tensor) -> Held:
+        """Of a scattered parameter this rank's run, if it has one."""
+        if parameter in self.scattered_parameters:
+            shard = self.shards.get(parameter)
+            return [] if shard is None else [(shard, self._axes_of_shards[shard])]
+        if parameter in self._axes_of_shards:
+            return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]
+        return super().held(parameter)
 
     @property
     def scattered(self) -> list[ScatteredBucket]:
@@ -168,8 +190,20 @@ class ShardedReducer(GradientReducer):
         return super()._bucket(slots, axes, dtype)
 
 
+def _refuse_scattered(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """An ordinary optimiser would find no gradients at scattered parameters, and do nothing without a word."""
+    del args, kwargs
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        owner = owner_of(parameter)
+        if isinstance(owner, ShardedReducer) and parameter in owner.scattered_parameters:
+            raise UnsupportedError(
+                f'{type(optimizer).__name__} was given whole parameters, but the plan\'s reduction="sharded" leaves '
+                f"each rank a part of their gradients; make it with `net.optimizer({type(optimizer).__name__}, ...)`."
+            )
+
+
 def _run(parameter: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
-    """A parameter's values, or others laid out as they are, as one run of memory; the parameter's own is no copy."""
+    """A parameter's values, or `values` in the same order, as one run of memory; the parameter's own are not copied."""
     local = local_of(parameter)
     tensor = local if values is None else values
     if values is not None and values.stride() != local.stride():

@@ -17,8 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from convmesh.errors import UnsupportedError
-from convmesh.gradients.clip import clip_held_, distinct_axes
-from convmesh.gradients.scattered import AXIS, ShardedReducer
+from convmesh.gradients.clip import clip_held_
+from convmesh.gradients.owners import owner_of
+from convmesh.gradients.scattered import ShardedReducer
 
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
@@ -29,29 +30,23 @@ Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 class ShardedOptimizer(Optimizer):
-    """`ShardedOptimizer(reducer, torch.optim.AdamW, lr=1e-3)`: each rank along `data` updates and keeps its part.
+    """`ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=1e-3)`: each rank along `data` updates its part.
 
     `param_groups` hold this rank's runs of the parameters, with their gradients, so schedulers and `GradScaler` work on
     them as usual. `state_dict` is this rank's part: it loads on the same rank of the same mesh.
     """
 
-    def __init__(
-        self, reducer: ShardedReducer, optimizer: type[Optimizer], params: Params | None = None, **options: Any
-    ) -> None:
+    def __init__(self, params: Params, optimizer: type[Optimizer], **options: Any) -> None:
         _check_optimizer(optimizer)
-        self.reducer = reducer if isinstance(reducer, ShardedReducer) else _reducer_of(reducer)
-        self._shards = {p: shard for bucket in self.reducer.scattered for p, shard in bucket.shards.items()}
-        self._scattered = {slot.parameter for bucket in self.reducer.scattered for slot in bucket.slots}
-        self._axes = {shard: (AXIS, *distinct_axes(p)) for p, shard in self._shards.items()}
-        chosen = list(self.reducer.axes_of if params is None else params)
-        self.inner = optimizer([self._group(group) for group in _groups(chosen)], **options)
+        groups = _groups(list(params))
+        self.reducer = _reducer_of([p for group in groups for p in group["params"]])
+        self.inner = optimizer([self._group(group) for group in groups], **options)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self._adopt()
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same options for this rank's parts; parameters that are not scattered stay whole."""
-        held = [self._shards.get(p, None if p in self._scattered else p) for p in group["params"]]
-        return {**group, "params": [part for part in held if part is not None]}
+        return {**group, "params": [held for p in group["params"] for held, _ in self.reducer.held(p)]}
 
     def _adopt(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
@@ -75,17 +70,15 @@ class ShardedOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients: those of the parts, and parts of sums that `no_sync` left at the parameters."""
         self.inner.zero_grad(set_to_none)
-        for parameter in self._scattered:
+        for parameter in self.reducer.scattered_parameters:
             parameter.grad = None
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip by the norm of all gradients, each value counted once, the same on every rank."""
-        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        axes = [self._axes[p] if p in self._axes else distinct_axes(p) for p in held]
-        pairs = list(zip(held, axes, strict=True))
-        return clip_held_(pairs, max_norm, norm_type, error_if_nonfinite, self.reducer.mesh)
+        held = [pair for group in self.param_groups for p in group["params"] for pair in self.reducer.held(p)]
+        return clip_held_([(self.reducer.mesh, held)], max_norm, norm_type, error_if_nonfinite)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
@@ -101,14 +94,16 @@ def _groups(params: list[Any]) -> list[dict[str, Any]]:
     return [{"params": params}]
 
 
-def _reducer_of(net: Any) -> ShardedReducer:
-    reducer = getattr(net, "reducer", None)
-    if not isinstance(reducer, ShardedReducer):
+def _reducer_of(parameters: list[torch.Tensor]) -> ShardedReducer:
+    owners = {id(owner): owner for p in parameters if (owner := owner_of(p)) is not None}
+    reducers = [owner for owner in owners.values() if isinstance(owner, ShardedReducer)]
+    if len(owners) != 1 or not reducers:
         raise UnsupportedError(
-            f"`ShardedOptimizer` needs a ShardedReducer or a network that has one, not a {type(net).__name__}; "
-            'make it with reduction="sharded".'
+            f"`params` belong to {len(owners)} reducers, {len(reducers)} of them sharded; `ShardedOptimizer` takes the "
+            'parameters of one network whose plan was made with reduction="sharded": '
+            "`net.optimizer(torch.optim.AdamW, lr=1e-3)`."
         )
-    return reducer
+    return reducers[0]
 
 
 def _check_optimizer(optimizer: type[Optimizer]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from convmesh.graph.tracing.node_meta import VALUE
 from convmesh.graph.tracing.opaque_model import whole_graph, whole_output
 from convmesh.graph.tracing.tracer import LayerTracer, hooks_notice
 from convmesh.graph.unchanged_module import unchanged
+from convmesh.graph.weightless import Own, is_from, own_parts, weightless_graph
 from convmesh.private_torch.module_tables import has_hooks, parameters_of
 
 Sample = torch.Tensor | Sequence[int]
@@ -39,10 +41,26 @@ class Captured:
     """Its nodes have the names of `graph`'s nodes; its submodules and parameters are the model's own."""
     values: Mapping[str, Any]
     """The output of each node: tensors on the meta device, numbers, shapes, tuples of them."""
+    constants: Mapping[str, torch.Tensor]
+    """Tensors of `module` that are no attribute of the model."""
+    own: Own
+    """The parts of the model that `module` calls or reads."""
     unchecked: str = ""
     """Why the network was not compared with the model; empty if it was, and agrees."""
     follows_extents: bool = True
     """Whether the network may run on other extents than its own, which it then checks itself."""
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What later steps derive from the graph and keep, such as lowered plans; shared with the versions below."""
+
+    def without_weights(self) -> Captured:
+        """The network for plans: `module` has shapes and types only, and keeps nothing of the model alive."""
+        return replace(self, module=weightless_graph(self.module))
+
+    def of_model(self, model: nn.Module) -> Captured | None:
+        """The network with the model's own modules and parameters; None if it was captured from another model."""
+        if not is_from(self.own, model):
+            return None
+        return replace(self, module=assemble(model, copy.deepcopy(self.module.graph), self.constants))
 
 
 def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None, check: bool = True) -> Captured:
@@ -74,8 +92,9 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
     values = {node.name: node.meta[VALUE] for node in traced.graph.nodes if node.op != "output"}
     graph = describe(traced.graph, model, traced.closed)
     module = assemble(model, traced.graph, traced.constants)
+    own = own_parts(module, traced.constants)
     unchecked = "" if "" in traced.closed else "it was not asked for"  # a closed model runs itself
-    captured = Captured(graph, module, values, unchecked, not traced.is_exported)
+    captured = Captured(graph, module, values, traced.constants, own, unchecked, not traced.is_exported)
     return compared(captured, model, samples) if check else captured
 
 

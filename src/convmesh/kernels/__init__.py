@@ -1,1 +1,1 @@
-"""Local kernels: how this device computes a shard fastest."""
+"""Local kernels: the fastest way for this device to compute a shard."""

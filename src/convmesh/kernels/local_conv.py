@@ -1,9 +1,9 @@
 """Convolution of one shard, by the fastest kernel that this device has for its shape.
 
-Two things matter on CPUs, both shown by benchmarks/conv_kernels.py. oneDNN is faster on channels-last tensors. And ATen
-leaves oneDNN for a kernel several times slower when a single sample has N·C·D·H ≤ 20480, which cutting a volume crosses
-on the way down; oneDNN is then called by name. That name has no backward, but both gradients can be had from calls that
-reach oneDNN: the input's is a convolution with the mirrored kernel, the weight's one of planes for each tap in depth.
+Two things matter on CPUs, both shown by benchmarks/conv_kernels.py. oneDNN is faster on channels-last tensors. And for
+a single sample with N·C·D·H ≤ 20480, which a cut volume soon reaches, ATen prefers a kernel several times slower than
+oneDNN; oneDNN is then called by name. That operator has no backward, but both gradients can be computed by calls that
+reach oneDNN: the input's as a convolution with the mirrored kernel, the weight's as one of planes per tap in depth.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from typing import Any, cast
 
 import torch
 
-from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import CHANNELS_LAST
 from convmesh.kernels.pointwise_conv import pointwise, pointwise_backward
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
-_MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample from which blocks beat ATen's copy
+_MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample above which blocks beat ATen's copy
 
 
 _meta = torch.library.Library("aten", "IMPL", "Meta")
 
 
-def _shaped_as_named(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *args: Any) -> torch.Tensor:
-    """What oneDNN's convolution gives without data, which torch does not say: a dry run names what a run does."""
+def _onednn_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *args: Any) -> torch.Tensor:
+    """Meta kernel of oneDNN's convolution, which torch lacks: a dry run calls the same operators as a run."""
     padding, stride, dilation, groups = args
     rest = (stride, padding, dilation, False, [0] * len(stride), groups)
     return cast(torch.Tensor, torch.ops.aten.convolution(x, weight, bias, *rest))
 
 
-_meta.impl("mkldnn_convolution", _shaped_as_named)
+_meta.impl("mkldnn_convolution", _onednn_meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +45,30 @@ class ConvParams:
     groups: int
 
 
-def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams) -> torch.Tensor:
-    """The local convolution; the result may be channels-last where that is faster."""
-    if _is_product(x, weight, params):
+def convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, kind: str
+) -> torch.Tensor:
+    """The local convolution by the kernels of a `kind` of device; its result may be channels-last if that is faster."""
+    if _is_product(x, weight, params, kind):
         return pointwise(x, weight, bias)
-    x, weight = in_best_format(x, weight), in_best_format(weight, weight)
-    if _needs_naming(x, weight, params):
+    x, weight = in_best_format(x, weight, kind), in_best_format(weight, weight, kind)
+    if _needs_explicit_onednn(x, weight, params, kind):
         args = (params.padding, params.stride, params.dilation, params.groups)
         y: torch.Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, *args)
     else:
         y = torch.ops.aten.convolution(x, weight, bias, *_aten_args(params))
-    return in_best_format(y, weight)  # an input of one channel looks plain to ATen, and its result is
+    return in_best_format(y, weight, kind)  # for one channel ATen sees a contiguous input
 
 
 def convolution_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, wanted: tuple[bool, bool]
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, wanted: tuple[bool, bool], kind: str
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of input and weight, as far as `wanted`."""
-    if _is_product(x, weight, params):
+    """The gradients of input and weight; None for those not `wanted`."""
+    if _is_product(x, weight, params, kind):
         return pointwise_backward(grad, x, weight, wanted)
-    x, grad, weight = (in_best_format(t, weight) for t in (x, grad, weight))
-    if _needs_naming(x, weight, params):
-        dx = _named_input_gradient(grad, x, weight, params) if wanted[0] else None
+    x, grad, weight = (in_best_format(t, weight, kind) for t in (x, grad, weight))
+    if _needs_explicit_onednn(x, weight, params, kind):
+        dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
     dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
@@ -80,15 +81,15 @@ def _aten_gradients(
     return dx, dw
 
 
-def _named_input_gradient(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams
+def _onednn_input_gradient(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str
 ) -> torch.Tensor:
     reaches = [d * (k - 1) for d, k in zip(params.dilation, weight.shape[2:], strict=True)]
     padding = tuple(reach - p for reach, p in zip(reaches, params.padding, strict=True))
     if max(params.stride) == 1 and min(padding) >= 0:
         mirrored = weight.flip(*range(2, weight.dim())).transpose(0, 1)
-        return convolution(grad, mirrored, None, ConvParams(params.stride, padding, params.dilation, 1))
-    # Tensors of oneDNN's own kind reach it whatever their size, at the price of copies.
+        return convolution(grad, mirrored, None, ConvParams(params.stride, padding, params.dilation, 1), kind)
+    # Tensors in oneDNN's own format reach it at any size, at the price of copies.
     if x.is_meta:
         return _aten_gradients(grad, x, weight, params, (True, False))[0]
     packed = torch.ops.aten.convolution_backward(
@@ -102,7 +103,7 @@ def _weight_gradient_by_planes(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams
 ) -> torch.Tensor:
     """For each tap in depth, the gradient of a 2D convolution whose samples are the planes that the tap joins."""
-    planes, grad_planes = x[0].movedim(1, 0), grad[0].movedim(1, 0)  # channels-last planes: views of what is there
+    planes, grad_planes = x[0].movedim(1, 0), grad[0].movedim(1, 0)  # channels-last planes: views, no copies
     stride, padding, dilation = params.stride[0], params.padding[0], params.dilation[0]
     plane_args = _aten_args(ConvParams(params.stride[1:], params.padding[1:], params.dilation[1:], 1))
     dw = torch.zeros_like(weight)
@@ -122,25 +123,25 @@ def _aten_args(params: ConvParams) -> tuple[object, ...]:
     return stride, padding, dilation, False, [0] * len(stride), params.groups
 
 
-def best_format(dtype: torch.dtype, device: torch.device, dims: int, kernel: Sequence[int]) -> torch.memory_format:
-    """Channels-last in oneDNN for kernels with more than one tap; pointwise ones are matrix products either way."""
-    best = _CHANNELS_LAST.get(dims)
-    return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, device) else torch.contiguous_format
+def best_format(dtype: torch.dtype, kind: str, dims: int, kernel: Sequence[int]) -> torch.memory_format:
+    """Channels-last for oneDNN kernels with more than one tap; pointwise ones are matrix products in any format."""
+    best = CHANNELS_LAST.get(dims)
+    return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, kind) else torch.contiguous_format
 
 
-def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
-    """Whether to leave whole samples to torch's own route, in the format in which they come: a network gains from
-    channels-last only if all of its layers have it, and reordering weights costs more than small inputs gain."""
-    return not _needs_naming(x, weight, params)
+def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
+    """Whether to leave whole samples to torch, in their own format: channels-last pays only if all layers of a network
+    use it, and reordering weights costs more than it saves on small inputs."""
+    return not _needs_explicit_onednn(x, weight, params, kind)
 
 
-def _is_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    return kind_of(device) == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
+def _is_onednn(dtype: torch.dtype, kind: str) -> bool:
+    return kind == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
-def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernel for `weight` wants it; as it is where no format is better."""
-    best = best_format(tensor.dtype, tensor.device, tensor.dim(), weight.shape[2:])
+def in_best_format(tensor: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """The tensor in the best format for the kernel with `weight`; unchanged if no format is better."""
+    best = best_format(tensor.dtype, kind, tensor.dim(), weight.shape[2:])
     if best == torch.contiguous_format or tensor.is_contiguous(memory_format=best):
         return tensor
     if tensor.is_contiguous() and tensor.shape[1] >= _MANY_CHANNELS and tensor.numel() >= _LARGE * tensor.shape[0]:
@@ -149,7 +150,7 @@ def in_best_format(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _transposed(tensor: torch.Tensor, best: torch.memory_format) -> torch.Tensor:
-    """The same tensor channels-last; ATen copies a transposed matrix in blocks, but a permuted tensor one by one."""
+    """The tensor as channels-last; ATen copies a transposed matrix in blocks, a permuted tensor element by element."""
     out = torch.empty_like(tensor, memory_format=best)
     channels = tensor.shape[1]
     for source, target in zip(tensor, out, strict=True):
@@ -157,20 +158,20 @@ def _transposed(tensor: torch.Tensor, best: torch.memory_format) -> torch.Tensor
     return out
 
 
-def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
-    """Whether the convolution is a matrix product that BLAS does as well as any, without its format mattering."""
+def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
+    """Whether the convolution is a matrix product, for which BLAS is as good as any kernel in either format."""
     one_tap = math.prod(weight.shape[2:]) == 1 and params.groups == 1
     plain = max(params.stride) == 1 and max(params.padding) == 0
-    return one_tap and plain and kind_of(x.device) == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return one_tap and plain and kind == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
-def _needs_naming(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
-    """Whether ATen would not choose oneDNN by itself although oneDNN is faster."""
-    if not _is_onednn(x.dtype, x.device) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
+def _needs_explicit_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
+    """Whether oneDNN is faster but ATen would not choose it."""
+    if not _is_onednn(x.dtype, kind) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
         return False
     if math.prod(x.shape[:4]) > _LARGEST_FOR_NATIVE or min(weight.shape[-2:]) > 3:
         return False
-    # oneDNN 3.12 crashes on some kernels that are wider than a plane; there is next to no work then anyway.
+    # oneDNN 3.12 crashes on some kernels wider than a plane; these are cheap anyway.
     reaches = (d * (k - 1) + 1 for d, k in zip(params.dilation, weight.shape[2:], strict=True))
     each = zip(reaches, (math.inf, *x.shape[3:]), params.padding, strict=True)
     return all(reach <= extent and padding < reach for reach, extent, padding in each)

@@ -1,8 +1,8 @@
 """Transposed convolution of one shard, by the fastest kernel that this device has for its shape.
 
-Where the kernel is as wide as the stride, each input writes a block of its own and the layer is one matrix product.
-ATen's kernel for it is several times slower on small shards, and its plain contiguous results cost the channels-last
-layers around it copies.
+If the kernel is as wide as the stride, each input writes its own block and the layer is one matrix product. ATen's
+kernel for it is several times slower on small shards, and its contiguous results force copies on the channels-last
+layers around it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from convmesh.kernels.local_conv import ConvParams, best_format
 
 
 def conv_transpose(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, kind: str
 ) -> torch.Tensor:
-    """The local transposed convolution, cropped by `params.padding` at both ends; differentiable."""
-    if _writes_blocks(x, weight, params):
+    """The local transposed convolution on a `kind` of device, cropped by `params.padding` at both ends."""
+    if _writes_blocks(x, weight, params, kind):
         return _blocks(x, weight, bias)
     none = [0] * len(params.stride)
     strides = (params.stride, params.padding, params.dilation)
     return torch.convolution(x, weight, bias, *strides, True, none, params.groups)
 
 
-def _writes_blocks(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> bool:
+def _writes_blocks(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether blocks neither overlap nor leave gaps, on a device whose other kernels are channels-last."""
     apart = tuple(weight.shape[2:]) == params.stride and max(params.dilation) == 1 and params.groups == 1
-    last = best_format(x.dtype, x.device, x.dim(), weight.shape[2:]) != torch.contiguous_format
+    last = best_format(x.dtype, kind, x.dim(), weight.shape[2:]) != torch.contiguous_format
     return apart and last and max(params.padding) == 0
 
 

@@ -1,4 +1,4 @@
-"""What torch's batch-norm kernels give, for dry runs: torch does not register it for tensors without data."""
+"""Meta kernels of torch's batch-norm operators, for dry runs: torch does not register them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _backward_reduce(
     *wanted: bool,
 ) -> tuple[torch.Tensor, ...]:
     del x, invstd, weight
-    return tuple(mean.new_empty(grad.shape[1] if asked else 0) for asked in (wanted[0], wanted[0], *wanted[1:]))
+    return tuple(mean.new_empty(grad.shape[1] if wants else 0) for wants in (wanted[0], wanted[0], *wanted[1:]))
 
 
 def _backward_elemt(grad: torch.Tensor, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
@@ -35,7 +35,7 @@ def _backward_elemt(grad: torch.Tensor, x: torch.Tensor, *others: torch.Tensor |
 
 
 def _sums(x: torch.Tensor) -> torch.dtype:
-    """The type in which a GPU adds up."""
+    """The type in which a GPU sums."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 

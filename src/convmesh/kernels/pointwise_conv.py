@@ -1,4 +1,4 @@
-"""Convolution with a single tap on a CPU: a matrix product over channels, in whatever format the input has."""
+"""Convolution with a single tap on a CPU: a matrix product over channels, in the input's own format."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 
 FEW_COLUMNS = 100
-"""Indices of a sample below which one product over all samples beats one for each, in spite of its copies: with four
-of them ten times on an EPYC core, and with 256 the copies cost a fifth."""
+"""Below this many indices per sample, one product over all samples beats one per sample despite its copies: tenfold
+for 4 indices on an EPYC core; for 256 the copies cost a fifth."""
 
 
 def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A filter's value at each index, from the channels there."""
+    """The convolution: each filter's value at an index depends only on the channels there."""
     matrix = weight.flatten(1)
     if x.is_contiguous():
         y = _product(matrix, x.flatten(2))
@@ -23,7 +23,7 @@ def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
 def pointwise_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of input and weight, as far as `wanted`; the input's in the format of the input."""
+    """The gradients of input and weight, None for those not `wanted`; the input's in the input's format."""
     matrix = weight.flatten(1)
     if x.is_contiguous():
         rows, grad_rows = x.flatten(2), grad.flatten(2)
@@ -37,14 +37,14 @@ def pointwise_backward(
 
 
 def _product(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """F×C and N×C×S give N×F×S."""
+    """F×C times N×C×S: N×F×S."""
     if not _has_few_columns(x):
         return torch.bmm(matrix.expand(len(x), *matrix.shape), x)
     return (matrix @ _folded(x)).view(len(matrix), len(x), -1).transpose(0, 1).contiguous()
 
 
 def _outer(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """N×F×S and N×C×S give F×C, summed over samples and indices."""
+    """N×F×S times N×C×S: F×C, summed over samples and indices."""
     return _folded(y) @ _folded(x).t() if _has_few_columns(x) else torch.bmm(y, x.mT).sum(0)
 
 

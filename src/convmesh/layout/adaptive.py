@@ -27,11 +27,11 @@ class Adaptive:
         return (Span(self.window(out.start, extent).start, self.window(out.stop - 1, extent).stop),)
 
     def is_regular(self, extent: int) -> bool:
-        """Windows of one length, side by side: a part of the output pools its part of the input in the same way."""
+        """Whether windows have one length and are adjacent: then a part of the output pools its part of the input."""
         return self.out > 0 and extent % self.out == 0
 
 
 def unrolled(windows: list[Span]) -> list[int | None]:
-    """The indices of windows one after another, all made as long as the longest; None where a shorter one is over."""
+    """The indices of all windows in sequence, each as long as the longest; None past the end of a shorter one."""
     longest = max(window.extent for window in windows)
     return [i if i < w.stop else None for w in windows for i in range(w.start, w.start + longest)]

@@ -38,7 +38,7 @@ def fold(extended: Span, extent: int, mode: PaddingMode) -> tuple[Piece, ...]:
 
 
 def check_padding(mode: str, pads: tuple[int, int], extent: int) -> PaddingMode:
-    """Refuse a mode nobody knows, and pads that fold over themselves (torch's own limits)."""
+    """Refuse unknown modes, and pads that fold over themselves (torch's own limits)."""
     if mode not in get_args(PaddingMode):
         raise UnsupportedError(f"`padding_mode` (={mode!r}) must be one of {', '.join(get_args(PaddingMode))}.")
     most = {"circular": extent, "reflect": extent - 1}.get(mode)

@@ -19,7 +19,7 @@ class Span(NamedTuple):
         return max(0, self.stop - self.start)
 
     def intersect(self, other: Span) -> Span:
-        """The common indices, as an empty span at a sane place where there are none."""
+        """The common indices; if there are none, an empty span at a sane place."""
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
@@ -72,6 +72,9 @@ def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def intersect_spans(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     """The common indices of two span lists, both sorted and disjoint."""
+    if len(a) == 1 and len(b) == 1:  # most regions are boxes, and a search meets millions
+        start, stop = max(a[0][0], b[0][0]), min(a[0][1], b[0][1])
+        return (Span(start, stop),) if start < stop else ()
     return tuple(common for s in a for t in b if (common := s.intersect(t)).extent)
 
 
@@ -90,21 +93,24 @@ class Region:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(sum(s.extent for s in spans) for spans in self.dims)
+        return tuple([s[0].extent if len(s) == 1 else sum(span.extent for span in s) for s in self.dims])
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     def intersect(self, other: Region) -> Region:
-        return Region(tuple(intersect_spans(a, b) for a, b in zip(self.dims, other.dims, strict=True)))
+        return Region(tuple([intersect_spans(a, b) for a, b in zip(self.dims, other.dims, strict=True)]))
 
     def within(self, outer: Region) -> Region:
         """These indices in the compact indices of `outer`, which contains them."""
-        return Region(tuple(_compact(inner, holder) for inner, holder in zip(self.dims, outer.dims, strict=True)))
+        return Region(tuple([_compact(inner, holder) for inner, holder in zip(self.dims, outer.dims, strict=True)]))
 
 
 def _compact(inner: Sequence[Span], holder: Sequence[Span]) -> tuple[Span, ...]:
+    if len(inner) == 1 and len(holder) == 1:
+        (start, stop), (first, last) = inner[0], holder[0]
+        return (Span(start - first, stop - first),) if first <= start < stop <= last else ()
     offset, found = 0, []
     for span in holder:
         found += [s.shift(offset - span.start) for s in inner if span.start <= s.start and s.stop <= span.stop]

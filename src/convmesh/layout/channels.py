@@ -4,7 +4,7 @@ The channels of a layer's input and output are cut over the same axes. The layer
 which cut the input channels of its weight, and `gathered` ones, which cut its filters. Then
 
     forward     gather x over `gathered`;  convolve with w[F / gathered, C / kept];  sum-scatter y over `kept`
-    backward    gather dy over `kept`;     find dw and dx;                           sum-scatter dx over `gathered`
+    backward    gather dy over `kept`;     compute dw and dx;                        sum-scatter dx over `gathered`
 
 With nothing gathered this is stationary-x, with nothing kept stationary-y, with both stationary-w (Dryden et al., SC
 2019). Input channels are cut by (kept, gathered) and output channels by (gathered, kept), the outer axes first, so what
@@ -47,7 +47,7 @@ class ChannelSplit:
 
 
 def split_for(algorithm: Algorithm, channels_cut_by: Axes) -> ChannelSplit:
-    """The split that an algorithm means for an input whose channels are cut by these axes, outermost first."""
+    """The split of an algorithm for an input whose channels are cut by these axes, outermost first."""
     if algorithm == "x":
         return ChannelSplit(kept=channels_cut_by)
     if algorithm == "y":
@@ -55,9 +55,19 @@ def split_for(algorithm: Algorithm, channels_cut_by: Axes) -> ChannelSplit:
     return ChannelSplit(kept=channels_cut_by[:1], gathered=channels_cut_by[1:])
 
 
+def groups_divide(groups: int, ranks: int) -> bool:
+    """Whether every rank gets whole groups; the single group of a plain convolution may be cut anyhow."""
+    return groups == 1 or groups % ranks == 0
+
+
+def largest_split(groups: int, ranks: int) -> int:
+    """The most of `ranks` ranks over which groups divide."""
+    return max(n for n in range(1, ranks + 1) if groups % n == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelLayouts:
-    """Where a cut layer's output lives, and what every rank needs of its input and finds of its output."""
+    """Where a cut layer's output lives, and the parts of input and output that every rank needs and computes."""
 
     output: Layout
     input_needs: Demand
@@ -67,10 +77,10 @@ class ChannelLayouts:
 def channel_layouts(
     source: Layout, maps: Sequence[DimMap], filters: int, split: ChannelSplit, groups: int = 1
 ) -> ChannelLayouts:
-    """The layouts of a layer with `maps` for all dims but channels (dim 1, whose map is not looked at).
+    """The layouts of a layer with `maps` for all dims but channels (dim 1, whose map is ignored).
 
-    Where the input's samples or space are cut by the split's own axes, they are gathered along with its channels: each
-    rank then does its filters for all of them, and sends their gradients back summed.
+    If the input's samples or space are cut by the split's own axes, they are gathered along with its channels: each
+    rank then computes its filters for all of them, and sends their summed gradients back.
     """
     mesh, channels = source.mesh, source.shape[1]
     shape = [*out_shape(maps, source.shape)]

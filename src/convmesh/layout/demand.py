@@ -16,13 +16,13 @@ from convmesh.layout.mesh import Mesh
 Ints = npt.NDArray[np.int64]
 
 KEPT = 256
-"""Demands to remember: layers share most of theirs, and each has a number for every rank along its axes."""
+"""Demands to cache: layers share most of theirs, and each has a number for every rank along its axes."""
 
 
 class DimDemand:
     """One dim: for each part along `axes` the spans that its ranks hold or need; parts may overlap.
 
-    Kept as arrays: of many thousand parts a rank looks at a few, and carriers are chosen by counting. `frame` gives the
+    Kept as arrays: a rank looks at a few of many thousand parts, and carriers are chosen by counting. `frame` holds the
     spans that a tensor for a part has room for, if that is more than the part needs: operators may skip indices.
     """
 
@@ -118,7 +118,7 @@ class Demand:
 
     @classmethod
     def ownership(cls, layout: Layout) -> Demand:
-        """Every rank 'needs' just what it holds."""
+        """Every rank 'needs' exactly what it holds."""
         return cls(layout.mesh, [_owned(cut) for cut in layout.cuts])
 
     @cached_property

@@ -3,8 +3,8 @@
 A halo exchange, a change of layout and an all-gather are the same thing: ranks hold a region and need another. The rule
 is stated once, in `route`: a receiver takes each index from the supplier that stands where the receiver stands on the
 axes along which suppliers are replicas. Forward routes what is owned to what is needed. The adjoint routes gradients of
-what was needed to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner hears one
-of them only.
+what was needed to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner receives
+only one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convmesh.layout.mesh import Mesh
 
 Carrier = Literal["none", "neighbour", "all_to_all", "all_gather"]
 
-Met = tuple[dict[str, int], tuple[Span, ...]]
+Met = tuple[int, tuple[Span, ...]]
 
 MOST_NEIGHBOURS = 26
 """Up to the neighbours of a cube, single messages beat a collective over the whole group."""
@@ -113,24 +113,29 @@ def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) ->
     # Receivers must agree with their supplier where suppliers are replicas, and are all served elsewhere.
     fixed = {name: here[name] for name in mesh.axes if name not in supply.axes} if rank_supplies else {}
     free = [name for name in mesh.axes if name in supply.axes - theirs.axes] if rank_supplies else []
-    met = [list(_met(mesh, dim, spans, fixed)) for dim, spans in zip(theirs.dims, mine.region(rank).dims, strict=True)]
+    met = [
+        list(_met(mesh, here, dim, spans, fixed))
+        for dim, spans in zip(theirs.dims, mine.region(rank).dims, strict=True)
+    ]
+    replicas = [[(at - here[name]) * mesh.steps[name] for at in range(mesh.axes[name])] for name in free]
+    to_replicas = [sum(shifts) for shifts in itertools.product(*replicas)]
     for choice in itertools.product(*met):
-        place = dict(here)
-        for part, _ in choice:
-            place.update(part)
-        region = Region(tuple(spans for _, spans in choice))
-        for values in itertools.product(*(range(mesh.axes[name]) for name in free)):
-            yield Message(mesh.rank({**place, **dict(zip(free, values, strict=True))}), region)
+        peer = rank + sum([shift for shift, _ in choice])
+        region = Region(tuple([spans for _, spans in choice]))
+        for shift in to_replicas:
+            yield Message(peer + shift, region)
 
 
-def _met(mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], fixed: dict[str, int]) -> Iterator[Met]:
-    """The places of `dim`'s parts that share indices with `spans`, with those indices."""
+def _met(
+    mesh: Mesh, here: dict[str, int], dim: DimDemand, spans: tuple[Span, ...], fixed: dict[str, int]
+) -> Iterator[Met]:
+    """How far the ranks are whose parts of `dim` share indices with `spans`, with those indices."""
     for part in dim.near(spans):
         place = mesh.places(dim.axes, part)
         if all(fixed.get(name, at) == at for name, at in place.items()):
             common = intersect_spans(dim.part(part), spans)
             if common:
-                yield place, common
+                yield sum([(at - here[name]) * mesh.steps[name] for name, at in place.items()]), common
 
 
 def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:
@@ -143,7 +148,7 @@ def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:
 
 
 def _carrier(supply: Demand, demand: Demand, axes: tuple[str, ...]) -> Carrier:
-    """How messages travel. Looks at the whole mesh, dim by dim, so that every rank decides alike."""
+    """How messages travel. Looks at the whole mesh, dim by dim, so that every rank decides the same."""
     fan_in = 1
     sends_any = False
     for given, asked in zip(supply.dims, demand.dims, strict=True):

@@ -20,7 +20,7 @@ class Cut(NamedTuple):
 
 
 def even_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
-    """A dim cut as evenly as its axes' convention has it."""
+    """A dim cut evenly, by the convention of its axes."""
     if axes and {*axes} <= {*CHANNEL_AXES}:
         return chunked_cut(mesh, extent, axes)
     return Cut(axes, Partition.even(extent, mesh.extent(axes)))
@@ -72,7 +72,7 @@ class Layout:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Layout], tuple[Mesh, tuple[Cut, ...]]]:
-        """Made anew when unpickled: another process hashes names otherwise."""
+        """Rebuilt when unpickled: another process hashes names differently."""
         return Layout, (self.mesh, self.cuts)
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Layout:
         return Cut(cut.axes, cut.partition.rescale(extent))
 
     def replacing(self, cuts: Mapping[int, Cut]) -> Layout:
-        """This layout with some dims cut otherwise."""
+        """This layout with some dims cut differently."""
         return Layout(self.mesh, [cuts.get(dim, cut) for dim, cut in enumerate(self.cuts)])
 
     def with_whole(self, dims: Sequence[int]) -> Layout:
@@ -135,7 +135,7 @@ class Layout:
             for name in axes:
                 if name not in self.mesh.axes:
                     known = ", ".join(self.mesh.axes) or "none"
-                    raise LayoutError(f"dim {dim} is cut by axis {name!r}, but {self.mesh} has {known} only.")
+                    raise LayoutError(f"dim {dim} is cut by axis {name!r}, but {self.mesh} has only {known}.")
             if partition.parts != self.mesh.extent(axes):
                 raise LayoutError(
                     f"dim {dim} has {partition.parts} parts, but its axes {axes} of {self.mesh} "
@@ -147,6 +147,6 @@ def _check_names(axes_of: Sequence[tuple[str, ...]]) -> None:
     names = [name for axes in axes_of for name in axes]
     for name in names:
         if name not in AXES:
-            raise LayoutError(f"`cut` names axis {name!r}, which is no mesh axis; the axes are {', '.join(AXES)}.")
+            raise LayoutError(f"`cut` names axis {name!r}, which is not a mesh axis; the axes are {', '.join(AXES)}.")
         if names.count(name) > 1:
             raise LayoutError(f"`cut` names axis {name!r} twice; one axis cuts one dim of a tensor.")

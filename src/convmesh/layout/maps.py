@@ -28,7 +28,7 @@ class DimMap(Protocol):
         """The indices of an input of `extent` that a non-empty `out` needs: sorted, disjoint, inside the input."""
 
     def __hash__(self) -> int:
-        """A map is a value: what follows from it is worked out once."""
+        """A map is a value, so results derived from it can be cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Window:
         return max(0, last // self.stride + 1)
 
     def extended(self, out: Span) -> Span:
-        """The indices under the windows of `out`, beyond the borders too."""
+        """The indices under the windows of `out`, including those beyond the borders."""
         return Span(out.start * self.stride - self.low, (out.stop - 1) * self.stride - self.low + self.reach)
 
     def frame(self, out: Span, extent: int) -> Span:
@@ -134,7 +134,7 @@ def excess(steps: Sequence[Transposed], out: Box, extents: Sequence[int]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """`F.pad` of one dim; negative pads crop, but not beside circular padding, which torch then wraps askew."""
+    """`F.pad` of one dim; negative pads crop, but not with circular padding, which torch then wraps wrongly."""
 
     low: int
     high: int
@@ -199,7 +199,7 @@ class Spread:
 
 
 def _sources(extended: Span, extent: int, mode: PaddingMode) -> tuple[Span, ...]:
-    """The indices of the input that an extended span, which may reach beyond the borders, is made of."""
+    """The input indices behind an extended span, which may reach beyond the borders."""
     if extended.start >= 0 and extended.stop <= extent:
         return (extended,)
     return merge(piece.source for piece in fold(extended, extent, mode))

@@ -12,6 +12,8 @@ from convmesh.errors import MeshError
 AXES = ("pipe", "data", "depth", "height", "width", "channel", "filter")
 """Axis names, outermost first: the axes with the heaviest traffic vary fastest, so their ranks are closest together."""
 
+SPACE_AXES = ("depth", "height", "width")
+"""The axes that cut space, each the dim of its name."""
 
 CHANNEL_AXES = ("channel", "filter")
 """The axes that cut channels, outermost first."""
@@ -37,7 +39,7 @@ class Mesh:
         return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
 
     def __reduce__(self) -> tuple[partial[Mesh], tuple[()]]:
-        """Made anew when unpickled: another process hashes names otherwise."""
+        """Rebuilt when unpickled: another process hashes names differently."""
         return partial(Mesh, **self.axes), ()
 
     @cached_property
@@ -46,7 +48,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def extent(self, axes: Iterable[str]) -> int:
-        """The number of ranks that a group over `axes` has."""
+        """The number of ranks in a group over `axes`."""
         return math.prod(self._size(name) for name in axes)
 
     def _size(self, name: str) -> int:
@@ -67,6 +69,14 @@ class Mesh:
         for name, size in self.axes.items():
             rank = rank * size + coordinates[name]
         return rank
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """How far apart ranks are that are neighbours along each axis."""
+        steps, step = {}, 1
+        for name, size in reversed(self.axes.items()):
+            steps[name], step = step, step * size
+        return steps
 
     def part(self, axes: Iterable[str], coordinates: dict[str, int]) -> int:
         """The index of a place along several axes taken as one, the first varying slowest."""
@@ -95,8 +105,13 @@ class Mesh:
             yield {**here, **dict(zip(names, values, strict=True))}
 
 
+def space_axes(dims: int) -> tuple[str, ...]:
+    """The axes that cut `dims` dims of space: images have the last two."""
+    return SPACE_AXES[max(0, len(SPACE_AXES) - max(0, dims)) :]
+
+
 def _unknown(name: str) -> str:
-    return f"`{name}` is no mesh axis; the axes are {', '.join(AXES)}."
+    return f"`{name}` is not a mesh axis; the axes are {', '.join(AXES)}."
 
 
 def _check_axis(name: str, size: int) -> None:

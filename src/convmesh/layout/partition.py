@@ -23,14 +23,14 @@ class Partition:
 
     @staticmethod
     def even(extent: int, parts: int) -> Partition:
-        """Parts whose sizes differ by one at most, the larger ones first."""
+        """Parts whose sizes differ by at most one, the larger ones first."""
         if extent < 0 or parts < 1:
             raise LayoutError(f"`extent` (={extent}) must not be negative, and `parts` (={parts}) at least 1.")
         return _even(extent, parts)
 
     @staticmethod
     def nested(extent: int, sizes: Sequence[int]) -> Partition:
-        """Cut axis by axis into pieces of equal extent but the last ones, as `torch.chunk` and DTensor do."""
+        """Cut axis by axis into pieces of equal extent except the last ones, as `torch.chunk` and DTensor do."""
         spans = [Span(0, extent)]
         for size in sizes:
             spans = [piece for span in spans for piece in _chunks(span, size)]

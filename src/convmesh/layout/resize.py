@@ -1,7 +1,7 @@
 """Interpolation and pixel shuffles, dim by dim.
 
-Which input index an output index reads, and with which weight, follows from the *global* output index in just the
-arithmetic that torch uses, rounding included: a shard that rounded otherwise would pick another neighbour than a single
+Which input index an output index reads, and with which weight, follows from the *global* output index in exactly
+torch's arithmetic, rounding included: a shard that rounded differently would pick another neighbour than a single
 device does, and at index 1,000 one unit in the last place of a float32 position is 6e-5 of a weight.
 """
 
@@ -28,7 +28,7 @@ LARGEST_EXACT_DENOMINATOR = 16
 
 
 class Taps(NamedTuple):
-    """Input indices and weights, a row for each tap; one tap alone has weight 1 and no weights."""
+    """Input indices and weights, one row per tap; a single tap has weight 1, stored as no weights."""
 
     indices: Array
     weights: Array | None
@@ -70,7 +70,7 @@ class Resized:
         return (Span(int(indices.min()), int(indices.max()) + 1),)
 
     def taps(self, out: Span, extent: int) -> Taps:
-        """What the outputs `out` are made of, in the input's global indices."""
+        """The taps behind the outputs `out`, in the input's global indices."""
         positions = self._positions(out)
         if self.method in ("nearest", "nearest-exact"):
             return Taps(_floor(positions, extent)[None], None)
@@ -79,7 +79,7 @@ class Resized:
         return _cubic(positions, extent)
 
     def alone(self, out: Span, held: Span, extent: int) -> Alone | None:
-        """How a plain resize of the indices `held` (those that `out` needs) gives `out`, if it does to the last bit."""
+        """How a plain resize of the indices `held` (those that `out` needs) gives `out`, if it is exact to the bit."""
         step = Fraction(self.step)
         exact = step.denominator <= LARGEST_EXACT_DENOMINATOR
         if out == Span(0, self.out) and held == Span(0, extent) and (exact or self.method in ("linear", "cubic")):

@@ -1,7 +1,7 @@
 """A convolution as a sum of terms, so that work starts before halos arrive.
 
-A convolution is linear in its input. The part of the input that a rank owns gives one term, computed while halos
-travel, and each slab of halo gives another, which touches only the outputs near it and only some taps of the kernel.
+A convolution is linear in its input. The part of the input that a rank owns yields one term, computed while halos
+travel, and each slab of halo yields another, which touches only the outputs near it and only some taps of the kernel.
 No term needs a padded copy of the activation, and the terms' adjoints overlap in the same way. With several dims cut,
 slabs are peeled off dim by dim: those of one dim span the halos of the later dims, so a corner belongs to one slab.
 """
@@ -63,7 +63,7 @@ class Terms:
 def split_terms(windows: Sequence[Window], held: Box, out: Box, extents: Sequence[int], overlap: bool = True) -> Terms:
     """The terms of one rank that holds `held` and computes `out` (spatial boxes, global indices).
 
-    Without `overlap`, or where halos outweigh what is held, one term waits for everything.
+    Without `overlap`, or if halos outweigh what is held, one term waits for everything.
     """
     if not out.size:
         return Terms(None, ())
@@ -113,7 +113,7 @@ def _dim_term(window: Window, source: Span, out: Span, taps: Span) -> DimTerm:
 
 
 def _slabs(kept: Box, needed: Box) -> list[Box]:
-    """`needed` without `kept` as disjoint boxes, at most two a dim."""
+    """`needed` without `kept` as disjoint boxes, at most two per dim."""
     slabs = []
     for dim, (k, n) in enumerate(zip(kept.spans, needed.spans, strict=True)):
         for side in (Span(n.start, k.start), Span(k.stop, n.stop)):
@@ -126,7 +126,7 @@ def _slabs(kept: Box, needed: Box) -> list[Box]:
 def symmetric_padding(term: DimTerm, stride: int, dilation: int) -> tuple[int, int, int]:
     """How to realise a term's padding: (explicit low, explicit high, what the kernel pads on both sides).
 
-    Kernels pad both sides alike; a last partial window that they drop makes a smaller high side no matter.
+    Kernels pad both sides alike; since they drop a last partial window, a smaller high side does not matter.
     """
     reach = dilation * (term.taps.extent - 1) + 1
     if term.low >= 0 and (term.source.extent + 2 * term.low - reach) // stride + 1 == term.out.extent:

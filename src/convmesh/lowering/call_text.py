@@ -6,34 +6,11 @@ from typing import Any
 
 import torch
 
-Order = tuple[int, ...]
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+from convmesh.kernels.memory_format import CHANNELS_LAST, is_channels_last, strides_of
+
 _CONVOLUTIONS = frozenset(
     {torch.ops.aten.convolution, torch.ops.aten.mkldnn_convolution, torch.ops.aten.convolution_backward}
 )
-
-
-def is_last(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's channels lie innermost in memory, and that is not the plain order too."""
-    order = _LAST.get(tensor.dim())
-    return order is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order)
-
-
-def memory_format(dims: int, last: bool) -> torch.memory_format:
-    """Of a tensor with so many dims, its channels innermost or in the plain order."""
-    return _LAST[dims] if last and dims in _LAST else torch.contiguous_format
-
-
-def channels_last(dims: int) -> Order:
-    """The order of a tensor whose channels lie innermost, if it has as many dims as images or volumes."""
-    return (0, *range(2, dims), 1) if dims in _LAST else ()
-
-
-def order_of(tensor: torch.Tensor) -> Order:
-    """The dims of a tensor as they lie in memory, outermost first; empty if that is how they are numbered."""
-    if tensor.is_contiguous():
-        return ()
-    return tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
 
 
 def in_kernel_format(func: Any, args: Any, result: Any) -> Any:
@@ -44,15 +21,15 @@ def in_kernel_format(func: Any, args: Any, result: Any) -> Any:
     if func.overloadpacket not in _CONVOLUTIONS:
         return result
     operands = args[1:3] if func.overloadpacket is torch.ops.aten.convolution_backward else args[:2]
-    if not any(is_last(operand) for operand in operands):
+    if not any(is_channels_last(operand) for operand in operands):
         return result
     return tuple(map(_with_last, result)) if isinstance(result, tuple) else _with_last(result)
 
 
 def _with_last(tensor: Any) -> Any:
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() not in _LAST:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() not in CHANNELS_LAST:
         return tensor
-    return torch.empty_like(tensor, memory_format=_LAST[tensor.dim()])
+    return torch.empty_like(tensor, memory_format=CHANNELS_LAST[tensor.dim()])
 
 
 def written(func: Any, args: Any, kwargs: Any) -> str:
@@ -78,9 +55,4 @@ def _tensor(tensor: torch.Tensor) -> str:
     extents = ", ".join(map(str, tensor.shape))
     if tensor.is_contiguous():
         return f"{name}({extents})"
-    return f"{name}({extents}, {'last=1' if is_last(tensor) else f'strides={strides_of(tensor)}'})"
-
-
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """How a tensor lies in memory. Of a dim with one place no stride matters: 0, so that what is alike looks alike."""
-    return tuple(step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return f"{name}({extents}, {'last=1' if is_channels_last(tensor) else f'strides={strides_of(tensor)}'})"

@@ -1,54 +1,44 @@
-"""Cutting a model's channels and filters: which layer by which algorithm, decided before anything runs.
+"""Cutting the channels of a bare model: its weights become shards, its code runs as it is.
 
-A dry run of the model on one rank of the mesh meets every layer with its input's true layout. Each layer takes the
-algorithm whose transfers, forward and backward, move the fewest elements. Where only channel-local operators lie
-between two layers with a wide middle, that makes the pair y-then-x: it gathers once and sum-scatters once, and nothing
-is moved in the middle.
+`cut_channels` is not a use of `plan`, because a plan owns more than it may touch. A plan captures the network, chooses
+the layout of every tensor, its inputs' too, redistributes where two layers disagree, and runs the result in a net of
+its own. `cut_channels` leaves `forward` to its author: nothing is captured, inputs come as `cut` says, and every layer
+takes its input as the layer before left it. It also bounds what gathered inputs hold (`most_gathered`), which a split
+cannot say. Which algorithm a layer takes, what is refused and how tensors are cut is decided by the rules that plans
+are lowered with (`channel_rules`), so both decide alike for the same layouts.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from convmesh.dist import OpenMesh, dry_mesh
-from convmesh.dist.cut_weights import cut_weight
-from convmesh.errors import UnsupportedError
-from convmesh.layout import Layout, Mesh
-from convmesh.layout.channels import ChannelSplit, Volumes, candidates, volumes
+from convmesh.layout import Mesh
+from convmesh.layout.channels import ChannelSplit
 from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.ops.channels.channel_layers import GATHERS_AGAIN, transposed_filter_dim
-from convmesh.ops.channels.undecided_weight import PlannedWeight, Plans
+from convmesh.lowering.channel_rules import (
+    LAYERS,
+    PER_CHANNEL,
+    Choice,
+    LayerCut,
+    PlansOf,
+    channel_cuts,
+    decide_cut,
+    replace_tensor,
+    weight_cuts,
+)
+from convmesh.ops.channels.channel_layers import GATHERS_AGAIN
+from convmesh.ops.channels.undecided_weight import Decide, PlannedWeight
 from convmesh.ops.core.sharded import CutOf, Sharded, shard
 
-Choice = Literal["auto", "x", "y", "w", "whole"]
 Algorithms = Choice | Mapping[str, Choice]
-Sample = Sequence[int] | torch.Tensor
-
-PlansOf = Callable[[ChannelSplit], Plans]
-
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-PER_CHANNEL = (
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-    nn.GroupNorm,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LayerCut:
-    """One layer: how its weight is cut, what one rank sends, and what keeping its gathered input would cost."""
-
-    split: ChannelSplit
-    moved: Volumes
-    gathered_extra: int
-    """Elements that a kept gathered input has beyond the rank's own shard."""
-    gathers_again: bool = False
+SampleShape = Sequence[int] | torch.Tensor
 
 
 @dataclass
@@ -67,8 +57,10 @@ class ChannelPlan:
         return "\n".join(rows)
 
     def limit_gathered(self, most: int) -> None:
-        """Let layers gather again until no more than `most` extra elements are kept, those first that save the most
-        memory for each element they send once more."""
+        """Let layers gather again until at most `most` extra elements are kept.
+
+        Those come first that save the most memory for each element they send once more.
+        """
         by_worth = sorted(self.layers, key=lambda name: -_worth(self.layers[name]))
         kept = sum(cut.gathered_extra for cut in self.layers.values())
         for name in by_worth:
@@ -84,7 +76,7 @@ def _worth(cut: LayerCut) -> float:
 
 def plan_channels(
     model: nn.Module,
-    sample: Sample,
+    sample: SampleShape,
     mesh: Mesh,
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
@@ -106,7 +98,7 @@ def plan_channels(
     return plan
 
 
-def _without_data(sample: Sample, model: nn.Module) -> torch.Tensor:
+def _without_data(sample: SampleShape, model: nn.Module) -> torch.Tensor:
     if isinstance(sample, torch.Tensor):
         return torch.empty(sample.shape, dtype=sample.dtype, device="meta")
     dtype = next((p.dtype for p in model.parameters()), None)
@@ -140,9 +132,26 @@ def _undecided(model: nn.Module, plan: ChannelPlan, algorithm: Algorithms, mesh:
     return tensors
 
 
+def _choice(name: str, algorithm: Algorithms) -> Choice:
+    if isinstance(algorithm, str):
+        return algorithm
+    return next((choice for pattern, choice in algorithm.items() if fnmatch.fnmatchcase(name, pattern)), "auto")
+
+
+def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Decide:
+    axes = tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
+
+    def decide(x: Sharded, plans_of: PlansOf, groups: int) -> ChannelSplit:
+        if name not in plan.layers:  # a layer that runs twice keeps its first cut
+            plan.layers[name] = decide_cut(name, choice, axes, x, plans_of, groups)
+        return plan.layers[name].split
+
+    return decide
+
+
 def cut_channels(
     model: nn.Module,
-    sample: Sample,
+    sample: SampleShape,
     mesh: OpenMesh,
     cut: CutOf | None = None,
     algorithm: Algorithms = "auto",
@@ -164,95 +173,6 @@ def cut_channels(
 
 
 def _gather_again(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Said at each call: a weight that is moved or materialised is another object, without its attributes."""
+    """Set at each call: a weight that is moved or materialised is another object, without its attributes."""
     del args
     setattr(module.weight, GATHERS_AGAIN, True)
-
-
-def _filter_dim(module: nn.Module) -> int:
-    return transposed_filter_dim(module.groups) if isinstance(module, TRANSPOSED) else 0
-
-
-def _choice(name: str, algorithm: Algorithms) -> Choice:
-    if isinstance(algorithm, str):
-        return algorithm
-    return next((choice for pattern, choice in algorithm.items() if fnmatch.fnmatchcase(name, pattern)), "auto")
-
-
-def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Any:
-    def decide(x: Sharded, plans_of: PlansOf, groups: int) -> ChannelSplit:
-        if name in plan.layers:  # a layer that runs twice keeps its first cut
-            return plan.layers[name].split
-        axes = tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
-        plan.layers[name] = decide_cut(name, choice, axes, x, plans_of, groups)
-        return plan.layers[name].split
-
-    return decide
-
-
-def decide_cut(
-    name: str, choice: Choice, axes: tuple[str, ...], x: Sharded, plans_of: PlansOf, groups: int
-) -> LayerCut:
-    """The cut of a layer that moves the least for its input, among those that `choice` allows."""
-    is_cut = bool(x.layout.cuts[1].axes)
-    splits = _possible(name, choice, x.layout.cuts[1].axes or axes, is_cut, groups)
-    priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
-    moved, split = min(priced, key=lambda pair: pair[0].total)
-    _check_counts(name, x.layout, plans_of(split)[0], split, x.mesh.mesh, groups)
-    inputs = plans_of(split)[1]
-    return LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
-
-
-def weight_cuts(module: nn.Module, split: ChannelSplit) -> dict[str, dict[int, tuple[str, ...]]]:
-    """How a split cuts the tensors of a layer, by name."""
-    filter_dim = _filter_dim(module)
-    return {"weight": {filter_dim: split.gathered, 1 - filter_dim: split.kept}, "bias": {0: split.gathered}}
-
-
-def channel_cuts(axes: tuple[str, ...]) -> dict[str, dict[int, tuple[str, ...]]]:
-    """How channels cut by `axes` cut the tensors of a norm, by name."""
-    return {name: {0: axes} for name in ("weight", "bias", "running_mean", "running_var")}
-
-
-def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
-    """The splits that a layer may take. A whole input needs no gathering, and groups none either: cut the filters."""
-    if groups > 1 or (not is_cut and choice == "auto"):
-        return [ChannelSplit(gathered=axes)]
-    found = [split for split in candidates(axes) if choice in ("auto", split.algorithm)]
-    if not found:
-        raise UnsupportedError(
-            f"layer {name!r}: algorithm {choice!r} needs its channels cut by two axes, but they are cut by {axes}; "
-            "use a mesh with channel= and filter=, or algorithm 'x', 'y' or 'auto'."
-        )
-    return found
-
-
-def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
-    ranks = mesh.extent(split.axes)
-    for what, extent, cut_by in (
-        ("filters", output.shape[1], split.gathered + split.kept),
-        ("channels", source.shape[1], split.kept),
-    ):
-        if extent < mesh.extent(cut_by):
-            raise UnsupportedError(
-                f"layer {name!r}: {mesh.extent(cut_by)} ranks > {extent} {what}; the largest split that works is "
-                f"{extent} ways. Make the channel axes smaller, or leave it uncut: algorithm={{{name!r}: 'whole'}}."
-            )
-    if groups > 1 and groups % ranks:
-        most = max(n for n in range(1, ranks + 1) if groups % n == 0)
-        raise UnsupportedError(
-            f"layer {name!r}: {groups} groups do not divide over {ranks} ranks; the largest split that works is "
-            f"{most} ways."
-        )
-
-
-def replace_tensor(module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]]) -> None:
-    """Put this rank's shard in place of a whole parameter or buffer, if the module has it."""
-    whole = getattr(module, name, None)
-    if whole is None:
-        return
-    shard_ = cut_weight(whole.detach(), mesh, cuts)
-    if isinstance(whole, nn.Parameter):
-        setattr(module, name, nn.Parameter(shard_, requires_grad=whole.requires_grad))
-    else:
-        setattr(module, name, shard_)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.lowering.dry_run import Dry, DryResult, Strides
+from convmesh.lowering.dry_values import Dry, DryResult, Strides
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import NodeProgram, Step
 

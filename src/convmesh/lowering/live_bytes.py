@@ -21,7 +21,7 @@ class HeldStorages(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = device
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, tuple[_Watch, int]] = {}
         self.bytes_held = 0
         self.bytes_peak = 0
 
@@ -37,11 +37,10 @@ class HeldStorages(TorchDispatchMode):
     def see(self, values: Iterable[Any]) -> None:
         """Count those of the tensors that were not known."""
         for value in values:
-            # Torch works out what happens to DTensors with fake ones; oneDNN's own kind of tensors has no storage.
-            if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_mkldnn):
-                continue
-            if isinstance(value, torch.Tensor) and value.device.type == self._device:
-                self._count(value.untyped_storage())
+            if isinstance(value, torch.Tensor):
+                # Torch derives the shapes of DTensors with fake tensors; oneDNN's own kind of tensor has no storage.
+                if value.device.type == self._device and not isinstance(value, FakeTensor) and not value.is_mkldnn:
+                    self._count(value.untyped_storage())
             elif isinstance(value, (list, tuple)):
                 self.see(value)
         self.bytes_peak = max(self.bytes_peak, self.bytes_held)
@@ -49,18 +48,26 @@ class HeldStorages(TorchDispatchMode):
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage_key(storage)
         if key not in self._alive:
-            self._alive[key] = storage.nbytes()
-            self.bytes_held += storage.nbytes()
-            weakref.finalize(storage, self._forget, key).atexit = False
+            size = storage.nbytes()
+            self._alive[key] = _Watch(storage, self._forget), size
+            self._alive[key][0].key = key
+            self.bytes_held += size
 
-    def _forget(self, key: int) -> None:
-        self.bytes_held -= self._alive.pop(key)
+    def _forget(self, watch: _Watch) -> None:
+        self.bytes_held -= self._alive.pop(watch.key)[1]
 
     def start(self, values: Iterable[Any] = ()) -> int:
         """Look for the peak from here on, with `values` held before; gives the bytes that are held now."""
         self.see(values)
         self.bytes_peak = self.bytes_held
         return self.bytes_held
+
+
+class _Watch(weakref.ref[torch.UntypedStorage]):
+    """Calls back when a storage is freed."""
+
+    __slots__ = ("key",)
+    key: int
 
 
 Groups = Sequence[tuple[str, Sequence[torch.Tensor | None]]]

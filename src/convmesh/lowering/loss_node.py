@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from convmesh.dist import dry_mesh
+from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
-from convmesh.lowering.dry_run import Dry, DryResult, DryRunner
+from convmesh.lowering.dry_run import DryRunner
+from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lowered import Lowered
-from convmesh.lowering.recorder import dtype_name, recorded
+from convmesh.lowering.operator_calls import dtype_name
+from convmesh.lowering.recorder import recorded
 from convmesh.plans import NodeProgram, Program
-
-LOSS = "loss"
-"""The node's name."""
+from convmesh.plans.loss_memory import LOSS
 
 
 def with_loss(
@@ -25,7 +26,7 @@ def with_loss(
     """The program with the loss of its last node's output after it, and the look at the loss that the runtime takes."""
     program = lowered.program
     last = program.nodes[-1]
-    mesh = dry_mesh(program.mesh, program.rank)
+    mesh = dry_mesh(program.mesh, program.rank, lowered.device)
     output = Dry(last.outputs[0], lowered.dtypes[last.node], True)
     target = Dry(target_layout(output.layout, tuple(target_shape)), target_dtype, False)
     result = DryRunner(mesh).run(None, loss, ((output, target), {}))
@@ -34,7 +35,7 @@ def with_loss(
 
 def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeProgram:
     with torch.no_grad(), recorded(mesh) as looks:
-        output.on(mesh).local.isfinite().all()
+        all_finite(output.on(mesh).local)
     value: Dry = result.value
     return NodeProgram(
         node=LOSS,

@@ -15,58 +15,74 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from convmesh.dist import dry_mesh
+from convmesh.dist import StepSettings, dry_mesh
 from convmesh.errors import ConvMeshError, PlanError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.graph.tracing.node_meta import arguments_of
+from convmesh.kernels.memory_format import channels_last_order, is_channels_last
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import arrange, arranged_layout
-from convmesh.lowering.call_text import channels_last, is_last
-from convmesh.lowering.channel_cuts import LAYERS
-from convmesh.lowering.dry_run import Dry, DryResult, DryRunner, Strides
+from convmesh.lowering.channel_rules import LAYERS
+from convmesh.lowering.dry_run import DryRunner
+from convmesh.lowering.dry_values import Dry, DryResult, Strides
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.lowering_cache import Problem, cache_of
 from convmesh.lowering.opaque import by_samples as by_samples_only
 from convmesh.lowering.opaque import is_opaque, opaque_layout
-from convmesh.lowering.recorder import dtype_name
+from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.stage_program import microbatch, on_stage, stages_by_node
 from convmesh.lowering.weight_cuts import Axes, DryWeights, shared_sums, weight_programs, without_data
 from convmesh.plans import NodeProgram, Plan, Program, Split, Work, split_nodes
-from convmesh.private_torch import tree_leaves
+from convmesh.private_torch import tree_leaves, tree_map
 
 Run = Callable[..., DryResult]
 
 
-def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = None) -> Lowered:
-    """Work out a plan for one rank; needs no processes.
+def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = None, device: str = "cuda") -> Lowered:
+    """Lower a plan for one rank; needs no processes.
 
-    `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own.
+    `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own. `device` is the kind of
+    device, cpu or cuda, whose kernels the program names.
     """
     if plan.pipeline is None:
-        return Lowering(captured, plan, rank, samples).run()
+        return _whole(captured, plan, rank, samples, device)
     micro = samples or microbatch(captured.graph, plan.pipeline)
-    return on_stage(Lowering(captured, plan, rank, micro).run(), captured.graph, dry_mesh(plan.mesh, rank))
+
+    def staged() -> Lowered:
+        # Ranks that differ in their stage alone share one walk; the pipe axis is the outermost.
+        first = rank % (plan.mesh.size // plan.mesh.axes.get("pipe", 1))
+        whole = _whole(captured, plan, first, micro, device)
+        return on_stage(whole, captured.graph, dry_mesh(plan.mesh, rank, device))
+
+    return cache_of(captured).lowered(Problem(plan, rank, micro, device, of_stage=True), staged)
 
 
-def lower_plan(plan: Plan, rank: int = 0) -> Lowered:
-    """The plan worked out for a rank of its mesh, if it was made from a model."""
+def _whole(captured: Captured, plan: Plan, rank: int, samples: int | None, device: str) -> Lowered:
+    """All layers of the network, on a rank of every stage."""
+    problem = Problem(plan, rank, samples, device)
+    return cache_of(captured).lowered(problem, Lowering(captured, plan, rank, samples, device).run)
+
+
+def lower_plan(plan: Plan, rank: int = 0, device: str = "cuda") -> Lowered:
+    """The plan lowered for a rank of its mesh, if it was made from a model; `device`: whose kernels run."""
     if plan.source is None:
         raise PlanError("the plan was read from a file; give it a model with `cm.plan(model, sample, mesh, plan)`.")
-    return lower(plan.source, plan, rank)
+    return lower(plan.source, plan, rank, device=device)
 
 
 class Lowering:
     """Walks the graph once; values are kept by node."""
 
-    def __init__(self, captured: Captured, plan: Plan, rank: int, samples: int | None) -> None:
+    def __init__(
+        self, captured: Captured, plan: Plan, rank: int, samples: int | None = None, device: str = "cuda"
+    ) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
-        self._mesh = dry_mesh(plan.mesh, rank)
-        self._mesh.replica_statistics = plan.batchnorm == "replica"
-        self._mesh.sub_batches = plan.sub_batches
-        self._runner = DryRunner(self._mesh)
+        self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
+        self._runner = DryRunner(self._mesh, cache_of(captured).dry_runs)
         self._weights = DryWeights()
-        self._last = any(is_last(p) for p in captured.module.parameters())  # inputs come as the weights are
+        self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
         self._env: dict[str, Any] = {}
@@ -91,6 +107,7 @@ class Lowering:
         return Lowered(
             plan=self._weights.decided_plan(self._plan),
             program=program,
+            device=self._mesh.stands_for,
             layouts={node.node: node.outputs for node in self._nodes},
             arranged=self._arranged,
             shared=self._shared,
@@ -125,7 +142,7 @@ class Lowering:
         user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
         layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
-        order = channels_last(len(value.shape)) if self._last else ()
+        order = channels_last_order(len(value.shape)) if self._last else ()
         return Dry(layout, getattr(torch, value.dtype), False, order)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -145,7 +162,8 @@ class Lowering:
         args = arguments_of(node, lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
-            self._env[node.name] = _call_of(self._captured.module, node)(*args[0], **args[1])
+            value = _call_of(self._captured.module, node)(*args[0], **args[1])
+            self._env[node.name] = tree_map(_learned_apart, value)
             return
         given = _layouts(args)
         try:
@@ -155,7 +173,7 @@ class Lowering:
             args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
             run = partial(self._opaque, spec, args) if unseen else self._ready(node, spec, module, split, args)
             result = run()
-        except (ConvMeshError, ValueError) as error:
+        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
         if result.decided is not None and module is not None:
             self._weights.settle(spec.layer, module, result.decided)
@@ -192,7 +210,8 @@ class Lowering:
         if module is not None:
             return self._ready_module(spec, module, split, args)
         call = partial(_after_arranging, _call_of(self._captured.module, node), split, False)
-        return partial(self._runner.run, (node.op, node.target, split), call, args, _weights_in(args))
+        run, axes = self._runner.run, () if split is None else split.axes
+        return partial(run, (node.op, node.target, split), call, args, _weights_in(args), axes=axes)
 
     def _ready_module(self, spec: Node, module: nn.Module, split: Split | None, args: Any) -> Run:
         cuts_channels, given = isinstance(module, LAYERS), _first(args).layout
@@ -201,7 +220,8 @@ class Lowering:
         call = partial(_after_arranging, partial(_with_weights, module, weights), split, cuts_channels)
         key = _key(module, weights)
         full_key = None if key is None else (key, split, self._weights.decided(spec.layer))
-        return partial(self._runner.run, full_key, call, args, list(weights.values()))
+        axes = () if split is None else split.axes
+        return partial(self._runner.run, full_key, call, args, list(weights.values()), axes=axes)
 
     def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
         """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""
@@ -321,6 +341,12 @@ def _dries(value: Any) -> list[Dry]:
 
 def _layouts(args: Any) -> tuple[Layout, ...]:
     return tuple(leaf.layout for leaf in _dries(args))
+
+
+def _learned_apart(value: Any) -> Any:
+    """What a layer makes of constants alone: every rank has all of it, and its backward is the layer's own affair."""
+    is_learned = isinstance(value, torch.Tensor) and value.requires_grad
+    return without_data(value) if is_learned else value
 
 
 def _has_tensors(value: Any) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from convmesh.kernels.memory_format import Order
 from convmesh.layout import Layout
-from convmesh.lowering.call_text import Order
 from convmesh.lowering.weight_cuts import Axes, Cuts
 from convmesh.plans import Plan, Program, Split
 
@@ -19,6 +19,8 @@ class Lowered:
 
     plan: Plan
     program: Program
+    device: str
+    """The kind of device, cpu or cuda, whose kernels the program names."""
     layouts: dict[str, tuple[Layout, ...]]
     """By node: the layouts of what it gives."""
     arranged: dict[str, Split]

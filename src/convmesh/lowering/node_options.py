@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import fx, nn
@@ -11,14 +12,15 @@ from torch import fx, nn
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Weight
 from convmesh.layout import Layout
+from convmesh.layout.layout import Cut
 from convmesh.lowering.arrange import arranged_layout
-from convmesh.lowering.channel_cuts import LAYERS
-from convmesh.lowering.dry_run import Dry, DryResult
+from convmesh.lowering.channel_rules import LAYERS
+from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lower import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
-from convmesh.plans.program import Steps
+from convmesh.plans.steps import Steps
 from convmesh.private_torch import tree_leaves
 
 Value = Any
@@ -39,8 +41,8 @@ class Single:
 class SingleLowering(Lowering):
     """Works out nodes one by one, each for many layouts; calls that are alike run once."""
 
-    def __init__(self, captured: Captured, plan: Plan, rank: int) -> None:
-        super().__init__(captured, plan, rank, None)
+    def __init__(self, captured: Captured, plan: Plan, rank: int, device: str) -> None:
+        super().__init__(captured, plan, rank, device=device)
         self.run()
         self.nodes = {node.name: node for node in captured.module.graph.nodes}
         self.values = dict(self._env)
@@ -92,7 +94,8 @@ class SingleLowering(Lowering):
         layout = arranged_layout(given.layout, split, self._cuts_channels(node))
         if layout == given.layout:
             return None
-        moved = self._runner.run(("arrange", layout), lambda x: _redistributed(x, layout), ((given,), {}))
+        call = partial(_with_cuts, cuts=layout.cuts)
+        moved = self._runner.run(("arrange", layout.cuts), call, ((given,), {}), axes=layout.axes)
         self._env[source.name] = moved.value
         return moved
 
@@ -103,5 +106,5 @@ class SingleLowering(Lowering):
         return isinstance(module, LAYERS)
 
 
-def _redistributed(x: Sharded, layout: Layout) -> Sharded:
-    return x.redistribute(layout)
+def _with_cuts(x: Sharded, cuts: tuple[Cut, ...]) -> Sharded:
+    return x.redistribute(Layout(x.layout.mesh, cuts))

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
+from convmesh.dist import OpenMesh, copy_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
 from convmesh.layout.layout import Cut
@@ -55,9 +57,17 @@ def run_opaque(module: nn.Module, layer: str, *args: Any, **kwargs: Any) -> Any:
     if not lead:
         return module(*here[0], **here[1])
     first = lead[0]
-    first.mesh.weight_axes(first.layout.axes)
-    result = module(*here[0], **here[1])
+    axes = first.mesh.weight_axes(first.layout.axes)
+    result = (
+        functional_call(module, _weights_over(module, first.mesh, axes), *here) if axes else module(*here[0], **here[1])
+    )
     return tree_map(lambda y: _wrapped(y, first, layer), result)
+
+
+def _weights_over(module: nn.Module, mesh: OpenMesh, axes: tuple[str, ...]) -> dict[str, Any]:
+    """A module's parameters by name; backward sums their gradients over `axes`."""
+    parameters = dict(module.named_parameters())
+    return dict(zip(parameters, copy_over(mesh, axes, *parameters.values()), strict=True))
 
 
 def _wrapped(y: Any, like: Sharded, layer: str) -> Any:

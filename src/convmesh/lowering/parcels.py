@@ -15,8 +15,8 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import LayoutError
+from convmesh.kernels.memory_format import Order
 from convmesh.layout import Layout
-from convmesh.lowering.call_text import Order
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
 

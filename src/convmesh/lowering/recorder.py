@@ -1,4 +1,4 @@
-"""Writing down what a dry run computes, sends and keeps."""
+"""Recording a dry run: its computations, transfers and waits, and the tensors that it keeps."""
 
 from __future__ import annotations
 
@@ -7,93 +7,53 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.traffic import Awaited, Sent
-from convmesh.lowering.call_text import in_kernel_format, written
-from convmesh.ops.core.probe import is_probing
+from convmesh.lowering.live_bytes import HeldStorages
+from convmesh.lowering.operator_calls import is_view, made_call, run_call
+from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Saved, Step, Transfer, Wait, Work
-from convmesh.private_torch.dispatching import TorchDispatchMode
+from convmesh.private_torch.dispatching import UncompiledDispatchMode
 from convmesh.private_torch.tensor_internals import memory_key
 
-FREE = frozenset(
-    {
-        "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "detach",
-        "_unsafe_view", "lift_fresh", "as_strided_",
-    }
-)  # fmt: skip
-"""Operators that touch no memory."""
 
+class _Recorder(UncompiledDispatchMode):
+    """Lists the operators that run on meta tensors, without views, and counts the memory of their results."""
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-class _WorkRecorder(TorchDispatchMode):
-    """Lists the operators that run on meta tensors, views left out."""
-
-    def __init__(self, steps: list[Step]) -> None:
+    def __init__(self, steps: list[Step], storages: HeldStorages | None) -> None:
         super().__init__()
-        self._steps = steps
+        self._steps, self._storages = steps, storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        result = in_kernel_format(func, args, func(*args, **(kwargs or {})))
-        if not func.is_view and func.overloadpacket.__name__ not in FREE and not is_probing(args):
-            self._steps.append(_work(func, args, kwargs or {}, result))
+        if types:
+            return self._run_subclasses(func, types, args, kwargs or {})
+        if Probe.is_made:
+            return func(*args, **(kwargs or {}))
+        if is_view(func) and not is_probing(args):
+            return self._noted(func(*args, **(kwargs or {})), None)
+        if is_probing(args):
+            return made_call(func, args, kwargs or {})[0]  # it has no memory where there is data
+        return self._noted(*run_call(func, args, kwargs or {}))
+
+    def _run_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Operators on tensors that torch itself takes apart."""
+        if self._storages is not None and any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with the tensors inside
+        return self._noted(*made_call(func, args, kwargs))
+
+    def _noted(self, result: Any, work: Work | None) -> Any:
+        if work is not None:
+            self._steps.append(work)
+        if self._storages is not None:
+            self._storages.see(result if isinstance(result, (list, tuple)) else (result,))
         return result
 
 
-def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
-    inputs, others = _parted((*args, *kwargs.values()))
-    outputs, _ = _parted(result if isinstance(result, (list, tuple)) else (result,))
-    tensors = inputs + outputs
-    return Work(
-        op=func.overloadpacket.__name__,
-        inputs=tuple(tuple(t.shape) for t in inputs),
-        outputs=tuple(tuple(t.shape) for t in outputs),
-        dtype=dtype_name(tensors[0].dtype) if tensors else "",
-        flops=_flops(func, args, kwargs, result),
-        bytes_moved=sum(t.numel() * t.element_size() for t in tensors),
-        options=others,
-        call=written(func, args, kwargs),
-    )
-
-
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    if func.overloadpacket is torch.ops.aten.convolution_backward:
-        return _backward_flops(*args)
-    if func.overloadpacket is torch.ops.aten.mkldnn_convolution:
-        return 2 * int(result.numel()) * int(args[1][0].numel())
-    count = flop_registry.get(func.overloadpacket)
-    return int(count(*args, **kwargs, out_val=result)) if count else 0
-
-
-def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
-    """As much as forward for each gradient that is wanted; torch's own count passes over groups."""
-    transposed, wanted = options[4], options[7]
-    places = x if transposed else grad
-    return 2 * int(places.numel()) * int(weight[0].numel()) * sum(map(bool, wanted[:2]))
-
-
-def _parted(values: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[object, ...]]:
-    """Tensors, also those in lists, and the other arguments."""
-    tensors: list[torch.Tensor] = []
-    others: list[object] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
-            tensors += [v for v in value if isinstance(v, torch.Tensor)]
-        else:
-            others.append(tuple(value) if isinstance(value, list) else value)
-    return tensors, tuple(others)
-
-
 @contextmanager
-def recorded(mesh: OpenMesh) -> Iterator[list[Step]]:
-    """The computations, transfers and waits inside the block, in order."""
+def recorded(mesh: OpenMesh, storages: HeldStorages | None = None) -> Iterator[list[Step]]:
+    """The computations, transfers and waits inside the block, in order; `storages` counts what they hold."""
     steps: list[Step] = []
     first = mesh.traffic.posted
 
@@ -103,12 +63,12 @@ def recorded(mesh: OpenMesh) -> Iterator[list[Step]]:
         else:
             steps.append(Transfer(event.carrier, event.axes, event.bytes_sent, event.peer))
 
-    mesh.traffic.listener = note
+    mesh.traffic.listener, mesh.traffic.steps = note, steps
     try:
-        with _WorkRecorder(steps):
+        with _Recorder(steps, storages):
             yield steps
     finally:
-        mesh.traffic.listener = None
+        mesh.traffic.listener = mesh.traffic.steps = None
 
 
 class SavedTensors:

@@ -15,8 +15,9 @@ from convmesh.errors import PlanError
 from convmesh.graph import Graph
 from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.mesh_view import with_peers
 from convmesh.lowering.recorder import recorded
-from convmesh.plans import Held, NodeProgram, Pipeline, Saved, Transfer
+from convmesh.plans import Held, NodeProgram, Pipeline, Program, Saved, Transfer
 from convmesh.plans.pipeline_rules import own_stages, rank_of
 from convmesh.plans.program import WeightProgram
 from convmesh.plans.stage_graph import StageGraph
@@ -54,10 +55,14 @@ def stages_by_node(graph: Graph, pipeline: Pipeline) -> dict[str, int]:
 
 
 def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
-    """What was worked out for all layers, with the program of this rank's stages alone."""
+    """A lowering of all layers, with the program of this rank's stages alone.
+
+    It may be that of another stage's rank that stands where this one stands along the other axes.
+    """
     pipeline = lowered.plan.pipeline
     assert pipeline is not None
     _check_samples(lowered, graph, pipeline, mesh)
+    lowered = replace(lowered, program=_on_rank(lowered.program, mesh.rank))
     row = StageGraph(graph)
     bounds, mine = row.bounds(pipeline.starts), own_stages(pipeline, mesh.mesh, mesh.rank)
     stage_of = row.stage_weights(bounds)
@@ -73,6 +78,17 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
         schedule=pipeline.schedule,
     )
     return replace(lowered, program=with_sums(program, sums, mesh, lowered.plan.reduction))
+
+
+def _on_rank(program: Program, rank: int) -> Program:
+    """The program of another stage's rank: its peers are as far along the pipe axis as it is."""
+    shift = rank - program.rank
+    return replace(program, rank=rank, nodes=tuple(_shifted(node, shift) for node in program.nodes))
+
+
+def _shifted(node: NodeProgram, shift: int) -> NodeProgram:
+    forward, backward = (with_peers(steps, lambda peer: peer + shift) for steps in (node.forward, node.backward))
+    return replace(node, forward=forward, backward=backward)
 
 
 def _check_samples(lowered: Lowered, graph: Graph, pipeline: Pipeline, mesh: OpenMesh) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import local_shape
 from convmesh.graph import Weight
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.call_text import is_last, memory_format
-from convmesh.lowering.channel_cuts import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
+from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram
@@ -29,8 +29,7 @@ def without_data(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         return tensor
     # Not `empty_like`: of a weight that is cut already that would be a shard.
-    order = memory_format(tensor.dim(), is_last(tensor))
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=order)
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=memory_format_of(tensor))
     return made.requires_grad_(tensor.requires_grad)
 
 

@@ -1,1 +1,1 @@
-"""Measuring the machine at hand: operators, transfers, memory and energy."""
+"""Measures this machine: operators, transfers, memory and energy."""

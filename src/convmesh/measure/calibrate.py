@@ -1,4 +1,4 @@
-"""Measuring the machine at hand into a system: its device, its links, and the operators of some networks."""
+"""Measures this machine into a system: its device, its links, and the operators of some networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from convmesh.kernels.device_kind import standing_for
 from convmesh.measure.device_figures import Progress, measure_device, silent
 from convmesh.measure.growing import Growing
 from convmesh.measure.local_system import local_system, with_links
@@ -33,21 +32,21 @@ from convmesh.system.transfer_table import TransferTable
 from convmesh.testing import run_ranks
 
 MODELS = ("resnet50", "vgg16", "cosmoflow", "unet3d")
-"""Networks whose operators are timed unless others are named."""
+"""Networks whose operators are timed by default."""
 
 LEAST_SECONDS = 5.0
-"""For operators, however long the rest took."""
+"""Least time for operators, however long the rest took."""
 
 SECONDS_TIMEOUT = 200.0
-"""For what takes ten seconds on a machine that has nothing else to do."""
+"""Timeout for measurements that take ten seconds on an idle machine."""
 
 RANKS = (1, 2, 4)
-"""On how many ranks, so that the shapes of their shards are among those timed."""
+"""Rank counts whose shard shapes are timed by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long a calibration takes: operators are timed until it is over, which is five minutes after it began."""
+    """Time limits of a calibration: operators are timed until about five minutes after the start."""
 
     seconds: float = 285.0
     seconds_transfers: float = 60.0
@@ -56,7 +55,7 @@ class Budget:
 
     @classmethod
     def short(cls) -> Budget:
-        """A look, to see that everything works: figures are rough, and most transfers are left to formulas."""
+        """A smoke test: figures are rough, and most transfers are left to formulas."""
         return cls(seconds=15.0, seconds_transfers=1.0, repeats=Repeats(seconds_round=1e-3, most=3), quick=True)
 
     def effort(self, ranks: Sequence[int]) -> Effort:
@@ -77,19 +76,19 @@ def calibrate(
     budget: Budget | None = None,
     progress: Progress = silent,
 ) -> System:
-    """Measure this machine and write it as the system `local`, or as `output`.
+    """Measure this machine and save it as the system `local`, or to `output`.
 
-    Operators are those of `workloads` under all strategies on so many `ranks`, and of further `programs`. What is
-    measured is written at once: a calibration that is interrupted, or repeated with other networks, extends the last.
+    Times the operators of `workloads` under all strategies for each count in `ranks`, and of further `programs`.
+    Results are saved as they come: rerunning after an interruption, or with other networks, extends the last result.
     """
-    machine, allowed = this_machine(), budget or Budget()
-    store = Store.at(None if output is None else Path(output), machine, rough=allowed.quick)
-    run = _Calibration(machine, store, allowed, progress)
+    machine, limits = this_machine(), budget or Budget()
+    store = Store.at(None if output is None else Path(output), machine, rough=limits.quick)
+    run = _Calibration(machine, store, limits, progress)
     return run.system(_workloads(workloads, machine), tuple(ranks), programs)
 
 
 def _workloads(given: Sequence[Workload | str] | None, machine: Machine) -> list[Workload]:
-    """Reference networks by name: as published on a GPU, narrow ones on small samples on a processor."""
+    """Names stand for reference networks: as published on a GPU, narrow with small samples on a CPU."""
     chosen = MODELS if given is None else given
     return [Workload.reference(w, small=not machine.gpus) if isinstance(w, str) else w for w in chosen]
 
@@ -103,18 +102,18 @@ class _Calibration:
     begun: float = field(default_factory=time.monotonic)
 
     def system(self, workloads: Sequence[Workload], ranks: tuple[int, ...], programs: Sequence[Program]) -> System:
-        """Device, links, operators, each written as soon as it is known."""
+        """Measure device, links and operators, saving each as soon as it is done."""
         device = measure_device(self.machine, self.budget.quick, self.progress)
         system = local_system(self.machine, device)
         system = replace(system, power=with_power(system.power, self.machine))
-        system = self.store.keep(self._with_known(system))
+        system = self.store.keep(self._with_earlier(system))
         system = self._with_transfers(system, ranks)
         listed = [*programs, *self._lowered(workloads, ranks)]
         return self._with_operators(system, listed, ranks)
 
-    def _with_known(self, system: System) -> System:
-        """What earlier calibrations of the same device found."""
-        table, transfers = self.store.known(self.machine), self.store.known_transfers()
+    def _with_earlier(self, system: System) -> System:
+        """Add the tables of earlier calibrations of the same device."""
+        table, transfers = self.store.operators(self.machine), self.store.transfers()
         system = with_links(system, transfers) if transfers else system
         return replace(system, operators=table) if table.timings else system
 
@@ -124,7 +123,7 @@ class _Calibration:
             table = measure_between_gpus(self.machine.gpus, self.budget.seconds_transfers)
             return self.store.keep(with_links(system, table))
         if self.machine.gpus:
-            self.progress("links between GPUs are taken from the most similar system, as guesses")
+            self.progress("only one GPU: guessing its links from the most similar system")
             return system
         effort = self.budget.effort(ranks)
         if system.transfers is not None and _covers(system.transfers, effort):
@@ -133,12 +132,11 @@ class _Calibration:
         return self.store.keep(with_links(system, measure_transfers(effort)))
 
     def _lowered(self, workloads: Sequence[Workload], ranks: tuple[int, ...]) -> list[Program]:
-        found: list[Program] = []
+        programs: list[Program] = []
         for workload in workloads:
             self.progress(f"operators of {workload.name} on {', '.join(map(str, ranks))} ranks")
-            with standing_for(self.machine.device.type):  # the kernels that the runtime takes here
-                found += workload.programs(ranks)
-        return found
+            programs += workload.programs(ranks, self.machine.device.type)
+        return programs
 
     def _with_operators(self, system: System, programs: Sequence[Program], ranks: tuple[int, ...]) -> System:
         works, base = distinct_works(programs), system
@@ -164,48 +162,48 @@ class _Calibration:
         return system
 
     def _with_overheads(self, table: OperatorTable) -> OperatorTable:
-        """The optimiser and the runtime's own Python, on a rank of its own."""
+        """Add optimiser times and the runtime's own overhead, measured on one rank."""
         if self.budget.quick and table.updates:
             return table
-        self.progress("optimisers, and the runtime's own time")
+        self.progress("optimisers and runtime overhead")
         args = self.machine.device, self.budget.quick
         forked = partial(run_ranks, seconds_timeout=SECONDS_TIMEOUT)
-        alone = _in_a_job_of_one if self.machine.gpus else forked  # what has used a GPU cannot fork
-        updates, overheads = alone(1, _beside_operators, *args)[0]
+        alone = _in_a_job_of_one if self.machine.gpus else forked  # a process that has used a GPU cannot fork
+        updates, overheads = alone(1, _updates_and_overheads, *args)[0]
         if not self.machine.gpus and "batchnorm" in overheads.kinds:
             overheads = forked(2, measure_sending, overheads)[0]
         about = {"machine": self.machine.kind, "torch": torch.__version__, "date": date.today().isoformat()}
         return replace(table, updates={**table.updates, **updates}, overheads=overheads, about=about)
 
     def _with_updates(self, table: OperatorTable, levels: Sequence[int]) -> OperatorTable:
-        """The optimiser while several ranks run it at once, which share memory; a look times none anew."""
-        known = {timing.active for timing in table.updates.values()} if self.budget.quick else set()
+        """Add optimiser times for several ranks at once, which share memory; a quick run reuses earlier ones."""
+        already_timed = {timing.active for timing in table.updates.values()} if self.budget.quick else set()
         updates = dict(table.updates)
-        for active in (level for level in levels if level > 1 and level not in known):
+        for active in (level for level in levels if level > 1 and level not in already_timed):
             self.progress(f"optimisers, {active} ranks at once")
             updates |= measure_updates_at_once(active, SECONDS_TIMEOUT)
         return replace(table, updates=updates)
 
     def _levels(self, ranks: tuple[int, ...]) -> list[int]:
-        """Ranks of a processor that compute at once; more than it has cores take turns, which needs no timing."""
+        """Numbers of ranks that compute at once on a CPU; ranks beyond its cores take turns, which needs no timing."""
         if self.machine.gpus:
             return [1]
         return sorted({min(count, self.machine.cores) for count in ranks})
 
 
 def _covers(table: TransferTable, effort: Effort) -> bool:
-    """Whether a table has all carriers and groups of an effort."""
+    """Whether the table has all carriers and groups of `effort`."""
     wanted = {(c, n, active) for active in effort.ranks for c in effort.carriers for n in effort.groups(active, c)}
     return wanted <= {(curve.carrier, curve.ranks, curve.active) for curve in table.curves}
 
 
-def _beside_operators(device: torch.device, quick: bool) -> tuple[dict[str, UpdateTiming], Overheads]:
+def _updates_and_overheads(device: torch.device, quick: bool) -> tuple[dict[str, UpdateTiming], Overheads]:
     kinds = dict(list(KINDS.items())[:1]) if quick else KINDS
     return measure_updates(device), measure_overheads(device, kinds)
 
 
 def _in_a_job_of_one(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
-    """In this process, as the only rank of a job."""
+    """Run in this process, as the only rank of a job."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=ranks)
     try:

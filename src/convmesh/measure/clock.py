@@ -1,4 +1,4 @@
-"""How long a call takes on a device."""
+"""Times calls on a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """Seconds of one call: the median of several, and between which most of them lay."""
+    """Seconds per call: the median of several calls, and the range of most of them."""
 
     seconds: float
     low: float
@@ -21,15 +21,15 @@ class TimedCall:
 
 
 def timed(call: Callable[[], object], device: torch.device, seconds_budget: float = 0.2, most: int = 100) -> TimedCall:
-    """Repeat a call for about so long, after one that warms up."""
+    """Repeat a call for about `seconds_budget`, after one warm-up."""
     _once(call, device)
-    found: list[float] = []
+    times: list[float] = []
     until = time.perf_counter() + seconds_budget
-    while len(found) < 3 or (time.perf_counter() < until and len(found) < most):
-        found.append(_once(call, device))
-    found.sort()
-    tenth = len(found) // 10
-    return TimedCall(statistics.median(found), found[tenth], found[-1 - tenth])
+    while len(times) < 3 or (time.perf_counter() < until and len(times) < most):
+        times.append(_once(call, device))
+    times.sort()
+    tenth = len(times) // 10
+    return TimedCall(statistics.median(times), times[tenth], times[-1 - tenth])
 
 
 def _once(call: Callable[[], object], device: torch.device) -> float:
@@ -41,14 +41,14 @@ def _once(call: Callable[[], object], device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was asked of a GPU is done."""
+    """Wait until a GPU has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A rank on a processor computes with one thread."""
+    """Compute with one thread, as a rank on a CPU does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

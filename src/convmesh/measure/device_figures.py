@@ -1,4 +1,4 @@
-"""The figures of one device: peak rates, memory bandwidth, launch floor. Each from the operator that shows it best."""
+"""Measures one device: peak rates, memory bandwidth and launch time, each with the operator that shows it best."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _GPU_FORMATS = ("float64", "float32", "tf32", "float16", "bfloat16")
 _TENSOR_FORMATS = ("tf32", "float16", "bfloat16")
 
 Progress = Callable[[str], None]
-"""Is told what is measured next."""
+"""Receives a message before each measurement."""
 
 
 def silent(text: str) -> None:
-    """Tell nobody."""
+    """Ignore progress messages."""
     del text
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeSizes:
-    """How large the operators are that show a device's peaks."""
+    """Sizes of the operators that show a device's peaks."""
 
     matrix: int
     """Rows of a square matrix."""
@@ -39,7 +39,7 @@ class ProbeSizes:
     extent: int
     samples: int
     elements: int
-    """Of an array that is far larger than every cache."""
+    """Length of an array far larger than every cache."""
 
     @classmethod
     def of(cls, machine: Machine, quick: bool) -> ProbeSizes:
@@ -49,7 +49,7 @@ class ProbeSizes:
 
 
 def measure_device(machine: Machine, quick: bool = False, progress: Progress = silent) -> Device:
-    """All figures of the device that a rank drives."""
+    """Measure all figures of the device that a rank drives."""
     with one_thread(), torch.no_grad():
         return _Bench(machine, ProbeSizes.of(machine, quick), 0.02 if quick else 0.3).device(progress)
 
@@ -64,24 +64,24 @@ class _Bench:
         progress("peak rates of the device")
         peaks = {name: self._matrix_rate(name) for name in (_GPU_FORMATS if self.machine.gpus else _CPU_FORMATS)}
         vector, tensor = self._sorted(peaks)
-        progress("memory bandwidth and launch floor of the device")
+        progress("memory bandwidth and launch time of the device")
         triad, stream = self._triad(), self._stream()
         best = max(triad.value, stream.value)
         return Device(
             kind=self.machine.kind,
-            processors=measured(self.machine.processors, "", "what a rank computes on"),
+            processors=measured(self.machine.processors, "", "processors per rank"),
             flops_per_second=vector,
             tensor_flops_per_second=tensor,
             fraction_vector=self._fraction("float32", vector["float32"]),
             fraction_tensor=self._fraction("bfloat16", tensor["bfloat16"]) if tensor else None,
-            bytes_memory=measured(self.machine.bytes_device, "B", self._whose_memory()),
+            bytes_memory=measured(self.machine.bytes_device, "B", self._memory_source()),
             bytes_per_second_memory=triad if triad.value >= stream.value else stream,
             fraction_memory=measured(min(1.0, stream.value / best), "", "relu of a large array against the best"),
             seconds_launch=self._launch(),
         )
 
     def _sorted(self, peaks: dict[str, Figure]) -> tuple[dict[str, Figure], dict[str, Figure]]:
-        """Rates of vector units, and those of tensor cores."""
+        """Rates of vector units, and rates of tensor cores."""
         if not self.machine.gpus:
             return peaks, {}
         tensor = {name: peaks[name] for name in _TENSOR_FORMATS}
@@ -95,7 +95,7 @@ class _Bench:
         return self._rate(2 * n**3, took, "FLOP/s", f"product of two {n}x{n} matrices")
 
     def _fraction(self, name: str, peak: Figure) -> Figure:
-        """Of the peak, what a large 3x3 convolution reaches forward and backward."""
+        """Fraction of the peak that a large 3x3 convolution reaches, forward and backward."""
         s = self.sizes
         shape, weights = (s.samples, s.channels, s.extent, s.extent), (s.channels, s.channels, 3, 3)
         x = self._array(shape, name).contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -108,8 +108,8 @@ class _Bench:
 
         with _tf32(False):
             rate = 3 * 2 * 9 * s.channels * x.numel() / self._time(step).low
-        what = f"3x3 convolution of {'x'.join(map(str, shape))} {name}, forward and backward, against the peak"
-        return measured(min(1.0, rate / peak.value), "", what)
+        source = f"3x3 convolution of {'x'.join(map(str, shape))} {name}, forward and backward, against the peak"
+        return measured(min(1.0, rate / peak.value), "", source)
 
     def _triad(self) -> Figure:
         a, b, c = (self._array((self.sizes.elements,)) for _ in range(3))
@@ -123,11 +123,11 @@ class _Bench:
         return self._rate(2 * a.numel() * a.element_size(), took, "B/s", f"relu of {a.numel()} float32")
 
     def _launch(self) -> Figure:
-        """From one short operator to the next: a thousand in a row."""
+        """Time from one short operator to the next, over a thousand consecutive ones."""
         a = self._array((16,))
         took = self._time(lambda: [a.add_(1.0) for _ in range(1000)])
         each = TimedCall(took.seconds / 1000, took.low / 1000, took.high / 1000)
-        return measured(each.low, "s", "a thousand additions of 16 numbers in a row", (each.low, each.high))
+        return measured(each.low, "s", "a thousand consecutive additions of 16 numbers", (each.low, each.high))
 
     def _time(self, call: Callable[[], object]) -> TimedCall:
         return timed(call, self.machine.device, self.seconds_each)
@@ -136,29 +136,29 @@ class _Bench:
         dtype = getattr(torch, "float32" if name == "tf32" else name)
         return torch.full(shape, 0.5, dtype=dtype, device=self.machine.device)
 
-    def _whose_memory(self) -> str:
-        return "the driver says so" if self.machine.gpus else "a core's share of the host's memory"
+    def _memory_source(self) -> str:
+        return "reported by the driver" if self.machine.gpus else "a core's share of the host's memory"
 
     def _rate(self, amount: float, took: TimedCall, unit: str, what: str) -> Figure:
-        """A peak is what the device can do, so the fastest calls count."""
+        """The rate of the fastest calls: a peak is what the device can do."""
         return measured(amount / took.low, unit, what, (amount / took.high, amount / took.low))
 
 
 def measured(value: float, unit: str, what: str, spread: tuple[float, float] | None = None) -> Figure:
-    """A figure of the machine at hand, today."""
+    """A figure measured on this machine today."""
     source = f"{what}; torch {torch.__version__}" if unit not in ("", "B") or spread else what
     ends = None if spread is None else (rounded(spread[0], unit), rounded(spread[1], unit))
     return Figure(rounded(value, unit), unit, "measured", source, date.today().isoformat(), ends)
 
 
 def rounded(value: float, unit: str) -> float:
-    """As people read it, to four digits: more than any of them is sure of. Whole numbers stay what they are."""
+    """The value to four digits, more than any measurement is sure of; whole numbers stay as they are."""
     return value if value == int(value) else amount(shown(value, unit), unit)
 
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether float32 products and convolutions may use tensor cores."""
+    """Allow or forbid tensor cores for float32 products and convolutions."""
     kinds: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [kind.allow_tf32 for kind in kinds]
     for kind in kinds:

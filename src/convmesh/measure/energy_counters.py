@@ -1,4 +1,4 @@
-"""What devices and processors of this machine really draw: their own counters, or nothing where there are none."""
+"""Reads the energy counters of this machine's GPUs and CPUs, if it has any."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyCounter(Protocol):
-    """Joules since some moment in the past."""
+    """Counts joules from an arbitrary start."""
 
     name: str
 
     def joules(self) -> float: ...
 
     def between(self, begin: float, end: float) -> float:
-        """From one reading to a later one."""
+        """Joules from one reading to a later one."""
 
 
 class NvmlCounter:
-    """One GPU's energy counter, which ticks about ten times a second: use it for a second at least."""
+    """One GPU's energy counter. It ticks about ten times a second: measure for at least a second."""
 
     def __init__(self, library: Any, index: int) -> None:
         self.name = f"gpu{index}"
@@ -43,7 +43,7 @@ class NvmlCounter:
 
 
 class RaplCounter:
-    """One processor's energy counter (RAPL, through powercap); it starts again at its limit."""
+    """One CPU's energy counter (RAPL, through powercap); it wraps around at its limit."""
 
     def __init__(self, folder: Path) -> None:
         self.name = (folder / "name").read_text().strip()
@@ -60,19 +60,19 @@ class RaplCounter:
 
 @dataclass
 class EnergyWindow:
-    """Energy by counter, and time, between two readings; filled when the window is closed."""
+    """Energy by counter, and time, between two readings; filled when the window closes."""
 
     joules: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def joules_total(self) -> float | None:
-        """None where nothing counts."""
+        """None without counters."""
         return sum(self.joules.values()) if self.joules else None
 
 
 class EnergyMeter:
-    """Reads its counters around a block. Without any it is a null object: blocks run, and nothing is known."""
+    """Reads its counters around a block. Without counters, blocks still run and the energy is None."""
 
     def __init__(self, counters: Sequence[EnergyCounter] = ()) -> None:
         self.counters = tuple(counters)
@@ -80,22 +80,22 @@ class EnergyMeter:
     @contextmanager
     def window(self) -> Iterator[EnergyWindow]:
         """`with meter.window() as used: …`, then `used.joules`. Wait for the device inside the block."""
-        found, begin = EnergyWindow(), time.perf_counter()
+        used, begin = EnergyWindow(), time.perf_counter()
         before = [counter.joules() for counter in self.counters]
-        yield found
+        yield used
         after = [counter.joules() for counter in self.counters]
-        found.seconds = time.perf_counter() - begin
+        used.seconds = time.perf_counter() - begin
         for counter, *readings in zip(self.counters, before, after, strict=True):
-            found.joules[counter.name] = found.joules.get(counter.name, 0.0) + counter.between(*readings)
+            used.joules[counter.name] = used.joules.get(counter.name, 0.0) + counter.between(*readings)
 
 
 def energy_meter(gpus: Sequence[int] | None = None) -> EnergyMeter:
-    """Of all counters that can be read here: those of `gpus` (default: all), and of the processors."""
+    """A meter of all readable counters: those of `gpus` (default: all) and of the CPUs."""
     return EnergyMeter([*gpu_counters(gpus), *processor_counters()])
 
 
 def gpu_counters(gpus: Sequence[int] | None = None) -> list[EnergyCounter]:
-    """Of GPUs by their number; those without a counter are left out."""
+    """Counters of GPUs by index; GPUs without one are skipped."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         _check(library.nvmlInit_v2())
@@ -107,21 +107,21 @@ def gpu_counters(gpus: Sequence[int] | None = None) -> list[EnergyCounter]:
 
 
 def processor_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
-    """Of whole packages; parts of them would count twice. Most systems let only root read them."""
+    """Counters of whole packages; their parts would count twice. Most systems let only root read them."""
     return _readable(RaplCounter, sorted(folder.glob("intel-rapl:?")))
 
 
 def _readable(make: Any, items: Any) -> list[EnergyCounter]:
-    found: list[EnergyCounter] = []
+    counters: list[EnergyCounter] = []
     for item in items:
         try:
-            found.append(make(item))
+            counters.append(make(item))
         except (OSError, ValueError):
             continue
-    return found
+    return counters
 
 
 def _check(status: int) -> None:
-    """An OSError for everything that NVML refuses."""
+    """Raise OSError on any NVML error."""
     if status:
-        raise OSError(f"NVML answered {status}")
+        raise OSError(f"NVML returned status {status}")

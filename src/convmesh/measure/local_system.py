@@ -1,4 +1,4 @@
-"""The machine at hand as a system: what was measured, and guesses that say so for the rest."""
+"""This machine as a system: measured figures, and figures marked as guesses for the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convmesh.system.transfer_table import TransferTable
 T = TypeVar("T")
 
 _LIKE = "dgx-a100"
-"""What a GPU that no shipped system has is taken to sit in."""
+"""The system assumed around a GPU that no shipped system has."""
 
 _GUESSED = {
     "network": Figure(2.0, "W", "guess", "a port of an office switch"),
@@ -23,25 +23,25 @@ _GUESSED = {
     "busy": Figure(6.0, "W", "guess", "a core of a server processor that draws 300 W under load with 48 cores"),
     "latency": Figure(50e-6, "s", "guess", "a message of Gloo between processes of one host takes 20 to 100 us"),
     "bandwidth": Figure(2e9, "B/s", "guess", "Gloo copies through TCP on one host at 1 to 4 GB/s"),
-    "start": Figure(20e-6, "s", "guess", "what Gloo needs before the first message"),
+    "start": Figure(20e-6, "s", "guess", "time that Gloo needs before the first message"),
     "one": Figure(1.0, "", "guess", "every process has its own connections"),
-    "share": Figure(0.8, "", "guess", "of a message's bandwidth, what collectives of large tensors keep"),
+    "share": Figure(0.8, "", "guess", "fraction of a message's bandwidth that collectives of large tensors reach"),
 }
-"""For a host without GPUs, until something better is known."""
+"""Figures of a host without GPUs that are not measured."""
 
 
 def local_system(machine: Machine, device: Device) -> System:
-    """With links and power as far as they can be guessed; `with_links` puts measured ones in their place."""
+    """The system with guessed links and power; `with_links` replaces the links by measured ones."""
     return _gpu_system(machine, device) if machine.gpus else _cpu_system(machine, device)
 
 
 def _cpu_system(machine: Machine, device: Device) -> System:
-    """Ranks of one thread on one host; more of them than there are cores take turns."""
+    """One-thread ranks on one host; if they outnumber the cores, they take turns."""
     places = measured(machine.places, "", f"ranks that may be placed on this host; {machine.cores} run at once")
     defaults = System.load(_LIKE).power
     return System(
         LOCAL,
-        f"This machine: {machine.cores} cores of {machine.kind}, one rank a thread",
+        f"This machine: {machine.cores} cores of {machine.kind}, one thread per rank",
         device,
         HostNode(devices=places, cores=measured(machine.cores, "", "cores that this process may use")),
         (_host_link(places),),
@@ -84,7 +84,7 @@ def _gloo() -> Collectives:
 
 def _gpu_system(machine: Machine, device: Device) -> System:
     base = System.load(_nearest(machine.kind))
-    gpus = measured(machine.gpus, "", "the driver says so")
+    gpus = measured(machine.gpus, "", "reported by the driver")
     inner = [_inherited(replace(base.links[0], devices=gpus), base)] if machine.gpus > 1 else []
     return System(
         LOCAL,
@@ -106,21 +106,21 @@ def _nearest(kind: str) -> str:
 
 
 def _inherited(value: T, base: System) -> T:
-    """The same, its figures as guesses; those of this machine stay."""
+    """The same value with its figures marked as guesses; figures of this machine stay as they are."""
     changed = {
-        f.name: _passed_on(getattr(value, f.name), base.name)
+        f.name: _as_guess(getattr(value, f.name), base.name)
         for f in fields(value)  # type: ignore[arg-type]
     }
     return replace(value, **changed)  # type: ignore[type-var]
 
 
-def _passed_on(found: object, name: str) -> object:
-    if isinstance(found, dict):
-        return {key: _passed_on(figure, name) for key, figure in found.items()}
-    if not isinstance(found, Figure) or found.origin == "measured":
-        return found
-    source = f"as {name} has it ({found.origin}: {found.source})"
-    return replace(found, origin="guess", source=source, inherited=name)
+def _as_guess(value: object, name: str) -> object:
+    if isinstance(value, dict):
+        return {key: _as_guess(figure, name) for key, figure in value.items()}
+    if not isinstance(value, Figure) or value.origin == "measured":
+        return value
+    source = f"inherited from {name} ({value.origin}: {value.source})"
+    return replace(value, origin="guess", source=source, inherited=name)
 
 
 def with_links(system: System, table: TransferTable) -> System:

@@ -1,4 +1,4 @@
-"""What a rank of this machine really holds at most in a training step."""
+"""Measures the peak memory of a rank in a training step."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from convmesh.oracle.memory.peak import Memory, memory_of
 
 
 class MemoryMeter(Protocol):
-    """Counts bytes of tensors that are made inside its block."""
+    """Counts bytes of tensors created inside its block."""
 
     @property
     def block(self) -> AbstractContextManager[Any]: ...
 
     def start(self) -> None:
-        """Look for the peak from here on."""
+        """Start looking for the peak."""
 
     @property
     def bytes_peak(self) -> int: ...
 
     @property
     def bytes_reserved(self) -> int:
-        """What the allocator took from the device for it."""
+        """Bytes that the allocator took from the device."""
 
 
 class HostMeter:
-    """Exact: each storage from the operator that makes it to its end. What operators use inside is not seen."""
+    """Counts each storage exactly, from its creation to its end. Workspace inside operators is not visible."""
 
     def __init__(self) -> None:
         self.block = self._storages = HeldStorages("cpu")
@@ -52,7 +52,7 @@ class HostMeter:
 
 
 class DeviceMeter:
-    """The caching allocator's own count, less what there was before; workspace of operators is in it."""
+    """Reads the caching allocator's count, less what was there before; includes operators' workspace."""
 
     def __init__(self, device: torch.device) -> None:
         self.block: AbstractContextManager[Any] = nullcontext()
@@ -78,7 +78,7 @@ def meter_for(device: torch.device) -> MemoryMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A reference network to train on some ranks: the global batch's `shape`, how it is split, and what it is of."""
+    """How to train a reference network on several ranks: the global batch's `shape`, the split and the number type."""
 
     model: str
     shape: tuple[int, ...]
@@ -86,9 +86,9 @@ class Training:
     axes: Mapping[str, int]
     dtype: str = "float32"
     sizes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the network, where they are not the published ones."""
+    """Arguments of the network that differ from the published ones."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the plan."""
+    """Options of the plan."""
 
     @property
     def mesh(self) -> cm.Mesh:
@@ -97,7 +97,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Measured on one rank, beside what its program says."""
+    """The measured peak of one rank, with the predicted one."""
 
     bytes_peak: int
     bytes_reserved: int
@@ -105,25 +105,25 @@ class Peak:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a fraction of what was measured."""
+        """Error of the prediction, as a fraction of the measured peak."""
         return self.predicted.bytes_peak / self.bytes_peak - 1
 
 
 def measure_training(training: Training, device: str = "cpu", steps: int = 2) -> Peak:
-    """The peak of the last of some steps on this rank of a job; call it on every rank of the mesh."""
-    where = torch.device(device)
-    meter = meter_for(where)
+    """The peak of the last of `steps` steps on this rank; call it on every rank of the mesh."""
+    target_device = torch.device(device)
+    meter = meter_for(target_device)
     with meter.block:
-        step, net = _trained(training, where)
+        step, net = _trained(training, target_device)
         for _ in range(steps):
             meter.start()
             step()
-        found = meter.bytes_peak, meter.bytes_reserved
-    return Peak(*found, memory_of(net.program, device=where.type, staged=net.mesh.stages_through_host))
+        peaks = meter.bytes_peak, meter.bytes_reserved
+    return Peak(*peaks, memory_of(net.program, device=target_device.type, staged=net.mesh.stages_through_host))
 
 
 def _trained(training: Training, device: torch.device) -> tuple[Callable[[], None], Any]:
-    """A step of a network in training, and the network."""
+    """A function that runs one training step, and the network."""
     torch.manual_seed(0)
     reference, dtype = cm.models.find(training.model), getattr(torch, training.dtype)
     model = reference.create(**training.sizes).to(dtype)
@@ -148,7 +148,7 @@ def _task(reference: Reference, sizes: Mapping[str, Any]) -> Task:
 
 
 def _batch(net: Any, task: Task, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's shards; the global tensors are gone when they are made."""
+    """This rank's shards; the global tensors are freed on return."""
     target = task.draw_target(shape)
     target = target.to(dtype) if target.is_floating_point() else target
     return net.shard_input(torch.randn(*shape, dtype=dtype)), net.shard_target(target)

@@ -1,12 +1,11 @@
-"""The operator table of the device at hand: every distinct operator of some programs, timed at its local shapes.
+"""Times every distinct operator of some programs at its local shapes, for the operator table of this device.
 
-A GPU works beside its host, so both are timed at once: the device is put to sleep while the host asks for a row of
-calls, which then run back to back between two events. Operands change from call to call among a few sets, so that
-small ones are found in caches and large ones are not, as in a network. On a processor the caches are emptied before
-each call, since other layers would have used them meanwhile: with operands and code at hand, operators take a tenth to
-a third less than in a step. As many processes as ranks time the same operators at once: what they take
-from each other depends on the operator (memory bandwidth for one, nothing for another), which one factor for all could
-not say.
+A GPU runs concurrently with its host, so both are timed at once: the device sleeps while the host enqueues a batch of
+calls, which then run back to back between two events. Calls rotate through a few sets of operands, so that small
+operands hit the caches and large ones miss, as in a network. On a CPU the caches are flushed before each call, since
+other layers would have used them meanwhile: with warm caches operators take a tenth to a third less than in a step.
+One process per rank times the same operators at once: how much ranks slow each other down depends on the operator
+(memory bandwidth limits some, nothing others), so no single factor would do.
 """
 
 from __future__ import annotations
@@ -29,35 +28,35 @@ from convmesh.system.operator_table import Timing
 Clock = Callable[[Sequence[Call], "Repeats", int], tuple[float, float, float]]
 
 SETS = 3
-"""Of operands, at most."""
+"""Most sets of operands."""
 BYTES_SETS = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""All sets together need be no larger than this: no cache holds more for one operator."""
+"""Enough for all sets together: no cache holds more for one operator."""
 BYTES_CORE = 1 << 22
-"""More than a core has in caches of its own."""
+"""More than a core's private caches hold."""
 BYTES_CACHES = 1 << 26
-"""What of a larger cache is emptied: all of it would take longer than it tells."""
+"""How much of a larger cache is flushed: all of it would take longer than it is worth."""
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-"""Where Linux tells of a core's caches, those that it shares too."""
+"""Where Linux describes a core's caches, shared ones included."""
 CALLS_PROCESSOR = 9
-"""At most, of an operator on a processor: to empty caches takes longer than most operators."""
+"""Most calls of an operator on a CPU: flushing the caches takes longer than most operators."""
 CYCLES_PER_SECOND = 2e9
-"""Not less than a GPU's clock."""
+"""At least a GPU's clock rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """How long operators are timed."""
+    """How often and how long operators are timed."""
 
     seconds_round: float = 0.01
     rounds: int = 3
     most: int = 40
-    """Calls in a round; queues of GPUs hold about a thousand kernels."""
+    """Most calls in a round; a GPU's queue holds about a thousand kernels."""
     cold: bool = True
-    """Whether a processor's caches are emptied between calls."""
+    """Whether to flush a CPU's caches between calls."""
 
 
 def distinct_works(programs: Iterable[Program]) -> list[Work]:
-    """Every operator that some program runs, once."""
+    """Every operator of the programs, once."""
     steps = (step for program in programs for _, _, step in program.steps())
     return list({step.call: step for step in steps if isinstance(step, Work) and step.call}.values())
 
@@ -65,7 +64,7 @@ def distinct_works(programs: Iterable[Program]) -> list[Work]:
 def time_works(
     works: Sequence[Work], device: torch.device, repeats: Repeats | None = None, active: int = 1
 ) -> tuple[list[Timing], list[str]]:
-    """Timings, and the calls that cannot be made alone: those that read a value back, or need one that makes sense."""
+    """Timings, and the calls that fail in isolation because they read a value back or need a meaningful one."""
     timings, failed = [], []
     clock = clock_on(device)
     if device.type == "cpu":
@@ -85,7 +84,7 @@ def time_works(
 
 
 def clock_on(device: torch.device) -> Clock:
-    """Times calls: seconds of the device, their spread, and seconds of a host beside it, for one call."""
+    """A function that times calls: device seconds, their spread, and host seconds, per call."""
     return _on_gpu if device.type == "cuda" else _on_processor
 
 
@@ -97,33 +96,33 @@ def _calls(work: Work, device: torch.device) -> list[Call]:
 
 
 def _on_processor(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple[float, float, float]:
-    """Median and spread of single calls; the host is the device."""
-    other = _everything_else(active) if repeats.cold else None
-    begun = time.perf_counter()
+    """Median and spread of single calls; on a CPU the host is the device."""
+    filler = _cache_filler(active) if repeats.cold else None
+    start = time.perf_counter()
     for call in (calls[-1], calls[0]):
-        _seconds(call, other)
-    each = (time.perf_counter() - begun) / 2
+        _seconds(call, filler)
+    each = (time.perf_counter() - start) / 2
     most = min(repeats.most, CALLS_PROCESSOR) if repeats.cold else repeats.most
     count = max(3, min(most, int(repeats.rounds * repeats.seconds_round / max(each, 1e-7))))
-    return *_middle([_seconds(calls[index % len(calls)], other) for index in range(count)]), 0.0
+    return *_middle([_seconds(calls[index % len(calls)], filler) for index in range(count)]), 0.0
 
 
 @cache
-def _everything_else(active: int) -> torch.Tensor:
-    """As much as a rank's part of the caches holds, while so many ranks fill them."""
+def _cache_filler(active: int) -> torch.Tensor:
+    """An array that fills a rank's share of the caches while `active` ranks use them."""
     return torch.zeros(max(BYTES_CORE, min(BYTES_CACHES, bytes_of_caches()) // active) // 4)
 
 
 def bytes_of_caches(folder: Path = CACHES) -> int:
-    """Of the largest cache that the first core uses; 0 if the system does not say."""
+    """Size of the largest cache that the first core uses; 0 if the OS does not say."""
     sizes = (path.read_text().strip() for path in folder.glob("index*/size"))
     return max((int(size.removesuffix("K")) << 10 for size in sizes if size.endswith("K")), default=0)
 
 
-def _seconds(call: Call, other: torch.Tensor | None) -> float:
-    """Of one call, after something else was computed."""
-    if other is not None:
-        other.add_(1)
+def _seconds(call: Call, filler: torch.Tensor | None) -> float:
+    """Seconds of one call, after flushing the caches."""
+    if filler is not None:
+        filler.add_(1)
     clock = processor_clock()
     begin = clock()
     call()
@@ -131,19 +130,19 @@ def _seconds(call: Call, other: torch.Tensor | None) -> float:
 
 
 def processor_clock() -> Callable[[], float]:
-    """Seconds that a rank of one thread computed: what others take of its core meanwhile is not its work."""
+    """A clock of CPU time for one-thread ranks: time that others spend on its core does not count."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _middle(found: Sequence[float]) -> tuple[float, float]:
-    median = statistics.median(found)
-    ordered = sorted(found)
+def _middle(times: Sequence[float]) -> tuple[float, float]:
+    median = statistics.median(times)
+    ordered = sorted(times)
     quarter = len(ordered) // 4
     return median, (ordered[-1 - quarter] - ordered[quarter]) / 2 / median
 
 
 def _on_gpu(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple[float, float, float]:
-    """Seconds of the device, their spread, and seconds of the host, for one call; a GPU has one rank."""
+    """Device seconds, their spread, and host seconds, per call; a GPU has one rank."""
     del active
     for call in calls:
         call()
@@ -155,7 +154,7 @@ def _on_gpu(calls: Sequence[Call], repeats: Repeats, active: int) -> tuple[float
 
 
 def _round(calls: Sequence[Call], count: int, seconds_host: float) -> tuple[float, float]:
-    """Seconds of the device and of the host for one of `count` calls, that run back to back."""
+    """Device and host seconds per call, over `count` calls back to back."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     occupy_gpu(int(1.5 * count * seconds_host * CYCLES_PER_SECOND))

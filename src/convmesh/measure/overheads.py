@@ -1,7 +1,6 @@
-"""What the runtime's own Python takes of the host: for a node of each kind, and for a step.
+"""Measures the host time of the runtime's own Python: per node of each kind, and per step.
 
-Found from small networks of one kind of node each, through the runtime itself; their operators' own times are taken
-off.
+Runs small networks of one kind of node each through the runtime, and subtracts the times of their operators.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from convmesh.system.operator_table import Overheads
 CHANNELS = 8
 
 Node = nn.Module | Callable[[Any, Any], Any]
-"""A module, or a function of the running tensor and of the network's input."""
+"""A module, or a function of the running tensor and the first layer's output."""
 
 KINDS: Mapping[str, Callable[[], Node]] = {
     "conv": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
@@ -54,13 +53,13 @@ KINDS: Mapping[str, Callable[[], Node]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How nodes are measured: in networks on so many ranks, split as a strategy does."""
+    """How nodes are measured: in networks on this mesh, split by this strategy."""
 
     mesh: Mesh
     strategy: str = "data"
     shape: tuple[int, ...] = (2, CHANNELS, 8, 8)
     depths: tuple[int, int] = (2, 10)
-    """Nodes of the two networks whose difference is what a node takes."""
+    """Number of nodes of the two networks whose difference is the cost of a node."""
     rounds: int = 3
 
 
@@ -68,19 +67,19 @@ ALONE = Setting(mesh=Mesh(data=1))
 
 
 def measure_overheads(device: torch.device, kinds: Mapping[str, Callable[[], Node]] = KINDS) -> Overheads:
-    """Of all kinds; others are taken to be as these are in the middle. Needs a job of one rank."""
+    """Overheads of all kinds of node; other kinds count as the median of these. Needs a job of one rank."""
     pairs = measured_pairs(device, kinds, ALONE)
-    found = {name: pair.node for name, pair in pairs.items()}
+    by_kind = {name: pair.node for name, pair in pairs.items()}
     fixed = statistics.median(pair.fixed for pair in pairs.values())
-    forward, backward = (statistics.median(times) for times in zip(*found.values(), strict=True))
-    return Overheads(forward, backward, max(0.0, fixed), waits_for_loss=device.type == "cuda", kinds=found)
+    forward, backward = (statistics.median(times) for times in zip(*by_kind.values(), strict=True))
+    return Overheads(forward, backward, max(0.0, fixed), waits_for_loss=device.type == "cuda", kinds=by_kind)
 
 
 def measured_pairs(device: torch.device, kinds: Mapping[str, Callable[[], Node]], setting: Setting) -> dict[str, _Pair]:
-    """By kind of node. Needs a job of the mesh's ranks."""
+    """Measurements by kind of node. Needs a job of the mesh's ranks."""
     pairs = {name: _Pair(make, device, setting) for name, make in kinds.items()}
     gc.collect()
-    gc.freeze()  # or collections of what is here anyway would be counted as the runtime's
+    gc.freeze()  # else collecting older objects would count as the runtime's time
     for _ in range(setting.rounds):
         for pair in pairs.values():
             pair.measure()
@@ -89,7 +88,7 @@ def measured_pairs(device: torch.device, kinds: Mapping[str, Callable[[], Node]]
 
 
 class _Pair:
-    """Two networks of one kind of node, a shallow and a deep one."""
+    """A shallow and a deep network of one kind of node."""
 
     def __init__(self, make: Callable[[], Node], device: torch.device, setting: Setting) -> None:
         self._few, self._many = (_Chain(make, depth, device, setting) for depth in setting.depths)
@@ -97,20 +96,20 @@ class _Pair:
         self._least = 0.0 if device.type == "cpu" else -1.0
 
     def measure(self) -> None:
-        """One more time; all pairs take turns, so that a machine that warms up favours none."""
+        """Measure once more; pairs take turns, so that a machine warming up favours none."""
         self._few.measure()
         self._many.measure()
 
     @property
     def program(self) -> Program:
-        """The deep one's."""
+        """The deep network's program."""
         return self._many.program
 
     @property
     def node(self) -> tuple[float, float]:
-        """Seconds of forward and backward of one node beside operators.
+        """Seconds of one node outside its operators, forward and backward.
 
-        Beside a GPU an operator's own time may hold more than the runtime adds, and the rest be negative.
+        With a GPU, an operator's own host time may exceed what the runtime adds, and the rest may be negative.
         """
         nodes = self._depths[1] - self._depths[0]
         forward, backward = ((b - a) / nodes for a, b in zip(self._few.extra, self._many.extra, strict=True))
@@ -118,12 +117,12 @@ class _Pair:
 
     @property
     def fixed(self) -> float:
-        """What a step takes however many nodes there are."""
+        """Seconds per step, independent of the number of nodes."""
         return self._few.fixed - self._depths[0] * sum(self.node)
 
 
 class _Net(nn.Module):
-    """So many nodes of one kind after each other; the first layer makes all of them find gradients."""
+    """`depth` nodes of one kind in sequence; the first layer makes all of them compute gradients."""
 
     def __init__(self, make: Callable[[], Node], depth: int, dims: int) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ class _Net(nn.Module):
         for _ in range(depth):
             node = make()
             self.layers.extend([node] if isinstance(node, nn.Module) else [])
-            self.calls.append(_alone(node) if isinstance(node, nn.Module) else node)
+            self.calls.append(_ignoring_first(node) if isinstance(node, nn.Module) else node)
 
     def forward(self, x: Any) -> Any:
         first = y = self.first(x)
@@ -142,17 +141,17 @@ class _Net(nn.Module):
         return y
 
 
-def _alone(module: nn.Module) -> Callable[[Any, Any], Any]:
+def _ignoring_first(module: nn.Module) -> Callable[[Any, Any], Any]:
     return lambda x, _: module(x)
 
 
 class _Chain:
-    """Where the host's time goes in a step of a network of one kind of node."""
+    """Splits the host time of a step of a network of one kind of node."""
 
     def __init__(self, make: Callable[[], Node], depth: int, device: torch.device, setting: Setting) -> None:
         model = _Net(make, depth, len(setting.shape)).to(device)
-        made = plan(model, setting.shape, setting.mesh, setting.strategy)
-        self._net = parallelize(model, made, loss=F.mse_loss)
+        chosen = plan(model, setting.shape, setting.mesh, setting.strategy)
+        self._net = parallelize(model, chosen, loss=F.mse_loss)
         lowered = self._net._running.lowered
         shape = lowered.program.nodes[-1].outputs[0].shape
         self._x = self._net.shard_input(torch.randn(setting.shape, device=device))
@@ -163,7 +162,7 @@ class _Chain:
         self._timings: dict[str, list[float]] = defaultdict(list)
 
     def measure(self) -> None:
-        """One more time."""
+        """Measure once more."""
         timings, _ = time_works(distinct_works([self.program]), self._device, Repeats(seconds_round=0.001, cold=False))
         for timing in timings:
             self._timings[timing.call].append(timing.seconds_host or timing.seconds)
@@ -171,13 +170,13 @@ class _Chain:
 
     @property
     def extra(self) -> tuple[float, float]:
-        """Seconds of the host in forward and in backward that operators do not explain."""
+        """Host seconds in forward and in backward that operators do not explain."""
         forward, backward, _ = self._middle
         return forward - self._operators("forward"), backward - self._operators("backward")
 
     @property
     def fixed(self) -> float:
-        """The same of a whole step."""
+        """Host seconds of a whole step that operators do not explain."""
         return sum(self.extra) + self._middle[2]
 
     @property
@@ -189,7 +188,7 @@ class _Chain:
         return sum(statistics.median(self._timings[work.call]) for work in works if work.call in self._timings)
 
     def _step(self) -> tuple[float, float, float]:
-        """Seconds of forward, of backward, and of what comes before."""
+        """Seconds of forward, of backward, and of clearing gradients before them."""
         wait_for(self._device)
         clock = time.perf_counter if self._device.type == "cuda" else processor_clock()
         clocks = [clock()]

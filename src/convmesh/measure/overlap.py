@@ -1,4 +1,4 @@
-"""What a transfer and a computation beside it do to each other."""
+"""Measures how much a transfer and a concurrent computation slow each other down."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_sum
-from convmesh.measure.timing import finish, meet, slowest, spell
+from convmesh.measure.timing import finish, median_time, meet, slowest
 from convmesh.system.transfer_table import Overlap
 
 REPEATS = 15
 TRIES = 5
-"""To find how much to compute and to send."""
+"""Trial runs to find how much to compute and to send."""
 SECONDS_WORK = 0.01
-"""About what the computation takes: longer than a core's turns, shorter than anybody's patience."""
+"""About the time of the computation: longer than a scheduler's time slice."""
 
 
 def measure_overlap(mesh: OpenMesh) -> Overlap:
-    """All ranks sum a buffer over all of them and compute convolutions, apart and at once, in turn."""
+    """All ranks alternate between computing convolutions, summing a buffer over all ranks, and both at once."""
     work = _computation(mesh)
     buffer = _buffer_as_long_as(mesh, work)
 
@@ -28,7 +28,7 @@ def measure_overlap(mesh: OpenMesh) -> Overlap:
         return start_sum(buffer, mesh, _all(mesh))
 
     rounds = [(_once(mesh, work), _once(mesh, lambda: post().wait()), *_both(mesh, work, post)) for _ in range(REPEATS)]
-    compute, transfer, inner, both = (spell(list(found)).seconds for found in zip(*rounds, strict=True))
+    compute, transfer, inner, both = (median_time(list(times)).seconds for times in zip(*rounds, strict=True))
     hidden = (compute + transfer - both) / min(compute, transfer)
     return Overlap(
         active=mesh.mesh.size,
@@ -39,24 +39,24 @@ def measure_overlap(mesh: OpenMesh) -> Overlap:
 
 
 def _both(mesh: OpenMesh, work: Callable[[], object], post: Callable[[], Flight]) -> tuple[float, float]:
-    """The computation's time while the sum is under way, and the time of the two."""
+    """The computation's time while the sum is under way, and the time of both."""
     meet(mesh)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     flight = post()
     work()
-    worked = time.perf_counter() - begun
+    computed = time.perf_counter() - start
     flight.wait()
     finish(mesh)
-    ended = time.perf_counter() - begun
-    return slowest(mesh, worked), slowest(mesh, ended)
+    ended = time.perf_counter() - start
+    return slowest(mesh, computed), slowest(mesh, ended)
 
 
 def _once(mesh: OpenMesh, call: Callable[[], object]) -> float:
     meet(mesh)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
     finish(mesh)
-    return slowest(mesh, time.perf_counter() - begun)
+    return slowest(mesh, time.perf_counter() - start)
 
 
 def _timed(mesh: OpenMesh, call: Callable[[], object]) -> list[float]:
@@ -70,7 +70,7 @@ def _computation(mesh: OpenMesh) -> Callable[[], object]:
         for _ in range(times):
             torch.nn.functional.conv2d(x, weight, padding=1)
         if mesh.device.type == "cuda":
-            torch.cuda.current_stream(mesh.device).synchronize()  # not the transfer's own
+            torch.cuda.current_stream(mesh.device).synchronize()  # not the transfer's stream
 
     once()
     times = max(1, round(SECONDS_WORK / slowest(mesh, min(_timed(mesh, once)))))
@@ -79,10 +79,10 @@ def _computation(mesh: OpenMesh) -> Callable[[], object]:
 
 def _buffer_as_long_as(mesh: OpenMesh, work: Callable[[], object]) -> FlatBuffer:
     """A buffer whose sum takes at least as long as the computation."""
-    goal, elements = spell(_timed(mesh, work)).seconds, 1 << 12
+    goal, elements = median_time(_timed(mesh, work)).seconds, 1 << 12
     while elements < 1 << 26:
         buffer = FlatBuffer(elements, torch.float32, mesh)
-        if spell(_timed(mesh, lambda: start_sum(buffer, mesh, _all(mesh)).wait())).seconds > goal:  # noqa: B023
+        if median_time(_timed(mesh, lambda: start_sum(buffer, mesh, _all(mesh)).wait())).seconds > goal:  # noqa: B023
             return buffer
         elements *= 2
     return buffer

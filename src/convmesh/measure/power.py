@@ -1,4 +1,4 @@
-"""What a device draws at rest and at work, where this machine counts energy."""
+"""Measures a device's idle and busy power, if this machine has energy counters."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SECONDS = 2.0
 
 
 def with_power(power: Power, machine: Machine, meter: EnergyMeter | None = None, seconds: float = SECONDS) -> Power:
-    """The figures with measured watts of a device; as they are where nothing counts."""
+    """The figures with measured watts of a device; unchanged without counters."""
     counting = meter or energy_meter([0] if machine.gpus else [])
     if not counting.counters:
         return power
     idle = _watts(counting, machine, seconds, working=False)
     busy = _watts(counting, machine, seconds, working=True)
     names = ", ".join(counter.name for counter in counting.counters)
-    share = 1 if machine.gpus else machine.cores  # one rank works on a core; all cores share what rest takes
+    share = 1 if machine.gpus else machine.cores  # one rank works on one core; all cores share the idle power
     rest = max(0.01, idle / share)
     return replace(
         power,
@@ -35,7 +35,7 @@ def with_power(power: Power, machine: Machine, meter: EnergyMeter | None = None,
 
 
 def _watts(meter: EnergyMeter, machine: Machine, seconds: float, *, working: bool) -> float:
-    """On average over a while."""
+    """Average power over `seconds`."""
     side = 8192 if machine.gpus else 512
     a = torch.ones(side, side, device=machine.device)
     with one_thread(), torch.no_grad(), meter.window() as used:

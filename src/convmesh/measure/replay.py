@@ -1,4 +1,4 @@
-"""Operators of a program, called again on tensors with data: same shapes, number formats and orders in memory."""
+"""Replays a program's operators on real tensors of the same shapes, number formats and memory formats."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import Any
 
 import torch
 
+from convmesh.kernels.memory_format import CHANNELS_LAST
+
 Call = Callable[[], object]
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 NOISE = 1 << 22
-"""Numbers that are drawn once."""
+"""How many random numbers are drawn, once."""
 
 
 class Replay:
-    """Makes calls of operators from how a program's `Work` writes them."""
+    """Turns the text of a `Work`'s operator call into a call."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def call(self, written: str) -> Call:
-        """A call on fresh operands; every run of it is the same work."""
-        made = ast.parse(written, mode="eval").body
-        assert isinstance(made, ast.Call)
-        assert isinstance(made.func, ast.Attribute)
-        assert isinstance(made.func.value, ast.Name)
-        name = made.func.value.id
-        args = [self._value(arg) for arg in made.args]
-        kwargs = {str(k.arg): self._value(k.value) for k in made.keywords}
+        """A call on fresh operands that does the same work every time."""
+        expression = ast.parse(written, mode="eval").body
+        assert isinstance(expression, ast.Call)
+        assert isinstance(expression.func, ast.Attribute)
+        assert isinstance(expression.func.value, ast.Name)
+        name = expression.func.value.id
+        args = [self._value(arg) for arg in expression.args]
+        kwargs = {str(k.arg): self._value(k.value) for k in expression.keywords}
         if name in _SPECIAL:
             return _SPECIAL[name](*args, **kwargs)
-        operator = getattr(getattr(torch.ops.aten, name), made.func.attr)
+        operator = getattr(getattr(torch.ops.aten, name), expression.func.attr)
         return lambda: operator(*args, **kwargs)
 
     def _value(self, node: ast.expr) -> Any:
@@ -62,13 +63,13 @@ class Replay:
 
 def _drawn(shape: list[int], dtype: torch.dtype, device: torch.device, last: int = 0, strides: Any = None) -> Any:
     if strides is None:
-        order = _LAST[len(shape)] if last else torch.contiguous_format
+        order = CHANNELS_LAST[len(shape)] if last else torch.contiguous_format
         tensor = torch.empty(shape, dtype=dtype, device=device, memory_format=order)
     else:
         tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     steps = tensor.stride()
-    held = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True)) if math.prod(shape) else 0
-    flat = tensor.as_strided([held], [1])
+    count = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True)) if math.prod(shape) else 0
+    flat = tensor.as_strided([count], [1])
     if dtype.is_floating_point:
         _fill(flat)
     elif dtype is torch.bool:
@@ -79,10 +80,10 @@ def _drawn(shape: list[int], dtype: torch.dtype, device: torch.device, last: int
 
 
 def _fill(flat: torch.Tensor) -> None:
-    """With noise that begins anywhere in what was drawn once: to draw it would take longer than what is timed.
+    """Fill with noise from a random offset into numbers drawn once: drawing afresh would take longer than the timing.
 
-    It must not repeat itself soon. A processor learns thousands of decisions by heart, and would find the largest of
-    values that come again in a third of the time.
+    The noise must not repeat soon: a CPU's branch predictor learns thousands of decisions, and would find the maximum
+    of repeating values in a third of the time.
     """
     noise = _noise(flat.device)
     begin = random.randrange(NOISE)
@@ -99,7 +100,7 @@ def _noise(device: torch.device) -> torch.Tensor:
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
 ) -> Call:
-    if not training:  # the runtime asks for this kernel by name
+    if not training:  # the runtime calls this kernel by name
         args = (x, weight, bias, mean, variance, training, momentum, eps)
         return lambda: torch.ops.aten.native_batch_norm(*args)
     variance = variance.abs_() if variance is not None else None
@@ -109,7 +110,7 @@ def _batch_norm(
 
 def _batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, variance: Any, *saved: Any) -> Call:
     save_mean, save_scale, training, eps, mask = saved
-    if not mask[0] or weight is None:  # the runtime asks for this kernel by name
+    if not mask[0] or weight is None:  # the runtime calls this kernel by name
         args = (grad, x, weight, mean, variance, save_mean, save_scale, training, eps, mask)
         return lambda: torch.ops.aten.native_batch_norm_backward(*args)
     x.requires_grad_()
@@ -121,15 +122,15 @@ def _batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, variance: An
 
 
 def _max_pool_backward(name: str) -> Callable[..., Call]:
-    """Indices must be those of maxima: random ones would spread over memory as they never do."""
+    """Indices must be those of maxima: random ones would scatter over memory, which real ones never do."""
 
-    def made(grad: Any, x: Any, *args: Any) -> Call:
+    def make(grad: Any, x: Any, *args: Any) -> Call:
         *options, indices = args
         indices.copy_(getattr(torch.ops.aten, f"{name}_with_indices")(x, *options)[1])
         backward = getattr(torch.ops.aten, f"{name}_with_indices_backward")
         return lambda: backward(grad, x, *options, indices)
 
-    return made
+    return make
 
 
 _SPECIAL: dict[str, Callable[..., Call]] = {

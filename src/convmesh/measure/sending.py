@@ -1,4 +1,4 @@
-"""What the runtime's Python takes for nodes that send, by their kind and by what their transfers cut."""
+"""Measures the runtime's Python time for nodes that send, by their kind and by what their transfers cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convmesh.system.operator_table import Overheads
 
 
 def _split(strategy: str, axis: str, shape: tuple[int, ...] = (2, CHANNELS, 16, 16)) -> Setting:
-    """On two ranks. Nodes that send take long enough for few of them to tell."""
+    """A setting on two ranks. Few nodes suffice, since nodes that send take long."""
     return Setting(mesh=Mesh(**{axis: 2}), strategy=strategy, shape=shape, depths=(1, 4))
 
 
@@ -30,20 +30,20 @@ SPLITS: Splits = (
     (_split("filter", "filter"), ("conv", "convtranspose", "cat")),
     (_split("filter", "filter", DENSE), ("linear",)),
 )
-"""The kinds of node that send under each strategy. What `channel` does is what `filter` does, along another axis."""
+"""The kinds of node that send under each strategy. `channel` behaves like `filter`, along another axis."""
 
 
 def measure_sending(overheads: Overheads, splits: Splits = SPLITS) -> Overheads:
-    """With what nodes that send take of a processor; needs two ranks. Waiting is not counted: it is the transfer's.
+    """Add the CPU time of nodes that send; needs two ranks. Waiting belongs to the transfer and does not count.
 
-    Kinds that were not measured so are taken to add what batch norm does, which sums a few numbers over ranks.
+    Kinds not measured here are assumed to add as much as batch norm, which sums a few numbers over ranks.
     """
-    found = {name: times for setting, kinds in splits for name, times in _sending(setting, kinds)}
-    kinds = {**overheads.kinds, **found}
+    sending = {name: times for setting, kinds in splits for name, times in _sending(setting, kinds)}
+    kinds = {**overheads.kinds, **sending}
     if not {"batchnorm", "batchnorm samples"} <= {*kinds}:
         return replace(overheads, kinds=kinds)
-    more = statistics.mean(kinds["batchnorm samples"]) - statistics.mean(kinds["batchnorm"])
-    return replace(overheads, kinds=kinds, seconds_sending=max(0.0, more))
+    extra = statistics.mean(kinds["batchnorm samples"]) - statistics.mean(kinds["batchnorm"])
+    return replace(overheads, kinds=kinds, seconds_sending=max(0.0, extra))
 
 
 def _sending(setting: Setting, kinds: Sequence[str]) -> Iterator[tuple[str, tuple[float, float]]]:
@@ -54,6 +54,6 @@ def _sending(setting: Setting, kinds: Sequence[str]) -> Iterator[tuple[str, tupl
 
 
 def _cut(program: Program, kind: str) -> str | None:
-    """Of the last node of a kind, which others of its kind came before."""
+    """What the transfers of the last node of a kind cut; nodes of the same kind precede it."""
     last = next(node for node in reversed(program.nodes) if node.kind == kind)
     return cut_of((*last.forward, *last.backward))

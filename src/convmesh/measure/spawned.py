@@ -1,6 +1,6 @@
-"""Ranks in processes of their own, joined as a job's are: NCCL where each has a GPU, else Gloo.
+"""Spawns ranks as fresh processes of one job: NCCL if each has a GPU, else Gloo.
 
-CUDA does not survive a fork, so ranks that use it are started afresh.
+CUDA does not survive a fork, so ranks that use it are spawned.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
+from convmesh.dist import init
+
 SECONDS_TIMEOUT = 600.0
 
 
 def spawned(ranks: int, call: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run a function of a module on new ranks of one job; what the first of them returned."""
+    """Run a module-level function on new ranks of one job; the list holds the first rank's result."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     port = _free_port()
@@ -42,20 +44,18 @@ def _received(pipe: Connection, ranks: int) -> Any:
         if pipe.poll(SECONDS_TIMEOUT):
             return pipe.recv()
     except EOFError:
-        raise RuntimeError(f"one of {ranks} ranks died before it had measured; its own report is above.") from None
-    raise TimeoutError(f"{ranks} ranks did not measure anything within {SECONDS_TIMEOUT:g} s.")
+        raise RuntimeError(f"one of {ranks} ranks died before it sent a result; its traceback is above.") from None
+    raise TimeoutError(f"{ranks} ranks sent no result within {SECONDS_TIMEOUT:g} s.")
 
 
 def _serve(rank: int, ranks: int, port: int, pipe: Connection, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    from convmesh.dist import init
-
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     init()
-    found = call(*args)
+    result = call(*args)
     if rank == 0:
-        pipe.send(found)
+        pipe.send(result)
     torch.distributed.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Where calibrations are kept: the system's file, and tables by device, which other calibrations of it extend."""
+"""Stores calibrations: the system's file, and one table per device that later calibrations extend."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Table = TypeVar("Table", OperatorTable, TransferTable)
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`local.toml`, and a folder of tables beside it."""
+    """`local.toml`, and the folder of tables next to it."""
 
     path: Path
     device: str
 
     @classmethod
     def at(cls, path: Path | None, machine: Machine, *, rough: bool = False) -> Store:
-        """In the user's folder, unless another file is named; rough tables are kept apart from good ones."""
+        """The store at `path`, by default in the user's folder; rough tables are kept apart from good ones."""
         chosen = path or user_folder() / f"{LOCAL}.toml"
         if chosen.suffix != ".toml":
             raise SystemFileError(f"`output` (={str(chosen)!r}) must end in .toml, such as {chosen.name}.toml.")
@@ -45,22 +45,22 @@ class Store:
     def _table(self, kind: str) -> Path:
         return self._tables / f"{self.device}.{kind}.json"
 
-    def known(self, machine: Machine) -> OperatorTable:
-        """The operators of this device that were timed before; a table that cannot be read is begun anew."""
+    def operators(self, machine: Machine) -> OperatorTable:
+        """The saved operator timings of this device; empty if the table cannot be read."""
         try:
             return OperatorTable.load(self._table("operators"))
         except (OSError, SystemFileError):
             return OperatorTable(machine.kind, ())
 
-    def known_transfers(self) -> TransferTable | None:
-        """The transfers that were timed before."""
+    def transfers(self) -> TransferTable | None:
+        """The saved transfer timings of this device."""
         try:
             return TransferTable.load(self._table("transfers"))
         except (OSError, SystemFileError):
             return None
 
     def keep(self, system: System) -> System:
-        """Write the tables that the system has, then the file that names them."""
+        """Write the system's tables, then the file that names them."""
         named = {key: f"tables/{self._table(key).name}" for key in ("operators", "transfers") if getattr(system, key)}
         for key in named:
             draft = self._table(key).with_suffix(".draft")

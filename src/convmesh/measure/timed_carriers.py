@@ -1,4 +1,4 @@
-"""One transfer of each kind through the runtime's own functions, to be timed."""
+"""One transfer of each kind, through the runtime's own functions, for timing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _sum(mesh: OpenMesh, bytes_sent: int) -> Once:
 
 
 def _gather(mesh: OpenMesh, bytes_sent: int) -> Once:
-    """Channels that all ranks need; of two ranks, parts of a flat buffer."""
+    """Gather channels that all ranks need; for two ranks, parts of a flat buffer."""
     ranks = mesh.mesh.extent(AXES)
     if ranks > 2:
         before, after = _layouts(mesh, bytes_sent, {1: AXES}, {})
@@ -61,7 +61,7 @@ def _sum_at_root(mesh: OpenMesh, bytes_sent: int) -> Once:
 
 
 def _neighbour(mesh: OpenMesh, bytes_sent: int) -> Once:
-    """Columns become rows: everybody has a message for everybody else."""
+    """Columns become rows: every rank has a message for every other rank."""
     return _sending(mesh, *_conversion(mesh, bytes_sent), "neighbour")
 
 
@@ -71,7 +71,7 @@ def _all_to_all(mesh: OpenMesh, bytes_sent: int) -> Once:
 
 
 def _stage(mesh: OpenMesh, bytes_sent: int) -> Once:
-    """A stage's message to the next, and one back: packed, sent, received and taken apart."""
+    """A message to the next stage and one back: packed, sent, received and unpacked."""
     layout = Layout.of(mesh.mesh, (1, max(1, bytes_sent // BYTES_ELEMENT)))
     parcel = Parcel(("x",), (layout,), (torch.float32,), ((),))
     values = Sharded(torch.zeros(layout.shape, device=mesh.device), layout, mesh)
@@ -103,8 +103,8 @@ def _wait(op: dist.P2POp) -> None:
 
 
 def _sending(mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, carrier: Carrier) -> Once:
-    """Posts and waits. Copies before and after are the program's own computations: what is sent here lies in one run
-    (a collective of all with all joins its pieces), and what arrives stays where it is."""
+    """Post and wait. Copies before and after are the program's own computations: here the data sent is contiguous
+    (an all-to-all joins its pieces), and the data received stays where it is."""
     payload = Pieces([(plan.held, local)], local)
     return lambda: start(mesh, plan.forward, carrier, AXES, payload).wait()
 
@@ -115,11 +115,11 @@ def _conversion(mesh: OpenMesh, bytes_sent: int) -> tuple[ExchangePlan, torch.Te
 
 
 def _layouts(mesh: OpenMesh, bytes_sent: int, *cuts: dict[int, tuple[str, ...]]) -> list[Layout]:
-    """Of a tensor of which each rank sends one tile to everybody else, all tiles together about so many bytes."""
+    """Layouts of a tensor of which each rank sends one tile to every other rank, about `bytes_sent` in total."""
     ranks = mesh.mesh.extent(AXES)
     tile = max(1, round(bytes_sent / BYTES_ELEMENT / (ranks - 1)))
     rows = max(d for d in range(1, min(32, tile) + 1) if tile % d == 0)
-    if {} in cuts:  # a gathered tensor has one tile a rank
+    if {} in cuts:  # a gathered tensor has one tile per rank
         return [Layout.of(mesh.mesh, (rows, tile // rows * ranks), cut) for cut in cuts]
     return [Layout.of(mesh.mesh, (rows * ranks, tile // rows * ranks), cut) for cut in cuts]
 
@@ -148,13 +148,13 @@ MAKERS: dict[str, Maker] = {
     "broadcast": _broadcast,
     "reduce": _sum_at_root,
 }
-"""By carrier: makes the buffers for a transfer in which this rank sends about so many bytes."""
+"""By carrier: allocates the buffers of a transfer in which this rank sends about the given number of bytes."""
 
 ONE_WAY = frozenset({"broadcast", "reduce"})
-"""Some ranks are done before others have begun: repetitions would run into each other."""
+"""Some ranks finish before others have started: repetitions would overlap."""
 
-BESIDE_NODES = ONE_WAY | {"stage"}
-"""No node of a network sends these: what posting them takes is nowhere else."""
+OUTSIDE_NODES = ONE_WAY | {"stage"}
+"""No node of a network sends these, so no node's overhead contains the time to post them."""
 
 TURNS = {"stage": 2}
-"""Transfers one after the other in what is timed."""
+"""Consecutive transfers in one timed call."""

@@ -1,4 +1,4 @@
-"""Timing what several ranks do together."""
+"""Times operations that several ranks perform together."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from convmesh.dist.collectives import all_reduce
 
 LEAST_REPEATS, MOST_REPEATS = 5, 120
 SHAPE = (4, 64, 28, 28)
-"""Of what is computed with in between: a layer that takes a core a few milliseconds."""
+"""Input of the layer computed between transfers, which takes a core a few milliseconds."""
 INPUTS = 12
-"""Of that layer, in turn: more memory than a core's caches hold."""
+"""Inputs of that layer, used in turn: more memory than a core's caches hold."""
 SQUARE = 256
-"""Of the matrices that are multiplied in its place where ranks take turns on cores."""
+"""Size of the matrices multiplied instead if ranks take turns on cores."""
 POSTINGS = 40
 AXES = ("filter",)
-"""The mesh axis that transfers are measured along; the groups along it work side by side."""
+"""The mesh axis along which transfers are measured; its groups work concurrently."""
 OTHERS = ("data",)
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
-    """What several measurements say, and how far apart the inner half of them is, as a fraction."""
+class MeasuredTime:
+    """A time from several measurements, and half the spread of their inner half, as a fraction."""
 
     seconds: float
     spread: float
 
 
-def together(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:
-    """What `call` takes ranks that computed before it, as in a network; the same on all ranks.
+def time_after_work(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> MeasuredTime:
+    """Time of `call` right after a computation, as in a network; the same on all ranks.
 
-    One call right after another would find threads and connections awake, their code at hand, and cores whose turn it
-    is not yet over: it would take a third of the time, and after a sum over memory instead of a layer, two thirds.
-    Ranks that do the same do not end it at the same moment, now one, now another: what they wait for the last of them
-    is in the mean. A rank that is always last has the slowest core, for which operators were timed, and is not waited
-    for twice: of a group's ranks the one that waits least counts. Of several groups the slowest does.
+    Back-to-back calls would find threads and connections awake, their code in the cache, and time slices not yet used
+    up: they would take a third of the time, or two thirds after a sum over memory instead of a layer. Ranks with equal
+    work finish at slightly different moments, in random order; the mean includes the wait for the last one. A rank
+    that is always last has the slowest core, which operator timings already account for, so of a group's ranks the
+    one that waits least counts. Of several groups, the slowest counts.
     """
     work = _layer(mesh)
     once = slowest(mesh, _elapsed(mesh, lambda: (work(), call())))
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
     meet(mesh)
-    own = mean_spell([_after_work(mesh, work, call) for _ in range(repeats)])
-    found = torch.tensor([own.seconds, own.spread], dtype=torch.float64, device=mesh.device)
-    least = all_reduce(found, mesh, AXES, dist.ReduceOp.MIN)
-    return Spell(*all_reduce(least, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
+    own = trimmed_mean([_after_work(mesh, work, call) for _ in range(repeats)])
+    measured = torch.tensor([own.seconds, own.spread], dtype=torch.float64, device=mesh.device)
+    least = all_reduce(measured, mesh, AXES, dist.ReduceOp.MIN)
+    return MeasuredTime(*all_reduce(least, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
 
 
 def _layer(mesh: OpenMesh) -> Callable[[], object]:
-    """Computes as a layer does; where ranks take turns on cores, for less than a turn, since what they wait for each
-    other's turns is priced with their computations."""
+    """A computation like a layer's. If ranks take turns on cores it is shorter than a time slice, since waiting for
+    other ranks' slices is priced with their computations."""
     if mesh.device.type == "cpu" and mesh.mesh.size > len(os.sched_getaffinity(0)):
         square = torch.ones(SQUARE, SQUARE)
         return lambda: torch.mm(square, square)
@@ -70,51 +70,51 @@ def _layer(mesh: OpenMesh) -> Callable[[], object]:
 
 
 def posting(mesh: OpenMesh, call: Callable[[], object]) -> float:
-    """What `call` takes this rank's own thread, which does not wait; the least of the ranks'."""
-    found = []
+    """CPU time of `call` on this rank's own thread, without waiting; the least over all ranks."""
+    times = []
     for _ in range(POSTINGS):
-        begun = time.thread_time()
+        start = time.thread_time()
         call()
-        found.append(time.thread_time() - begun)
-    own = torch.tensor([statistics.median(found)], dtype=torch.float64)
+        times.append(time.thread_time() - start)
+    own = torch.tensor([statistics.median(times)], dtype=torch.float64)
     return float(all_reduce(own, mesh, tuple(mesh.mesh.axes), dist.ReduceOp.MIN))
 
 
 def _after_work(mesh: OpenMesh, work: Callable[[], object], call: Callable[[], object]) -> float:
     work()
     finish(mesh)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
     finish(mesh)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def one_by_one(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> Spell:
-    """From when the last rank begins to when the last has ended, by the host's clock; ranks meet before each."""
+def one_by_one(mesh: OpenMesh, call: Callable[[], object], seconds: float) -> MeasuredTime:
+    """Time from the last rank's start to the last rank's end, by the host's clock; ranks synchronise before each."""
     repeats = max(3, min(MOST_REPEATS, int(seconds / slowest(mesh, _elapsed(mesh, call)) / 2)))
-    found = []
+    times = []
     for _ in range(repeats):
         meet(mesh)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         call()
         finish(mesh)
-        ended = time.perf_counter()
-        found.append(max(1e-7, slowest(mesh, ended) - slowest(mesh, begun)))
-    return spell(found)
+        end = time.perf_counter()
+        times.append(max(1e-7, slowest(mesh, end) - slowest(mesh, start)))
+    return median_time(times)
 
 
-def spell(found: list[float]) -> Spell:
-    """Of measurements of the same thing."""
-    middle = statistics.median(found)
-    low, high = sorted(found)[len(found) // 4], sorted(found)[-1 - len(found) // 4]
-    return Spell(middle, (high - low) / 2 / middle)
+def median_time(times: list[float]) -> MeasuredTime:
+    """Median and spread of repeated measurements."""
+    middle = statistics.median(times)
+    low, high = sorted(times)[len(times) // 4], sorted(times)[-1 - len(times) // 4]
+    return MeasuredTime(middle, (high - low) / 2 / middle)
 
 
-def mean_spell(found: list[float]) -> Spell:
-    """The mean, because a step sums over many of them, some of which wait for their turn on a core; the longest few,
-    which are somebody else's doing, are left out: of few, one can be a hundred times as long as the others."""
-    kept = sorted(found)[: len(found) - max(1, len(found) // 10)]
-    return Spell(statistics.fmean(kept), spell(found).spread)
+def trimmed_mean(times: list[float]) -> MeasuredTime:
+    """The mean, because a step sums many of them, some of which wait for their turn on a core. The longest tenth is
+    left out: other processes cause it, and a single one can be a hundred times as long as the rest."""
+    kept = sorted(times)[: len(times) - max(1, len(times) // 10)]
+    return MeasuredTime(statistics.fmean(kept), median_time(times).spread)
 
 
 def slowest(mesh: OpenMesh, seconds: float) -> float:
@@ -130,13 +130,13 @@ def meet(mesh: OpenMesh) -> None:
 
 def _elapsed(mesh: OpenMesh, call: Callable[[], object]) -> float:
     meet(mesh)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
     finish(mesh)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def finish(mesh: OpenMesh) -> None:
-    """Wait for all that this rank's device was asked to do."""
+    """Wait until this rank's device has finished its work."""
     if mesh.device.type == "cuda":
         torch.cuda.synchronize(mesh.device)

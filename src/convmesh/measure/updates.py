@@ -1,4 +1,4 @@
-"""Steps of optimisers, as torch does them by default: so much for each tensor, and so much for each element."""
+"""Times torch's default optimiser steps: seconds per tensor and per element."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ OPTIMIZERS: dict[str, Any] = {
 }
 _MANY = [(64,)] * 128
 _LARGE = {"cpu": [(1 << 20,)] * 24, "cuda": [(1 << 23,)] * 16}
-"""More than caches hold: a step touches every weight once."""
+"""More than the caches hold: a step touches every weight once."""
 _LEAST_LARGE = 4
-"""Of these tensors on each of many ranks, which share caches and memory."""
+"""Least number of these tensors on each of many ranks, which share caches and memory."""
 
 
 def measure_updates_at_once(active: int, seconds_timeout: float) -> dict[str, UpdateTiming]:
-    """On a processor, while so many forked ranks do the same: what the slowest takes, for which the others wait."""
-    found = run_ranks(
+    """Timings on a CPU while `active` forked ranks do the same: those of the slowest, for which the others wait."""
+    by_rank = run_ranks(
         active, measure_updates, torch.device("cpu"), (torch.float32,), active, seconds_timeout=seconds_timeout
     )
-    return {key: _slowest([by_rank[key] for by_rank in found]) for key in found[0]}
+    return {key: _slowest([timings[key] for timings in by_rank]) for key in by_rank[0]}
 
 
 def _slowest(timings: Sequence[UpdateTiming]) -> UpdateTiming:
@@ -45,7 +45,7 @@ def _slowest(timings: Sequence[UpdateTiming]) -> UpdateTiming:
 def measure_updates(
     device: torch.device, dtypes: Sequence[torch.dtype] = (torch.float32,), active: int = 1
 ) -> dict[str, UpdateTiming]:
-    """By optimiser and number format, on many small tensors and on few large ones.
+    """Timings by optimiser and number format, from many small tensors and a few large ones.
 
     If more than one rank is `active`, all of them call this at once.
     """
@@ -74,5 +74,5 @@ def _stepped(
         weight.grad = torch.randn_like(weight) * 1e-3
     optimizer = make(weights)
     if active > 1:
-        dist.barrier()  # or some would still draw numbers while others are timed
+        dist.barrier()  # else some would still draw numbers while others are timed
     return clock_on(device)([optimizer.step], Repeats(most=10), active)

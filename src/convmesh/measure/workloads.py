@@ -1,4 +1,4 @@
-"""What is trained on the machine at hand: the programs whose operators a calibration times."""
+"""Networks and batches whose operators a calibration times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from convmesh.plans.presets import STRATEGIES
 
 @dataclass(frozen=True)
 class Workload:
-    """A network and the global batch that it is trained on; its task, where it is known, adds the loss."""
+    """A network and the shape of its global batch; its task, if known, adds the loss."""
 
     name: str
     model: nn.Module
@@ -33,24 +33,25 @@ class Workload:
     @classmethod
     def reference(cls, name: str, *, small: bool, batch: int | None = None) -> Workload:
         """A reference network as published, or its narrow version on small samples."""
-        found = models.find(name)
-        made: Any = found.small() if small else found
-        sample = found.small_sample if small else found.sample
+        model = models.find(name)
+        version: Any = model.small() if small else model
+        sample = model.small_sample if small else model.sample
         with torch.device("meta"):
-            return cls(found.name, made.create(), (batch or found.small_batch, *sample), made.task)
+            return cls(model.name, version.create(), (batch or model.small_batch, *sample), version.task)
 
-    def programs(self, ranks: Sequence[int]) -> Iterator[Program]:
-        """Of every strategy that the network has work for on so many ranks."""
+    def programs(self, ranks: Sequence[int], device: str) -> Iterator[Program]:
+        """Programs of every strategy that is feasible for each count in `ranks`, on devices of the kind `device`."""
         captured = capture(self.model, self.shape, check=False)
         for count in ranks:
             for strategy, mesh in _meshes(count, len(self.shape) - 2):
-                yield from self._lowered(captured, strategy, mesh)
+                yield from self._lowered(captured, strategy, mesh, device)
 
-    def _lowered(self, captured: Captured, strategy: str, mesh: Mesh) -> Iterator[Program]:
+    def _lowered(self, captured: Captured, strategy: str, mesh: Mesh, device: str) -> Iterator[Program]:
         try:
-            made = plan(captured, self.shape, mesh, strategy)
-            yield from programs_of(made, representatives(mesh, borders=True), self._criterion()).values()
-        except ConvMeshError:  # too few samples, rows or filters for so many ranks: nothing to time
+            drafted = plan(captured, self.shape, mesh, strategy)
+            drawn = representatives(mesh, borders=True)
+            yield from programs_of(drafted, drawn, self._criterion(), device=device).values()
+        except ConvMeshError:  # too few samples, rows or filters for this mesh: nothing to time
             return
 
     def _criterion(self) -> Criterion | None:
@@ -61,11 +62,11 @@ class Workload:
 
 
 def _meshes(ranks: int, spatial_dims: int) -> Iterator[tuple[str, Mesh]]:
-    """One mesh for each strategy, with the ranks shared out as evenly as can be; one rank has one way to work."""
+    """One mesh per strategy, as square as possible; a single rank has only one way to work."""
     if ranks == 1:
         yield "data", Mesh(data=1)
         return
     for strategy in STRATEGIES:
-        found = list(factorisations(ranks, axes_of(strategy, spatial_dims)))
-        if found:
-            yield strategy, Mesh(**min(found, key=lambda axes: max(axes.values())))
+        candidates = list(factorisations(ranks, axes_of(strategy, spatial_dims)))
+        if candidates:
+            yield strategy, Mesh(**min(candidates, key=lambda axes: max(axes.values())))

@@ -7,8 +7,8 @@
 | 3 | 256×6×6 | 3×3 to 384, 256, 256, then max |
 | dense | 4096, 4096, classes | dropout before the first two |
 
-Weights are drawn as in Krizhevsky, Sutskever and Hinton, 2012, section 5: deviation 0.01, biases 1 where that feeds
-ReLUs from the start.
+Weights are drawn as in Krizhevsky, Sutskever and Hinton, 2012, section 5: deviation 0.01, and biases of 1 in the layers
+where they make the first ReLUs active.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several reference networks are made of: convolution, norm and activation, residual sums, parallel branches."""
+"""Blocks shared by reference networks: convolution, norm and activation; residual sums; parallel branches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONVOLUTION: dict[int, Callable[..., nn.Module]] = {2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, Callable[..., nn.Module]] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 MAX_POOL: dict[int, Callable[..., nn.Module]] = {2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
-CHANNELS_OF_A_GROUP = 16
+CHANNELS_PER_GROUP = 16
 """Group norm works best with this many (Wu and He, 2018, table 3)."""
 
 Activation = Callable[[], nn.Module]
@@ -41,7 +41,7 @@ def norm_layer(norm: str | None, channels: int, dims: int = 2, **options: Any) -
 
 
 def _groups(channels: int) -> int:
-    return math.gcd(channels, max(1, channels // CHANNELS_OF_A_GROUP))
+    return math.gcd(channels, max(1, channels // CHANNELS_PER_GROUP))
 
 
 def unit(
@@ -67,7 +67,7 @@ def unit(
 
 
 def stages(**layers: nn.Module) -> nn.Sequential:
-    """Layers one after the other, with names."""
+    """A sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -84,7 +84,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """Branches side by side, their channels concatenated."""
+    """Parallel branches, their channels concatenated."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()

@@ -22,16 +22,16 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Reference:
-    """The reference network called `name`, or made by a factory so called; hyphens and underscores are the same."""
+    """The reference network with this name or factory name; hyphens and underscores are equivalent."""
     hyphenated = name.lower().replace("_", "-")
-    known = _by_factory | _by_name
-    if hyphenated not in known:
-        raise UnknownNameError.of("model", name, known)
-    return known[hyphenated]
+    by_any_name = _by_factory | _by_name
+    if hyphenated not in by_any_name:
+        raise UnknownNameError.of("model", name, by_any_name)
+    return by_any_name[hyphenated]
 
 
 def create(model: str, **sizes: Any) -> nn.Module:
-    """A reference network by name, or what `package.module:factory` returns."""
+    """A reference network by name, or the result of `package.module:factory`."""
     if ":" in model:
         return build(model, import_factory(model), sizes)
     return find(model).create(**sizes)

@@ -3,10 +3,10 @@
 - `cosmoflow`: MLPerf HPC, 4×128³. Five 3×3×3 convolutions of 32 to 512 filters, each with LeakyReLU and max 2×2×2, then
   dense layers of 128, 64 and 4; outputs within ±1.2.
 - `cosmoflow_256`, `cosmoflow_512`: the layer tables of ParaDL (Kahira et al., HPDC'21), which measured them. Seven
-  convolutions of 16 to 256 and at last 128 filters, the last three of 2×2×2, one of stride 2; means of 2×2×2 between;
+  convolutions of 16 to 256 and finally 128 filters, the last three of 2×2×2, one of stride 2; means of 2×2×2 between;
   dense layers of 2048, 256 and 4. The first pads to keep extents, the second does not pad.
 - `cosmoflow_bn`: Oyama et al., "The case for strong scaling in deep learning", 2021: 3×3×3 throughout, mean 3×3×3 of
-  stride 2 after every convolution, one convolution less for half the extent, batch norm if wanted.
+  stride 2 after every convolution, one convolution less for half the extent, optional batch norm.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from convmesh.models.blocks import scaled, unit
 from convmesh.models.initialise import glorot_uniform, he_normal, weighted_layers
 
 SLOPE = 0.3
-"""Of the LeakyReLUs: Keras's, which all of these stem from."""
+"""Slope of the LeakyReLUs: the default of Keras, in which all of these were written."""
 
 BOUND = 1.2
-"""Of the outputs, which are normalised to ±1."""
+"""Bound of the outputs; targets are normalised to ±1."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Layer:
 
     def build(self, channels: int, width: float, norm: str | None) -> nn.Sequential:
         before, after = divmod(self.kernel - 1, 2)
-        # An even kernel wants one more zero behind than before: what "same" means in TensorFlow.
+        # As with "same" in TensorFlow, an even kernel needs one more zero at the end than at the start.
         ragged = [nn.ConstantPad3d((0, 1) * 3, 0.0)] if self.padded and after else []
         options: dict[str, Any] = {
             "stride": self.stride,
@@ -93,7 +93,7 @@ def cosmoflow(
     dropout: float = 0.5,
     norm: str | None = None,
 ) -> CosmoFlow:
-    """MLPerf HPC's; `extent` is that of the cube."""
+    """The network of MLPerf HPC; `extent` is that of the input cube."""
     table = [Layer(32 * 2**i, pool=nn.MaxPool3d(2)) for i in range(layers)]
     flat = scaled(table[-1].filters, width) * (extent >> layers) ** 3
     dense = _dense([flat, scaled(128, width), scaled(64, width), outputs], dropout)
@@ -125,7 +125,7 @@ def cosmoflow_256(
     norm: str | None = None,
     skipped: int = 0,
 ) -> CosmoFlow:
-    """Cubes of 256³; without the first layers the volume that the next one sees: 128³, 64³, 32³."""
+    """Cubes of 256³; with 1, 2 or 3 layers skipped, 128³, 64³ or 32³."""
     table = _paradl_table((1, 1, 1, 2, 1, 1), padded=True)
     return _paradl(table[skipped:], channels, outputs, width, dropout, norm)
 
@@ -138,7 +138,7 @@ def cosmoflow_512(
     norm: str | None = None,
     skipped: int = 0,
 ) -> CosmoFlow:
-    """Cubes of 512³; without the first layers the volume that the next one sees: 255³, 126³, 31³."""
+    """Cubes of 512³; with 1, 2 or 3 layers skipped, 255³, 126³ or 31³."""
     table = _paradl_table((1, 1, 2, 1, 1, 1), padded=False)
     return _paradl(table[skipped:], channels, outputs, width, dropout, norm)
 
@@ -152,7 +152,7 @@ def cosmoflow_bn(
     dropout: float = 0.5,
     norm: str | None = "batch",
 ) -> CosmoFlow:
-    """Cubes of 128³, 256³ or 512³: with 5, 6 or 7 layers, so that the dense ones always see 2³ voxels."""
+    """Cubes of 128³, 256³ or 512³ with 5, 6 or 7 layers, so that the dense layers always get 2³ voxels."""
     table = [_oyama_layer(index) for index in range(layers or extent.bit_length() - 3)]
     for layer in table:
         extent = -(-extent // (2 * layer.stride))

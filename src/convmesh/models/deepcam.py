@@ -33,7 +33,7 @@ DILATIONS = {16: ((1, 1, 2), (6, 12, 18)), 8: ((2, 2, 4), (12, 24, 36))}
 
 
 def separable(channels: int, filters: int, stride: int = 1, dilation: int = 1) -> nn.Sequential:
-    """Each channel by itself, then across channels."""
+    """A convolution per channel, then one across channels."""
     options: dict[str, Any] = {"padding": dilation, "stride": stride, "dilation": dilation, "groups": channels}
     depthwise = nn.Conv2d(channels, channels, 3, bias=False, **options)
     return stages(depthwise=depthwise, pointwise=nn.Conv2d(channels, filters, 1, bias=False))
@@ -42,7 +42,7 @@ def separable(channels: int, filters: int, stride: int = 1, dilation: int = 1) -
 def xception_block(
     widths: Sequence[int], stride: int = 1, dilation: int = 1, tail: bool = False, activated: bool = True
 ) -> Residual:
-    """Separable convolutions between `widths`; one more if strided or if a `tail` is wanted."""
+    """Separable convolutions between `widths`; one more if strided or with a `tail`."""
     layers: list[nn.Module] = []
     for channels, filters in itertools.pairwise(widths):
         layers += [separable(channels, filters, dilation=dilation), nn.BatchNorm2d(filters), nn.ReLU()]
@@ -55,7 +55,7 @@ def xception_block(
 
 
 class Pyramid(nn.Module):
-    """Views of several dilations and the mean over space, side by side."""
+    """Parallel convolutions of several dilations and the mean over space, concatenated."""
 
     def __init__(self, channels: int, filters: int, dilations: Sequence[int]) -> None:
         super().__init__()

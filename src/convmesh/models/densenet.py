@@ -21,7 +21,7 @@ from convmesh.models.initialise import convolutions, dense_layers, fill_bias, he
 
 
 class DenseLayer(nn.Module):
-    """Adds `growth` channels to those it is given."""
+    """Adds `growth` channels to its input."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def densenet121(
     filters: int = 64,
     blocks: Sequence[int] = (6, 12, 24, 16),
 ) -> nn.Sequential:
-    """Images of 224×224; every layer sees all layers of its stage before it."""
+    """Images of 224×224; every layer sees the outputs of all earlier layers of its stage."""
     parts: dict[str, nn.Module] = {
         "stem": nn.Sequential(unit(channels, filters, 7, stride=2), nn.MaxPool2d(3, 2, padding=1))
     }

@@ -7,9 +7,9 @@
 | shrink1 | 768×17×17 |
 | mixed4 to 7: 1×7 and 7×1 | 768×17×17 |
 | shrink2 | 1280×8×8 |
-| mixed8 and 9: 1×3 beside 3×1 | 2048×8×8 |
+| mixed8 and 9: 1×3 and 3×1 in parallel | 2048×8×8 |
 
-An auxiliary classifier after mixed7 is optional; with it, training gives both outputs and evaluation the main one.
+An auxiliary classifier after mixed7 is optional; with it, training returns both outputs, evaluation only the main one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def inception3(
 
 
 def _chain(channels: int, *units: tuple[int, Any] | tuple[int, Any, dict[str, Any]]) -> nn.Sequential:
-    """Units one after the other, each given as filters, kernel and options."""
+    """A sequence of units, each given as filters, kernel and options."""
     layers = []
     for filters, kernel, *options in units:
         layers.append(unit(channels, filters, kernel, **(options[0] if options else {})))
@@ -152,7 +152,7 @@ def _shrink_factored(channels: int, size: Any) -> Branches:
 
 
 def _wide(channels: int, size: Any) -> Branches:
-    """Figure 7: branches that end in 1×3 beside 3×1."""
+    """Figure 7: branches that end in 1×3 and 3×1 in parallel."""
     out = size(384)
 
     def fork() -> Branches:

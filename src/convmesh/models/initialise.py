@@ -1,4 +1,4 @@
-"""Weights as the papers draw them. Each function changes a network in place; on the meta device it does nothing."""
+"""Weight initialisation as in the papers, in place; on the meta device the functions do nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def normal(layers: Iterator[Layer], std: float) -> None:
 
 
 def truncated_normal(layers: Iterator[Layer], std: float) -> None:
-    """Normal, drawn again beyond two standard deviations; biases are 0."""
+    """Normal, redrawn beyond two standard deviations; biases are 0."""
     for layer in layers:
         nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
         fill_bias(layer)

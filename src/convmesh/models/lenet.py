@@ -8,8 +8,8 @@
 | dense, tanh | 84 | 84 | 10164 |
 | output | 10 | 10 | 850 |
 
-Together 1790 numbers of data a sample and 61706 parameters. Every map of `conv2` sees every map of `conv1`, pooling has
-no weights and the output is dense instead of Gaussian, as in everyone's LeNet-5 since.
+In total 1790 values per sample and 61706 parameters. Every map of `conv2` sees every map of `conv1`, pooling has no
+weights and the output is dense instead of Gaussian, as in every LeNet-5 since.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks by path: `package.module:factory`. Every way that this can fail has an error of its own."""
+"""Networks by path: `package.module:factory`. Every way to fail has its own error."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Factory = Callable[..., Any]
 
 
 def import_factory(path: str) -> Factory:
-    """What `path` names; it must be callable."""
+    """The callable that `path` names."""
     module_name, _, attribute = path.partition(":")
-    found: Any = _import(path, module_name)
+    target: Any = _import(path, module_name)
     for name in attribute.split("."):
-        if not hasattr(found, name):
-            public = [known for known in dir(found) if not known.startswith("_")]
-            where = f"factory` of `model` (={path!r}), in `{module_name}"
-            raise UnknownNameError.of(where, name, public)
-        found = getattr(found, name)
-    if not callable(found):
+        if not hasattr(target, name):
+            public = [member for member in dir(target) if not member.startswith("_")]
+            argument = f"factory` of `model` (={path!r}), in `{module_name}"
+            raise UnknownNameError.of(argument, name, public)
+        target = getattr(target, name)
+    if not callable(target):
         raise UnknownNameError(
-            f"`model` (={path!r}) is a {type(found).__name__}, which cannot be called; "
+            f"`model` (={path!r}) is a {type(target).__name__}, which cannot be called; "
             "name a class or a function that returns the network."
         )
-    factory: Factory = found
+    factory: Factory = target
     return factory
 
 
@@ -46,20 +46,20 @@ def _import(path: str, module_name: str) -> ModuleType:
 
 
 def build(name: str, factory: Factory, sizes: Mapping[str, Any]) -> nn.Module:
-    """Call the factory; sizes that it does not take and results that are no networks are refused."""
+    """Call the factory; refuse sizes that it does not take and results that are not networks."""
     _check_sizes(name, factory, sizes)
-    made = factory(**sizes)
+    net = factory(**sizes)
     from torch import nn
 
-    if not isinstance(made, nn.Module):
-        raise UnknownNameError(f"`model` (={name!r}) returned a {type(made).__name__}; it must return an nn.Module.")
-    return made
+    if not isinstance(net, nn.Module):
+        raise UnknownNameError(f"`model` (={name!r}) returned a {type(net).__name__}; it must return an nn.Module.")
+    return net
 
 
 def _check_sizes(name: str, factory: Factory, sizes: Mapping[str, Any]) -> None:
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except ValueError:  # something built in that does not say what it takes
+    except ValueError:  # a builtin without a signature
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

@@ -2,15 +2,15 @@
 training by exploiting finer-grained parallelism", 2019.
 
 Fully convolutional, for 18 fields of a hydrodynamics mesh on 1024×1024 (1K) or 2048×2048 (2K) points. Six blocks of
-three (1K) or five (2K) convolutions with batch norm and ReLU; the first of each block has stride 2; at last a
-convolution predicts a class for each region of 64×64 points.
+three (1K) or five (2K) convolutions with batch norm and ReLU; the first of each block has stride 2; a final convolution
+predicts a class for each region of 64×64 points.
 
 | layer | input of 2K | filters |
 | --- | --- | --- |
 | conv1_1 | 18×2048×2048 | 128 of 5×5, stride 2 |
 | conv6_1 | 384×64×64 | 128 of 3×3, stride 2 |
 
-These two layers are printed in the paper. The filters of blocks 2 to 4 are not; here they grow evenly between.
+The paper gives these two layers. It does not give the filters of blocks 2 to 4; here they grow evenly in between.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FILTERS = (128, 192, 256, 320, 384, 128)
 
 
 def meshnet(
-    channels: int = 18, classes: int = 2, convolutions_a_block: int = 3, filters: Sequence[int] = FILTERS
+    channels: int = 18, classes: int = 2, convolutions_per_block: int = 3, filters: Sequence[int] = FILTERS
 ) -> nn.Sequential:
-    """Three convolutions a block make the 1K network, five the 2K one."""
+    """Three convolutions per block make the 1K network, five the 2K network."""
     parts: dict[str, nn.Module] = {}
     for index, wide in enumerate(filters, 1):
         kernel = 5 if index == 1 else 3
         first = unit(channels, wide, kernel, stride=2)
-        parts[f"block{index}"] = nn.Sequential(first, *(unit(wide, wide) for _ in range(convolutions_a_block - 1)))
+        parts[f"block{index}"] = nn.Sequential(first, *(unit(wide, wide) for _ in range(convolutions_per_block - 1)))
         channels = wide
     net = stages(**parts, predict=nn.Conv2d(channels, classes, 1))
     he_normal(convolutions(net))

@@ -44,7 +44,7 @@ def mobilenet_v2(
 
 
 def _block(channels: int, filters: int, expansion: int, stride: int) -> nn.Module:
-    """Widen, convolve each channel by itself, narrow without activation."""
+    """Widen, convolve each channel separately, narrow without activation."""
     inner = channels * expansion
     widen = [unit(channels, inner, 1, activation=nn.ReLU6)] if expansion > 1 else []
     depthwise = unit(inner, inner, stride=stride, groups=inner, activation=nn.ReLU6)
@@ -54,6 +54,6 @@ def _block(channels: int, filters: int, expansion: int, stride: int) -> nn.Modul
 
 
 def _in_eights(channels: float) -> int:
-    """The nearest multiple of 8 that takes away no more than a tenth."""
+    """The nearest multiple of 8 that removes at most a tenth."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * channels else nearest + 8

@@ -1,4 +1,4 @@
-"""A reference network as a value: where it is made, what it takes and how large it is."""
+"""A reference network as a value: its factory, sample shape, task and size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """One published network; `sample` is the shape of one sample, `parameters` their number as in `source`."""
+    """One published network; `sample` is the shape of one sample, `parameters` their published number per `source`."""
 
     name: str
     module: str
@@ -35,11 +35,11 @@ class Reference:
         return f"{self.module}:{self.factory}"
 
     def create(self, **sizes: Any) -> nn.Module:
-        """The network as published, but for the `sizes` given."""
+        """The network as published, except for the given `sizes`."""
         return build(self.name, import_factory(self.path), sizes)
 
     def small(self) -> Small:
-        """The same topology, narrow and on small samples: trains in moments on one core."""
+        """The same topology, narrow and with small samples: trains in moments on one core."""
         count = self.small_sizes.get("classes", self.small_sizes.get("outputs", self.task.count))
         shape = (self.small_batch, *self.small_sample)
         return Small(self, dict(self.small_sizes), shape, replace(self.task, count=count), self.small_rate)
@@ -47,10 +47,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """A small version of a reference network, with what a test of exactness needs; `shape` is that of a batch.
+    """A small version of a reference network for tests of exactness; `shape` is that of a batch.
 
     Dropout is off: torch and split operators draw different masks. At the learning rate `rate` rounding errors do not
-    grow from step to step; at ten times of it they may, as in every deep network with batch norm.
+    grow from step to step; at ten times that rate they may, as in every deep network with batch norm.
     """
 
     reference: Reference

@@ -9,16 +9,16 @@ from convmesh.models.task import Task
 
 TORCHVISION = "torchvision model documentation"
 LAYER_TABLE = "sum over the published layer table"
-PARTLY_PUBLISHED = "sum over this layer table, of which the paper prints the ends"
+PARTLY_PUBLISHED = "sum over this layer table, whose first and last layers the paper gives"
 IMAGENET = Task("class", 1000)
 COSMOLOGY = Task("values", 4)
 NARROW = {"filters": 4, "added": 0.2}
-"""Residual networks whose blocks add little at first: rounding errors would explode through so few channels."""
+"""Residual networks whose blocks add little at first: with so few channels rounding errors would explode."""
 
 
 def _imagenet(name: str, module: str, parameters: int, /, **options: Any) -> Reference:
     factory = options.pop("factory", name.replace("-", "_"))
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "sample": (3, 224, 224),
         "task": IMAGENET,
         "source": TORCHVISION,
@@ -27,14 +27,14 @@ def _imagenet(name: str, module: str, parameters: int, /, **options: Any) -> Ref
     sizes = {"classes": 10, **options.pop("small_sizes")}
     path = f"convmesh.models.{module}"
     return Reference(
-        name=name, module=path, factory=factory, parameters=parameters, small_sizes=sizes, **{**known, **options}
+        name=name, module=path, factory=factory, parameters=parameters, small_sizes=sizes, **{**defaults, **options}
     )
 
 
 def _scientific(name: str, module: str, parameters: int, /, **options: Any) -> Reference:
     factory = options.pop("factory", name.replace("-", "_"))
-    known = {"source": LAYER_TABLE, **options}
-    return Reference(name=name, module=f"convmesh.models.{module}", factory=factory, parameters=parameters, **known)
+    details = {"source": LAYER_TABLE, **options}
+    return Reference(name=name, module=f"convmesh.models.{module}", factory=factory, parameters=parameters, **details)
 
 
 CLASSIFIERS = (

@@ -8,8 +8,8 @@
 | 3 | 14×14 | 2 × [256, 256] | 6 × [256, 256, 1024] | 36 |
 | 4 | 7×7 | 2 × [512, 512] | 3 × [512, 512, 2048] | 3 |
 
-The stride of a bottleneck sits in its 3×3 convolution. Wide ones (Zagoruyko and Komodakis, "Wide residual networks",
-2016) have twice the filters in it.
+The stride of a bottleneck is in its 3×3 convolution. Wide ResNets (Zagoruyko and Komodakis, "Wide residual networks",
+2016) have twice the filters there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from convmesh.models.blocks import Residual, classifier, stages, unit
 from convmesh.models.initialise import convolutions, he_normal
 
 Body = Callable[[int, int, int], tuple[nn.Sequential, int]]
-"""Channels, filters, stride → what the shortcut is added to, and its channels."""
+"""Channels, filters, stride → the layers that the shortcut bypasses, and their output channels."""
 
 
 def basic(channels: int, filters: int, stride: int) -> tuple[nn.Sequential, int]:
@@ -42,7 +42,7 @@ def wide_bottleneck(channels: int, filters: int, stride: int) -> tuple[nn.Sequen
 def resnet(body: Body, blocks: Sequence[int], channels: int, classes: int, filters: int, added: float) -> nn.Sequential:
     """A stem, stages of `blocks` residual blocks each, the mean over space and a dense layer.
 
-    What a block adds to its shortcut starts scaled by `added`: 1 as published, 0 as in Goyal et al. 2017, section 5.1.
+    `added` scales what a block initially adds to its shortcut: 1 as published, 0 as in Goyal et al. 2017, section 5.1.
     """
     stem = nn.Sequential(unit(channels, filters, 7, stride=2), nn.MaxPool2d(3, 2, padding=1))
     parts, channels = {"stem": stem}, filters

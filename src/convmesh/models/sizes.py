@@ -1,4 +1,4 @@
-"""How much data and how many weights each layer has: what decides between parallel strategies."""
+"""Activations and weights of each layer, which decide between parallel strategies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 BATCH = 2
-"""Batch norm refuses a single value a channel."""
+"""Batch norm refuses a single value per channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """Elements of one sample's output, and weights."""
+    """A layer's output shape for one sample, and its number of weights."""
 
     name: str
     output: tuple[int, ...]
@@ -29,7 +29,7 @@ class LayerSize:
 
 
 def layer_sizes(net: nn.Module, sample: Sequence[int]) -> list[LayerSize]:
-    """One row for each stage (direct child) of `net`, in the order of execution."""
+    """One row per stage (direct child) of `net`, in execution order."""
     outputs = output_shapes(net, sample)
     children = dict(net.named_children())
     counts = {name: sum(p.numel() for p in child.parameters()) for name, child in children.items()}

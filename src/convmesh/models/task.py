@@ -1,4 +1,4 @@
-"""What a reference network is trained for: the shape of its targets, how to draw some, and the loss."""
+"""The training task of a reference network: the shape of its targets, random targets, and the loss."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Task:
 
     def target_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The target's shape for a batch of `shape`."""
-        of_a_sample: dict[Kind, tuple[int, ...]] = {
+        per_sample: dict[Kind, tuple[int, ...]] = {
             "class": (),
             "class per voxel": tuple(extent // self.coarser for extent in shape[2:]),
             "values": (self.count,),
         }
-        return (shape[0], *of_a_sample[self.kind])
+        return (shape[0], *per_sample[self.kind])
 
     def draw_target(self, shape: Sequence[int], generator: torch.Generator | None = None) -> torch.Tensor:
         """A random target for a batch of `shape`: class indices, or values within ±1 as float64."""

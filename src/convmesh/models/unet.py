@@ -1,8 +1,8 @@
 """U-Nets of two and three dims.
 
 unet2d: Ronneberger, Fischer and Brox, "U-Net: convolutional networks for biomedical image segmentation", 2015, fig. 1.
-Levels of 64, 128, 256, 512 and 1024 filters; two 3×3 convolutions a level; max 2×2 on the way down. `padded=False` is
-the paper's: convolutions without padding and cropped skips, 572×572 to 388×388.
+Levels of 64, 128, 256, 512 and 1024 filters; two 3×3 convolutions per level; max 2×2 on the way down. `padded=False`
+follows the paper: convolutions without padding and cropped skips, 572×572 to 388×388.
 
 unet3d: the 3D U-Net of MLPerf Training (KiTS19), after Çiçek et al. 2016 and Isensee et al. 2019.
 
@@ -15,7 +15,7 @@ unet3d: the 3D U-Net of MLPerf Training (KiTS19), after Çiçek et al. 2016 and 
 | 4 | 320×8³ | |
 | 5 | 320×4³ | |
 
-Then up again: 2×2×2 transposed, the skip, two 3×3×3; at last 1×1×1 to the classes.
+Then up again: 2×2×2 transposed, the skip, two 3×3×3; finally 1×1×1 to the classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from convmesh.models.initialise import convolutions, he_normal
 
 @dataclass(frozen=True)
 class Style:
-    """What all levels have in common."""
+    """Options shared by all levels."""
 
     dims: int
     norm: str | None
@@ -42,7 +42,7 @@ class Style:
     padded: bool = True
 
     def level(self, channels: int, filters: int, halve: bool = False) -> nn.Sequential:
-        """Two convolutions, on half the extents if wanted."""
+        """Two convolutions; `halve` halves the extents first."""
         stride = 2 if halve and self.strided else 1
         padding = 1 if self.padded else 0
         pool = [MAX_POOL[self.dims](2)] if halve and not self.strided else []
@@ -60,13 +60,13 @@ class Rise(nn.Module):
         self.window = (slice(None), slice(None), *[slice(margin, -margin)] * style.dims) if margin else None
 
     def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
-        seen = skip if self.window is None else skip[self.window]
-        result: torch.Tensor = self.merge(torch.cat([self.up(x), seen], 1))
+        cropped = skip if self.window is None else skip[self.window]
+        result: torch.Tensor = self.merge(torch.cat([self.up(x), cropped], 1))
         return result
 
 
 class UNet(nn.Module):
-    """Levels of the given filters, down and up again, with skips between."""
+    """Levels with these filters, down and up again, with skips between."""
 
     def __init__(self, channels: int, classes: int, filters: Sequence[int], style: Style) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class UNet(nn.Module):
 
 
 def _margin(index: int) -> int:
-    """What unpadded convolutions take from each border between a skip and its use: 4, 16, 40, 88."""
+    """Indices that unpadded convolutions remove at each border between a skip and its use: 4, 16, 40, 88."""
     return 4 if index == 0 else 2 * _margin(index - 1) + 8
 
 
@@ -117,6 +117,6 @@ def unet3d(
     norm: str | None = "instance",
     dims: int = 3,
 ) -> UNet:
-    """Volumes; extents are multiples of `2**(levels - 1)`. MLPerf leaves the weights as torch draws them."""
+    """Volumes; extents are multiples of `2**(levels - 1)`. As in MLPerf, weights keep torch's initialisation."""
     style = Style(dims=dims, norm=norm, strided=True)
     return UNet(channels, classes, [min(filters * 2**i, most_filters) for i in range(levels)], style)

@@ -29,7 +29,7 @@ from convmesh.models.initialise import convolutions, he_normal
 
 
 class Stage(nn.Module):
-    """Convolutions of 5×5×5 whose result is added to `x`, which may have a single channel."""
+    """5×5×5 convolutions plus a residual sum with the input, which may have a single channel."""
 
     def __init__(self, channels: int, filters: int, count: int, norm: str | None) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class VNet(nn.Module):
         self.left.extend(Stage(f, f, count, norm) for f, count in zip(widths[1:], counts[1:], strict=True))
         pairs = list(itertools.pairwise(widths))
         self.down = nn.ModuleList(_resize(nn.Conv3d(n, f, 2, stride=2), f, norm) for n, f in pairs)
-        # A stage on the right has as many channels as one on the left one level lower: half of them are the skip's.
+        # A stage on the right has as many channels as the stage one level lower on the left: half come from the skip.
         below = [widths[-1], *(2 * n for n in reversed(widths[1:-1]))]
         ups = list(zip(below, reversed(widths[:-1]), strict=True))
         self.up = nn.ModuleList(_resize(nn.ConvTranspose3d(n, f, 2, stride=2), f, norm) for n, f in ups)

@@ -8,6 +8,7 @@ from convmesh.ops.convolution import conv_transpose as conv_transpose
 from convmesh.ops.convolution.conv import conv
 from convmesh.ops.core.registry import implements, supported
 from convmesh.ops.core.sharded import Sharded, from_local, replicated, shard
+from convmesh.ops.elementwise import casts as casts
 from convmesh.ops.elementwise import pointwise as pointwise
 from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.ops.loss import class_losses as class_losses

@@ -1,4 +1,4 @@
-"""What a plan costs on a cluster: time, memory, traffic and energy, from the program that the runtime executes."""
+"""The cost of a plan on a cluster: time, memory, traffic and energy, from a recording of what each rank will run."""
 
 from convmesh.oracle.anomalies import Anomaly, find_anomalies
 from convmesh.oracle.memory.peak import Memory

@@ -1,8 +1,8 @@
 """A measured step against its prediction: which device, layer or link is off, and by how much.
 
-Ranks are compared with each other, which needs no accurate prediction: only the seconds that are expected of unlike
-parts. Layers are compared with the prediction, within its own interval. Medians, so that one that is off does not hide
-itself by moving what is normal.
+Ranks are compared with each other, so an inaccurate prediction does no harm: it only relates parts of different size.
+Layers are compared with the prediction, within its interval. All comparisons use medians, which an outlier barely
+moves.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from convmesh.plans.program_table import amount
 K = TypeVar("K", bound=Hashable)
 
 LEAST = 1.1
-"""Below 10 % nothing is an anomaly."""
+"""A deviation below 10 % is no anomaly."""
 
 DEVIATIONS = 4.0
-"""How many robust standard deviations from the others count as off."""
+"""Robust standard deviations from the median beyond which a value is off."""
 
 NEGLIGIBLE = 1e-4
-"""Of the step: what takes less is not looked at."""
+"""Share of the step below which a part is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something that takes `ratio` times what it should, and costs the step about `seconds` more."""
+    """A part that takes `ratio` times its expected time and adds about `seconds` to the step."""
 
     what: Literal["step", "rank", "layer", "link"]
     ratio: float
@@ -51,21 +51,21 @@ class Anomaly:
 
 
 def find_anomalies(profile: Profile, prediction: Prediction) -> list[Anomaly]:
-    """What is off, the costliest first."""
+    """The parts that are off, the costliest first."""
     crowd = Crowd(prediction.mesh, prediction.timeline.ranks)
     least = prediction.seconds_step * NEGLIGIBLE
     ratios = _layer_ratios(profile, prediction.timeline, crowd, least)
     common = _median(ratio for of_rank in ratios.values() for ratio, _ in of_rank.values())
-    found = [
+    anomalies = [
         *_everything(common, profile, prediction),
         *_devices_and_layers(ratios, common, prediction.parts.compute),
         *_links(profile, prediction, crowd, least),
     ]
-    return sorted(found, key=lambda anomaly: -anomaly.seconds)
+    return sorted(anomalies, key=lambda anomaly: -anomaly.seconds)
 
 
 Ratios = Mapping[int, Mapping[Cell, tuple[float, float]]]
-"""By rank, layer and phase: measured over expected, and what was expected."""
+"""By rank, layer and phase: measured over expected seconds, and the expected seconds."""
 
 
 def _layer_ratios(profile: Profile, timeline: Timeline, crowd: Crowd, least: float) -> Ratios:
@@ -81,15 +81,15 @@ def _layer_ratios(profile: Profile, timeline: Timeline, crowd: Crowd, least: flo
 
 
 def _everything(common: float, profile: Profile, prediction: Prediction) -> Iterator[Anomaly]:
-    """All layers of all ranks alike: the prediction, or the machine as a whole."""
+    """All layers of all ranks are off alike: the prediction is wrong, or the machine as a whole."""
     compute = prediction.parts.compute
     if not _within(common, compute):
-        sentence = f"every layer of every rank takes {common:.2g}x what was predicted: the device as described, or all"
-        yield Anomaly("step", common, (common - 1) * compute.value, f"{sentence} devices.")
+        text = f"every layer of every rank takes {common:.2g}x the prediction: check the system file, or all devices."
+        yield Anomaly("step", common, (common - 1) * compute.value, text)
     step = profile.seconds_step
     if step and _within(common, compute) and not _within(step / prediction.seconds_step, prediction.seconds):
         ratio = step / prediction.seconds_step
-        text = f"the step takes {ratio:.2g}x what was predicted, though layers do not: look for what runs between them."
+        text = f"the step takes {ratio:.2g}x the prediction, though its layers do not: look between the layers."
         yield Anomaly("step", ratio, step - prediction.seconds_step, text)
 
 
@@ -104,7 +104,7 @@ def _devices_and_layers(ratios: Ratios, common: float, compute: Estimate) -> Ite
 
 
 def _layers(ratios: Ratios, factors: Mapping[int, float], common: float, compute: Estimate) -> Iterator[Anomaly]:
-    """What remains of the ratios when slow devices are taken into account."""
+    """Layers that are off once slow devices are accounted for."""
     rest: dict[Cell, dict[int, float]] = defaultdict(dict)
     expected: dict[Cell, float] = {}
     for rank, cells in ratios.items():
@@ -116,10 +116,10 @@ def _layers(ratios: Ratios, factors: Mapping[int, float], common: float, compute
     for (layer, phase), ratio in middle.items():
         cell = (layer, phase)
         if ratio > limit:
-            text = f"{layer or 'what has no layer'} {phase} {ratio:.2g}x: the layer, on every rank."
+            text = f"{layer or 'no layer'} {phase} {ratio:.2g}x: the layer, on every rank."
             yield Anomaly("layer", ratio, (ratio - 1) * common * expected[cell], text, layer=layer, phase=phase)
         for rank, own in _off(rest[cell]):
-            text = f"rank {rank}, {layer or 'what has no layer'} {phase} {own:.2g}x: this layer on this rank only."
+            text = f"rank {rank}, {layer or 'no layer'} {phase} {own:.2g}x: this layer on this rank only."
             lost = (own - 1) * common * expected[cell]
             yield Anomaly("layer", own, lost, text, rank=rank, layer=layer, phase=phase)
 
@@ -189,13 +189,13 @@ def _priced(prediction: Prediction) -> Estimate:
 
 
 def _off(values: Mapping[K, float]) -> Iterator[tuple[K, float]]:
-    """Those that lie far above the others."""
+    """The values far above the others."""
     limit = _limit(values.values())
     return ((key, value) for key, value in values.items() if len(values) > 2 and value > limit)
 
 
 def _limit(values: Iterable[float]) -> float:
-    """What a value must exceed to be off: far from the median as the others' distances from it go."""
+    """The value above which one is off: far from the median, measured by the others' distances from it."""
     listed = list(values)
     middle = _median(listed)
     deviation = 1.4826 * _median(abs(value - middle) for value in listed)
@@ -208,7 +208,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _within(ratio: float, estimate: Estimate) -> bool:
-    """Whether measured over predicted lies in the prediction's interval, or differs by nothing to speak of."""
+    """Whether measured over predicted lies in the prediction's interval, or is within `LEAST` of 1."""
     if not estimate.value:
         return True
     return min(estimate.low / estimate.value, 1 / LEAST) <= ratio <= max(estimate.high / estimate.value, LEAST)

@@ -1,4 +1,4 @@
-"""What the oracle says about a plan on a system."""
+"""The oracle's prediction for a plan on a system."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from convmesh.layout.mesh import Mesh
+from convmesh.oracle.energy import Energy, energy_of
 from convmesh.oracle.memory.peak import Memory, memory_of
+from convmesh.oracle.prediction_summary import page, plain
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.compute_model import ComputeModel
-from convmesh.oracle.pricing.energy import Energy, energy_of
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.stragglers import seconds_straggling
 from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.oracle.simulate.pipeline_clocks import CoreSharing
 from convmesh.oracle.simulate.step import Scheduled, schedule
 from convmesh.oracle.simulate.timeline import Timeline
-from convmesh.plans.program import Program, Transfer
+from convmesh.plans.program import Program
 from convmesh.system import System
 
 
@@ -30,9 +31,9 @@ class Prediction:
     system: System
     parts: Scheduled
     memory: Mapping[int, Memory]
-    """By rank that was worked out; the others do as one of these."""
+    """By evaluated rank; each other rank behaves like one of these."""
     sent: Mapping[int, Mapping[tuple[str, ...], int]]
-    """By rank that was worked out: the bytes it sends in a step along which axes."""
+    """By evaluated rank: the bytes that it sends in a step, by axes."""
     energy: Energy
     """Of all ranks in a step."""
 
@@ -42,27 +43,27 @@ class Prediction:
 
     @property
     def seconds(self) -> Estimate:
-        """The step's time with its interval and what it rests on."""
+        """The step's time with its interval and basis."""
         return self.parts.step
 
     @property
     def bytes_memory(self) -> int:
-        """Of the rank that holds most."""
+        """Peak bytes of the rank that holds most."""
         return max(memory.bytes_peak for memory in self.memory.values())
 
     @property
     def bytes_needed(self) -> int:
-        """What every device must have: tensors, and what libraries take beside them."""
+        """Memory that every device must have: tensors and libraries."""
         return max(memory.bytes_needed for memory in self.memory.values())
 
     @property
     def bytes_sent(self) -> int:
-        """In a step, of the rank that sends most."""
+        """Bytes sent in a step by the rank that sends most."""
         return max(sum(by_axes.values()) for by_axes in self.sent.values())
 
     @property
     def joules(self) -> Estimate:
-        """Of a step, with the interval and what it rests on."""
+        """Joules of a step, with interval and basis."""
         return self.energy.joules
 
     @property
@@ -71,26 +72,22 @@ class Prediction:
 
     @property
     def timeline(self) -> Timeline:
-        """When what runs, on the ranks that were worked out."""
+        """What runs when, on the evaluated ranks."""
         return self.parts.timeline
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
-        from convmesh.oracle.prediction_summary import plain  # which is made of predictions
-
         return plain(self)
 
     def __str__(self) -> str:
-        """A page for people."""
-        from convmesh.oracle.prediction_summary import page  # which is made of predictions
-
+        """A page to read."""
         return page(self)
 
 
 def predict_programs(
     programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None
 ) -> Prediction:
-    """Price the programs of some ranks, which stand for all others."""
+    """Price the programs of a few ranks that stand for all."""
     assumed = assumptions or Assumptions()
     mesh = next(iter(programs.values())).mesh
     parts = _scheduled(programs, system, assumed)
@@ -105,12 +102,12 @@ def predict_programs(
 
 
 def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumptions) -> Scheduled:
-    """The schedule, with waiting for the slowest of equal ranks and for input."""
+    """The simulated step, with waits for the slowest of equal ranks and for input."""
     first = next(iter(programs.values()))
     mesh, cores = first.mesh, system.node.cores
     active = min(mesh.size, assumed.ranks_per_node or int(system.node.devices))
     sharing = None
-    if cores is not None and first.stages > 1:  # stages do not all compute at once: who does is found out on the way
+    if cores is not None and first.stages > 1:  # stages compute in turns; the simulation knows which
         sharing = CoreSharing(max(1, active // mesh.axes.get("pipe", 1)), float(cores))
         active = min(active, int(cores))
     compute = ComputeModel(system, assumed, active=active)
@@ -120,12 +117,7 @@ def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumpt
 
 
 def _sent(program: Program) -> dict[tuple[str, ...], int]:
-    """With what follows the optimiser's step."""
     sent: Counter[tuple[str, ...]] = Counter()
-    for transfer, times in program.transfers():
+    for transfer, times in program.transfers_with_update():
         sent[transfer.axes] += transfer.bytes_sent * times
-    for shown in program.shown:
-        for step in (*shown.start, *shown.finish):
-            if isinstance(step, Transfer):
-                sent[step.axes] += step.bytes_sent
     return dict(sent)

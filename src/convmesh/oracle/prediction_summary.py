@@ -1,4 +1,4 @@
-"""A prediction as plain values and as a page for people."""
+"""A prediction as plain values and as a page to read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PARTS = {
     "update": "optimiser",
     "hidden": "hidden communication",
 }
-"""The parts of a step, and what a page calls them; the last runs behind the first."""
+"""The parts of a step and their names on a page; hidden communication overlaps computation."""
 
 SLOWEST = 5
-"""Layers that a page names."""
+"""Layers on a page."""
 
 
 def plain(prediction: Prediction) -> dict[str, Any]:
@@ -59,13 +59,13 @@ def _memory(memory: Any) -> dict[str, Any]:
 
 
 def slowest_layers(prediction: Prediction, count: int = SLOWEST) -> list[tuple[tuple[str, str], float]]:
-    """Layers and phases that the rank which needs longest computes longest."""
+    """The layers and phases that take longest to compute on the slowest rank."""
     spent = prediction.timeline.seconds_by_layer(prediction.parts.rank)
     return [(key, seconds) for key, seconds in spent.items() if key[0]][:count]
 
 
 def page(prediction: Prediction) -> str:
-    """Time by parts, memory, traffic and energy, each with its interval and what it rests on."""
+    """Time by parts, memory, traffic and energy, each with its interval and basis."""
     return "\n".join(_lines(prediction))
 
 
@@ -75,10 +75,10 @@ def _lines(prediction: Prediction) -> Iterator[str]:
     yield ""
     yield _row("step", prediction.seconds)
     for name, called in PARTS.items():
-        found: Estimate = getattr(prediction.parts, name)
-        if found.value or name in ("compute", "exposed"):
-            share = found.value / prediction.seconds_step if prediction.seconds_step else 0.0
-            yield _row(f"  {called}", found) + f"  {share:6.1%}{' behind it' * (name == 'hidden')}"
+        part: Estimate = getattr(prediction.parts, name)
+        if part.value or name in ("compute", "exposed"):
+            share = part.value / prediction.seconds_step if prediction.seconds_step else 0.0
+            yield _row(f"  {called}", part) + f"  {share:6.1%}{' overlapped' * (name == 'hidden')}"
     yield ""
     yield from _held(prediction)
     yield from _sent(prediction)
@@ -111,7 +111,7 @@ def _sent(prediction: Prediction) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them."""
+    """Seconds, with a unit."""
     for limit, unit in ((1e-3, "us"), (1.0, "ms")):
         if abs(seconds) < limit:
             return f"{seconds * (1e6 if unit == 'us' else 1e3):.3g} {unit}"

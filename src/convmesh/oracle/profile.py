@@ -1,4 +1,4 @@
-"""A measured step: what each rank's layers and transfers took."""
+"""A measured step: seconds of each rank's layers and transfers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cell = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TimedTransfer:
-    """All transfers of one kind that a rank takes part in for one layer and phase, in a step."""
+    """All transfers of one kind on one rank, for one layer and phase, in a step."""
 
     rank: int
     layer: str
@@ -26,31 +26,31 @@ class TimedTransfer:
 
     @property
     def cell(self) -> tuple[str, str, str, tuple[str, ...]]:
-        """What tells it apart on one rank."""
+        """Its key on one rank."""
         return self.layer, self.phase, self.carrier, self.axes
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds by rank, layer and phase, and by transfer; what was not measured is left out."""
+    """Seconds by rank, layer and phase, and by transfer; unmeasured parts are absent."""
 
     layers: Mapping[int, Mapping[Cell, float]]
     transfers: tuple[TimedTransfer, ...] = ()
     seconds_step: float | None = None
     ranks_per_node: int | None = field(default=None)
-    """To say between which nodes a slow link is."""
+    """Names the nodes at a slow link."""
 
     @classmethod
     def of(cls, timeline: Timeline, ranks: Iterable[int] | None = None) -> Profile:
-        """What a timeline says of its ranks."""
+        """The profile of a timeline's ranks."""
         chosen = timeline.ranks if ranks is None else tuple(ranks)
         layers = {rank: timeline.seconds_by_layer(rank) for rank in chosen}
-        transfers = tuple(found for rank in chosen for found in transfers_of(timeline, rank))
+        transfers = tuple(transfer for rank in chosen for transfer in transfers_of(timeline, rank))
         return cls(layers, transfers, max((i.end for i in timeline.intervals), default=0.0))
 
 
 def transfers_of(timeline: Timeline, rank: int) -> list[TimedTransfer]:
-    """A rank's transfers, those of one layer, phase, carrier and set of axes together."""
+    """A rank's transfers, added up by layer, phase, carrier and axes."""
     seconds: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
     sizes: dict[tuple[str, str, str, tuple[str, ...]], int] = defaultdict(int)
     for interval in timeline.of(rank, "communication"):

@@ -1,4 +1,4 @@
-"""Where strategies stop scaling, and why: by predictions for more and more ranks."""
+"""Where strategies stop scaling, and why, from predictions for growing numbers of ranks."""
 
 from __future__ import annotations
 
@@ -8,32 +8,47 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from convmesh.oracle.search.candidates import UNTRIED
+from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.oracle.search.results import Ranked
 from convmesh.system import Figure, System
 
 Term = Literal["batch", "filters", "extent", "stages", "memory", "latency", "bandwidth", "idle", "computation"]
 
-TERMS: Mapping[str, Term] = {
-    "data": "batch", "depth": "extent", "height": "extent", "width": "extent", "filter": "filters",
-    "channel": "filters", "hybrid": "filters", "pipe": "stages", "memory": "memory",
+TERMS: Mapping[RefusalKind, Term] = {
+    RefusalKind.SAMPLES: "batch", RefusalKind.ROWS: "extent", RefusalKind.FILTERS: "filters",
+    RefusalKind.DENSE: "filters", RefusalKind.STAGES: "stages", RefusalKind.MEMORY: "memory",
 }  # fmt: skip
-"""By the first word of the reason for which a strategy is refused."""
+"""The limiting term, by kind of refusal; an error while planning is nearly always about an extent."""
 
 LEAST_GAIN = 0.1
-"""What twice the ranks must at least add to the samples a second, for a strategy to be said to scale."""
+"""Gain in samples a second from twice the ranks, below which a strategy has stopped scaling."""
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """A strategy on so many ranks with a batch: the best plan, or why there is none."""
+    """A strategy on some ranks with a batch: the best plan, or why there is none."""
 
     ranks: int
     batch: int
     ranked: Ranked | None
-    reason: str = ""
-    is_gap: bool = False
-    """Whether so many ranks make no mesh for the strategy, as 2 for data+spatial, where more may."""
+    refusal: Refusal | None = None
+
+    @property
+    def reason(self) -> str:
+        return "" if self.refusal is None else str(self.refusal)
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether these ranks make no mesh for the strategy where more may: 2 ranks have no data+spatial mesh."""
+        return self._is(RefusalKind.NO_MESH)
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether memory is short."""
+        return self._is(RefusalKind.MEMORY)
+
+    def _is(self, kind: RefusalKind) -> bool:
+        return self.refusal is not None and self.refusal.kind is kind
 
     @property
     def samples_per_second(self) -> float:
@@ -42,7 +57,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class Limit:
-    """The last number of ranks up to which a strategy scales, what binds there, and a sentence for readers."""
+    """The largest number of ranks to which a strategy scales, the term that limits it, and a sentence."""
 
     ranks: int
     term: Term
@@ -51,46 +66,44 @@ class Limit:
 
 @dataclass(frozen=True)
 class Curve:
-    """A strategy on more and more ranks."""
+    """A strategy on growing numbers of ranks."""
 
     strategy: str
     points: tuple[ScalingPoint, ...]
     limit: Limit | None
-    """None if it scales as far as was looked."""
+    """None if it still scales at the last point."""
 
 
 def limit_of(points: Sequence[ScalingPoint], binding: Callable[[Ranked], Term]) -> Limit | None:
-    """Where a strategy stops: at the last ranks with a plan, or before twice the ranks gain next to nothing.
+    """Where a strategy stops: at the last ranks with a plan, or where more ranks gain next to nothing.
 
-    What was not worked out is no limit.
+    A point that was not evaluated is no limit.
     """
     points = [point for point in points if not point.is_gap]
     reached = [point for point in points if point.ranked is not None]
     if not reached:
-        scarce = (point for point in reversed(points) if point.reason.startswith("memory"))
+        scarce = (point for point in reversed(points) if point.is_scarce)
         return _ends(0, next(scarce, points[-1])) if points else None
     for before, after in itertools.pairwise(reached):
         gain = after.samples_per_second / before.samples_per_second - 1
         if after.ranked is not None and gain < LEAST_GAIN * math.log2(after.ranks / before.ranks):
             term = binding(after.ranked)
-            return Limit(before.ranks, term, f"{term}: {after.ranks} ranks do {gain:+.0%} samples a second")
+            return Limit(before.ranks, term, f"{term}: {after.ranks} ranks give {gain:+.0%} samples a second")
     beyond = [point for point in points if point.ranks > reached[-1].ranks]
     return _ends(reached[-1].ranks, beyond[0]) if beyond else None
 
 
 def _ends(ranks: int, refused: ScalingPoint) -> Limit | None:
-    return None if refused.reason.startswith(UNTRIED) else Limit(ranks, term_of(refused.reason), refused.reason)
-
-
-def term_of(reason: str) -> Term:
-    """What binds where a plan is refused."""
-    return TERMS.get(reason.partition(":")[0], "extent")
+    refusal = refused.refusal
+    if refusal is None or refusal.kind is RefusalKind.NOT_EVALUATED:
+        return None
+    return Limit(ranks, TERMS.get(refusal.kind, "extent"), str(refusal))
 
 
 def binding_term(ranked: Ranked, price: Callable[[System], float]) -> Term:
-    """Which of latency and bandwidth a plan would gain most without; if neither matters, idle time or computation.
+    """Latency or bandwidth, whichever costs a plan more; idle time or computation if neither matters.
 
-    `price` is the plan's time on a changed system.
+    `price` gives the plan's time on a changed system.
     """
     system, now = ranked.prediction.system, ranked.prediction.seconds_step
     gains: dict[Term, float] = {
@@ -104,7 +117,7 @@ def binding_term(ranked: Ranked, price: Callable[[System], float]) -> Term:
 
 
 def without_latency(system: System) -> System:
-    """The system if no message took time to start."""
+    """The system with messages that start at once."""
     links = tuple(replace(level, seconds_latency=_times(level.seconds_latency, 1e-6)) for level in system.links)
     methods = tuple(
         replace(
@@ -119,7 +132,7 @@ def without_latency(system: System) -> System:
 
 
 def with_bandwidth(system: System) -> System:
-    """The system if links were a million times as wide."""
+    """The system with links a million times as wide."""
     links = tuple(
         replace(
             level,

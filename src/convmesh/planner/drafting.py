@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from convmesh.errors import PlanError
-from convmesh.graph import Captured
+from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
 from convmesh.planner.staging import StageOptions, with_stages
 from convmesh.plans import Plan, PresetOptions, Split, preset, split_of
@@ -34,8 +35,8 @@ class DraftOptions:
     stages: StageOptions = field(default_factory=StageOptions)
 
 
-def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: DraftOptions) -> Plan:
-    """A plan as it is asked for, with its stages; what is left to the layers is still open."""
+def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: DraftOptions, device: str = "cuda") -> Plan:
+    """A plan as the user asks for it, with stages balanced for a kind of device; lowering decides what is left open."""
     splits, name, notes = _splits(strategy, captured, mesh, options.preset)
     made = Plan(
         mesh=mesh,
@@ -52,7 +53,7 @@ def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: Draft
     )
     made.check(captured.graph)
     if "pipe" in mesh.axes:
-        made = with_stages(captured, made, options.stages)
+        made = with_stages(captured, made, options.stages, device)
         made.check(captured.graph)
     return made
 
@@ -71,6 +72,12 @@ def _splits(
 def _sub_batches(strategy: str, captured: Captured, mesh: Mesh) -> int:
     samples = captured.graph.inputs[0].outputs[0].shape[0]
     return max(1, min(SUB_BATCHES, samples // mesh.size)) if strategy == "hybrid" else 1
+
+
+def network_of(model: nn.Module | Captured, sample: Sample) -> Captured:
+    """The network to plan for, without its weights: plans keep it, and may outlive the model."""
+    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    return captured.without_weights()
 
 
 def samples_of(sample: Sample) -> list[Any]:

@@ -12,7 +12,6 @@ from torch import nn
 
 from convmesh.dist import dry_mesh
 from convmesh.errors import PlanError
-from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Box, Layout, Mesh
 from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lower import lower_plan
@@ -36,16 +35,15 @@ def explain(
 ) -> Explanation:
     """Pictures, formulas and numbers; `algorithm` is x, y or w where the strategy cuts channels."""
     shared = sharing(strategy, layer, mesh, algorithm)
-    made = _planned(strategy, layer, shared)
-    rank = _shown_rank(mesh)
-    with standing_for(system.torch_device if system else "cuda"):
-        program = _alone(lower_plan(made, rank), made)
+    made = _planned(strategy, layer, shared, system)
+    rank, device = _shown_rank(mesh), system.torch_device if system else "cuda"
+    program = _alone(lower_plan(made, rank, device), made)
     return Explanation(
         strategy=strategy,
         layer=layer,
         shared=shared,
         rank=rank,
-        tensors=_tensors(layer, shared, made),
+        tensors=_tensors(layer, shared, made, device),
         volumes=tuple(volumes(layer if shared.stages == 1 else layer.following, shared, rank)),
         sent=_sent(program),
         bytes_weights=program.bytes_weights,
@@ -68,16 +66,17 @@ def _shown_rank(mesh: Mesh) -> int:
     return found[len(found) // 2]
 
 
-def _planned(strategy: str, layer: LayerSpec, shared: LayerShares) -> Plan:
+def _planned(strategy: str, layer: LayerSpec, shared: LayerShares, system: System | None) -> Plan:
     net, sample = _network(strategy, layer, shared.stages)
-    made = plan(net, sample, shared.mesh, strategy if shared.algorithm != "w" else _grid(shared))
+    made = plan(net, sample, shared.mesh, strategy if shared.algorithm != "w" else _grid(shared), system=system)
     if shared.algorithm and not shared.by_samples:
         chosen: Any = shared.algorithm
         split = replace(made.split(LAYER), algorithm=chosen)
-        made = plan(net, sample, shared.mesh, {**dict(made.splits), LAYER: split})
+        made = plan(net, sample, shared.mesh, {**dict(made.splits), LAYER: split}, system=system)
     if made.pipeline is not None:
         starts = tuple(f"{AFTER}{number}" for number in range(1, shared.stages))
-        made = plan(net, sample, shared.mesh, replace(made, pipeline=replace(made.pipeline, starts=starts)))
+        staged = replace(made, pipeline=replace(made.pipeline, starts=starts))
+        made = plan(net, sample, shared.mesh, staged, system=system)
     return made
 
 
@@ -120,7 +119,7 @@ def _module(layer: LayerSpec) -> Any:
 
 def _alone(lowered: Lowered, made: Plan) -> Program:
     """The program of the layer without the one before it; in a pipeline that of the rank's stage."""
-    program, mesh = lowered.program, dry_mesh(made.mesh, lowered.program.rank)
+    program, mesh = lowered.program, dry_mesh(made.mesh, lowered.program.rank, lowered.device)
     if made.pipeline is not None:
         return program
     nodes = tuple(node for node in program.nodes if node.layer == LAYER)
@@ -158,14 +157,14 @@ def _alternatives(strategy: str, layer: LayerSpec, shared: LayerShares, rank: in
     return found
 
 
-def _tensors(layer: LayerSpec, shared: LayerShares, made: Plan) -> tuple[Tensor, ...]:
+def _tensors(layer: LayerSpec, shared: LayerShares, made: Plan, device: str) -> tuple[Tensor, ...]:
     """x, w and y with what every rank holds of them, as the lowered plan has it."""
     mesh = made.mesh
     dims = "NC" + "DHW"[3 - len(layer.space) :]
     halo = (False, False, *(dim in shared.space and k > 1 for dim, k in enumerate(layer.kernel)))
     if shared.stages > 1:
         return (_staged(layer, shared),)
-    program = lower_plan(made).program
+    program = lower_plan(made, device=device).program
     node = next(node for node in program.nodes if node.layer == LAYER)
     return (
         Tensor("x", dims, layer.given, _boxes(node.inputs[0], mesh), halo),

@@ -1,67 +1,59 @@
-"""Mixing strategies: for every layer of a network the split that, with those of its neighbours, costs least.
+"""Mixing strategies: for every layer the split that costs least, given those of its neighbours.
 
-Every node is priced for the layouts that its inputs may have, by lowering it alone; the choice among all layouts is the
-oracle's elimination. What it cannot see (what runs behind what) is left to the full schedule of the plans it finds.
+Every node is lowered alone and priced for each layout that its inputs may have; the oracle's elimination chooses among
+all combinations. It does not see overlap, so its plans are simulated in full afterwards.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from convmesh.dist import dry_mesh
-from convmesh.dist.cut_weights import local_shape
-from convmesh.gradients.reduction import BYTES_BUCKET
 from convmesh.graph import Captured, Node
 from convmesh.layout import Mesh
-from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.node_options import Single, SingleLowering, Value
 from convmesh.oracle import Assumptions
 from convmesh.oracle.memory.peak import bytes_of_libraries
-from convmesh.oracle.pricing.assumptions import STATES
-from convmesh.oracle.pricing.compute_model import ComputeModel
-from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.oracle.search.bounded import PricedFactor, minimise_within
 from convmesh.oracle.search.elimination import Choices, Factor
 from convmesh.oracle.search.layer_splits import splits_of
+from convmesh.planner.node_prices import NodePrices
 from convmesh.planner.predicting import representatives
-from convmesh.plans import Plan, Program, Split, Step, Transfer, WeightProgram, Work, split_nodes
-from convmesh.plans.program import BYTES_OF, Steps
+from convmesh.plans import Plan, Split, split_nodes
 from convmesh.system import System
 
 SHARES_EXPOSED = (1.0, 0.2)
-"""Of the time of gradient sums, what may not hide behind backward: the best mix for each is looked at."""
+"""Shares of gradient sums that backward may leave exposed; there is a best mix for each."""
 
 MOST_JOINED = 2
-"""Inputs of a node whose layouts are looked at in all combinations; more are taken to come as the first does."""
+"""Inputs of a node whose layouts are combined freely; further inputs follow the first."""
 
 
 def mixes_on(
     captured: Captured, mesh: Mesh, system: System, assumptions: Assumptions, empty: Plan
 ) -> Iterator[dict[str, Split]]:
-    """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan that cuts nothing."""
+    """Splits by layer that cost least on a mesh within the devices' memory; `empty` is a plan without cuts."""
     if all(len(splits_of(node, captured.graph, mesh)) == 1 for node in split_nodes(captured.graph)):
         return  # nothing to choose
-    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0]), mesh)
+    network = _Network(captured, SingleLowering(captured, empty, representatives(mesh)[0], system.torch_device), mesh)
     network.explore()
-    prices = _Prices(system, mesh, assumptions, network.lowering)
-    beside = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
-    bound = max(0.0, float(system.device.bytes_memory) - beside)
+    prices = NodePrices(system, mesh, assumptions, network.lowering.weights)
+    libraries = bytes_of_libraries(mesh.size if system.torch_device == "cuda" else 0)
+    bound = max(0.0, float(system.device.bytes_memory) - libraries)
     for share in SHARES_EXPOSED:
         priced = [*network.priced(prices, share)]
-        found = minimise_within(priced, bound, network.start())
-        if found is not None:
-            yield network.chosen(found.choices)
+        best = minimise_within(priced, bound, network.start())
+        if best is not None:
+            yield network.chosen(best.choices)
 
 
 @dataclass(frozen=True)
 class _State:
-    """One way in which a node may run: its split, if it takes one, and what it then gives."""
+    """One way in which a node may run: its split, if it takes one, and its output."""
 
     split: Split | None
     value: Value
@@ -69,7 +61,7 @@ class _State:
 
 @dataclass
 class _Network:
-    """The nodes that give tensors, the states of each, and what each costs for states of its inputs."""
+    """The nodes with tensors, the states of each, and its lowering for each combination of input states."""
 
     captured: Captured
     lowering: SingleLowering
@@ -77,10 +69,10 @@ class _Network:
     states: dict[str, list[_State]] = field(default_factory=dict)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     singles: dict[str, dict[tuple[int, ...], Single]] = field(default_factory=dict)
-    """By node: for indices of its inputs' states, then of its own."""
+    """By node: its lowering, by the indices of its inputs' states and its own."""
 
     def explore(self) -> None:
-        """Walk the graph with all states that inputs may have."""
+        """Walk the graph with all states of the inputs."""
         self._splits = {n.layer: splits_of(n, self.captured.graph, self.mesh) for n in self._split_nodes.values()}
         for node in self.captured.graph.nodes:
             if node.kind == "input":
@@ -126,10 +118,10 @@ class _Network:
         return given
 
     def _like(self, name: str, lead: Value) -> Value:
-        """The state of another input that is cut by the axes that cut the first."""
+        """The state of another input that is cut by the same axes as the first."""
         wanted = getattr(getattr(lead, "layout", None), "axes", ())
-        found = (s.value for s in self.states[name] if getattr(getattr(s.value, "layout", None), "axes", ()) == wanted)
-        return next(found, self.states[name][0].value)
+        alike = (s.value for s in self.states[name] if getattr(getattr(s.value, "layout", None), "axes", ()) == wanted)
+        return next(alike, self.states[name][0].value)
 
     def start(self) -> Choices:
         """The first split of every layer, which is allowed."""
@@ -141,12 +133,12 @@ class _Network:
         return choices
 
     def chosen(self, choices: Mapping[Any, int]) -> dict[str, Split]:
-        """The splits that choices mean."""
+        """The splits of the chosen states."""
         taken = ((self.captured.graph.node(n).layer, states[choices[n]].split) for n, states in self.states.items())
         return {layer: split for layer, split in taken if split is not None}
 
-    def priced(self, prices: _Prices, share: float) -> Iterator[PricedFactor]:
-        """Tables of seconds and bytes for all nodes, and what ties states together."""
+    def priced(self, prices: NodePrices, share: float) -> Iterator[PricedFactor]:
+        """Tables of seconds and bytes for all nodes, and constraints between states."""
         for name, states in self.states.items():
             if self.sources[name] or self.singles[name]:
                 yield self._of_node(name, prices, share)
@@ -157,7 +149,7 @@ class _Network:
                 yield self._as_first_user_wants(node.name, user)
         yield from self._same_layers()
 
-    def _of_node(self, name: str, prices: _Prices, share: float) -> PricedFactor:
+    def _of_node(self, name: str, prices: NodePrices, share: float) -> PricedFactor:
         names = (*self.sources[name], name)
         shape = [len(self.states[source]) for source in names]
         seconds, use = np.full(shape, np.inf), np.zeros(shape)
@@ -185,87 +177,3 @@ class _Network:
 
 def _tied(names: tuple[str, ...], table: Any) -> PricedFactor:
     return PricedFactor(Factor(names, table), Factor(names, np.zeros(table.shape)))
-
-
-class _Prices:
-    """Seconds and bytes of single nodes on a system."""
-
-    def __init__(self, system: System, mesh: Mesh, assumptions: Assumptions, lowering: SingleLowering) -> None:
-        self._compute = ComputeModel(system, assumptions)
-        self._transfer = TransferModel(system, mesh, assumptions)
-        self._assumptions = assumptions
-        self._open = dry_mesh(mesh, representatives(mesh)[0])
-        self._weights = {weight.name: weight for weight in lowering.weights}
-        self._known: dict[Any, float] = {}
-        self._kept: list[Steps] = []
-
-    def seconds(self, single: Single, share: float) -> float:
-        """Of a node's steps, of its share of gradient sums that does not hide, and of its update."""
-        own = math.fsum(self._of_steps(steps) for steps in single.steps)
-        return own + share * self._sums(single) + self._updates(single)
-
-    def bytes(self, single: Single) -> float:
-        """What is kept for backward, and weights with gradients and the optimiser's states."""
-        held = sum(self._elements(name, single) * self._size(name) for name in single.sums)
-        return single.bytes_kept + held * (2 + STATES[self._assumptions.optimizer])
-
-    def _of_steps(self, steps: Steps) -> float:
-        """Remembered by identity: like calls share their steps."""
-        if id(steps) not in self._known:
-            self._known[id(steps)] = self._priced(steps)
-            self._kept.append(steps)  # or another tuple could get its identity
-        return self._known[id(steps)]
-
-    def _priced(self, steps: Iterable[Step]) -> float:
-        """Work, collectives, and messages: those that are posted in a row travel together."""
-        total = 0.0
-        for messages, row in itertools.groupby(
-            steps, lambda step: isinstance(step, Transfer) and step.peer is not None
-        ):
-            listed = list(row)
-            if messages:
-                sent = [step for step in listed if isinstance(step, Transfer)]
-                total += self._transfer.exchange(sent, self._open.rank).value
-            else:
-                total += math.fsum(self._of_step(step) for step in listed)
-        return total
-
-    def _of_step(self, step: Step) -> float:
-        if isinstance(step, Work):
-            return self._compute.work(step).value
-        return self._transfer.transfer(step, self._open.rank).value if isinstance(step, Transfer) else 0.0
-
-    def _sums(self, single: Single) -> float:
-        """As parts of full buckets, which is how they travel."""
-        sent = ((axes, self._elements(n, single) * self._size(n), n) for n, axes in single.sums.items() if axes)
-        return math.fsum(bytes_ / BYTES_BUCKET * self._bucket(axes, self._dtype(name)) for axes, bytes_, name in sent)
-
-    def _bucket(self, axes: tuple[str, ...], dtype: str) -> float:
-        key = ("bucket", axes, dtype)
-        if key not in self._known:
-            shape = (BYTES_BUCKET // BYTES_OF.get(dtype, 4),)
-            weight = WeightProgram("bucket", shape, shape, dtype, True, sum_axes=axes)
-            program = Program(self._open.mesh, self._open.rank, (), (weight,))
-            summed = with_sums(program, {"bucket": axes}, self._open, "bucketed")
-            steps = (step for bucket in summed.buckets for leg in bucket.legs for step in leg)
-            self._known[key] = self._priced(steps)
-        return self._known[key]
-
-    def _updates(self, single: Single) -> float:
-        counts = [(self._elements(name, single), self._dtype(name)) for name in single.sums]
-        return math.fsum(self._update(*count) for count in counts)
-
-    def _update(self, elements: int, dtype: str) -> float:
-        key = ("update", elements, dtype)
-        if key not in self._known:
-            self._known[key] = self._compute.update(elements, dtype).value
-        return self._known[key]
-
-    def _elements(self, name: str, single: Single) -> int:
-        return math.prod(local_shape(self._weights[name].shape, self._open, single.cuts.get(name, {})))
-
-    def _dtype(self, name: str) -> str:
-        return self._weights[name].dtype
-
-    def _size(self, name: str) -> int:
-        return BYTES_OF.get(self._dtype(name), 4)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch.distributed as dist
 from torch import nn
 
 from convmesh.errors import PlanError
-from convmesh.graph import Captured, capture
+from convmesh.graph import Captured
 from convmesh.layout import Mesh
-from convmesh.lowering.lower import lower
-from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, samples_of
-from convmesh.planner.searching import best_on, search_captured
+from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
+from convmesh.planner.searching import best_on, decided, loaded, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
 from convmesh.plans.plan import BatchNorm, Reduction, Schedule
+from convmesh.plans.space_rows import LEAST_ROWS
 from convmesh.system import System
 
 Strategy = str | Plan | Splits
@@ -33,7 +34,7 @@ def plan(
     checkpoint: Sequence[str] = (),
     reduction: Reduction = "bucketed",
     sub_batches: int | None = None,
-    least_rows: int = 2,
+    least_rows: int = LEAST_ROWS,
     spatial_until: str | None = None,
     microbatches: int | None = None,
     schedule: Schedule = "1f1b",
@@ -42,15 +43,15 @@ def plan(
     """A plan for training `model` on global batches like `sample` (a tensor or a shape; several in a list).
 
     Needs no process group. `strategy` is a preset's name, "auto", a mapping of layer names or patterns to splits, or a
-    plan that was read from a file, which is checked. "auto" takes the splits that are predicted to be fastest on
-    `system`; with `gpus` in place of a mesh, the best mesh too. `sub_batches` parts of a batch travel one by one to
-    dense layers that are cut over the axis that cuts samples. `checkpoint` names modules whose activations are computed
-    again in backward. A spatial strategy stops where a rank would have fewer than `least_rows` rows, or at the layer
-    `spatial_until`. On a mesh with a pipe axis, layers go into stages of about equal predicted time, within
+    plan that was read from a file, which is checked and has its own mesh. "auto" takes the splits that are predicted to
+    be fastest on `system`; with `gpus` in place of a mesh, the best mesh too. `sub_batches` parts of a batch travel one
+    by one to dense layers that are cut over the axis that cuts samples. `checkpoint` names modules whose activations
+    are computed again in backward. A spatial strategy stops where a rank would have fewer than `least_rows` rows, or at
+    the layer `spatial_until`. On a mesh with a pipe axis, layers go into stages of about equal predicted time, within
     `bytes_stage` of weights and activations if that is given, and the batch goes through them in `microbatches`
     (default: up to four a stage) by `schedule`.
     """
-    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    captured = network_of(model, sample)
     options = DraftOptions(
         batchnorm=batchnorm,
         checkpoint=tuple(checkpoint),
@@ -59,13 +60,22 @@ def plan(
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),
         stages=StageOptions(microbatches, schedule, bytes_stage),
     )
-    if mesh is None or gpus is not None:
+    if isinstance(strategy, Plan) and gpus is None:
+        return decided(captured, _bound(strategy, captured, mesh or strategy.mesh), _device_kind(system))
+    if mesh is None or gpus is not None or isinstance(strategy, Plan):
         return _searched(captured, mesh, strategy, gpus, system, options)
-    if isinstance(strategy, Plan):
-        return _bound(strategy, captured, mesh)
+    device = _device_kind(system)
     if strategy == "auto":
         return best_on(captured, mesh, system, options)
-    return lower(captured, draft(captured, mesh, strategy, options)).plan
+    return decided(captured, draft(captured, mesh, strategy, options, device), device)
+
+
+def _device_kind(system: System | str | None) -> str:
+    """The kind of device to plan for: the system's; without one that of this job's ranks; without a job GPUs."""
+    if system is not None:
+        return loaded(system).torch_device
+    is_on_cpus = dist.is_initialized() and dist.get_backend() != "nccl"
+    return "cpu" if is_on_cpus else "cuda"
 
 
 def _searched(
@@ -90,7 +100,7 @@ def _searched(
 def _bound(read: Plan, captured: Captured, mesh: Mesh) -> Plan:
     """A plan from a file, for a model."""
     if read.mesh != mesh:
-        raise PlanError(f"the plan is for {read.mesh}, but `mesh` is {mesh}; give it `plan.mesh`.")
+        raise PlanError(f"the plan is for {read.mesh}, but `mesh` is {mesh}; leave `mesh` out.")
     read.check(captured.graph)
     shapes = tuple(node.outputs[0].shape for node in captured.graph.inputs)
-    return lower(captured, replace(read, source=captured, shapes=shapes)).plan
+    return replace(read, source=captured, shapes=shapes)

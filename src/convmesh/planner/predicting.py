@@ -9,18 +9,14 @@ from typing import Any
 
 import torch
 
-from convmesh.dist import dry_mesh
 from convmesh.errors import PlanError
-from convmesh.graph import Captured
-from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Mesh
+from convmesh.layout.mesh import SPACE_AXES
 from convmesh.lowering.loss_node import with_loss
-from convmesh.lowering.lower import Lowering, lower_plan
+from convmesh.lowering.lower import lower_plan
 from convmesh.lowering.lowered import Lowered
-from convmesh.lowering.stage_program import microbatch, on_stage
 from convmesh.oracle import Assumptions, Prediction, predict_programs
-from convmesh.oracle.simulate.stand_ins import SPACE
-from convmesh.plans import NodeProgram, Plan, Program, Step, Transfer, Wait
+from convmesh.plans import Plan, Program
 from convmesh.system import System
 
 
@@ -60,8 +56,8 @@ def predict(
         raise PlanError("`loss` and `target` go together: give both, or neither to leave the loss out.")
     known = System.load(system) if isinstance(system, str) else system
     criterion = None if loss is None or target is None else Criterion(loss, target)
-    with standing_for(known.torch_device):
-        programs = programs_of(plan, representatives(plan.mesh, borders=True), criterion)
+    ranks = representatives(plan.mesh, borders=True)
+    programs = programs_of(plan, ranks, criterion, device=known.torch_device)
     return predict_programs(programs, known, assumptions)
 
 
@@ -71,7 +67,7 @@ def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
     With `borders` also one that is first along all those axes, and one that is last. Of uneven parts the larger ones
     come first, so that the second rank has the most work, and neighbours on both sides.
     """
-    space = {name: extent for name, extent in mesh.axes.items() if name in SPACE}
+    space = {name: extent for name, extent in mesh.axes.items() if name in SPACE_AXES}
     inside = {name: min(1, extent - 1) for name, extent in space.items()}
     first, last = dict.fromkeys(space, 0), {name: extent - 1 for name, extent in space.items()}
     places = [inside, *([first, last] if borders else [])]
@@ -81,51 +77,12 @@ def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
     return list(dict.fromkeys(mesh.rank({**whole, **place, "pipe": stage}) for stage, place in pairs))
 
 
-def programs_of(plan: Plan, ranks: Iterable[int], criterion: Criterion | None = None) -> dict[int, Program]:
-    """The programs of some ranks; ranks that differ by their stage only share one walk through the network."""
-    if plan.pipeline is None:
-        return {rank: _ended(lower_plan(plan, rank), criterion) for rank in ranks}
-    if plan.source is None:
-        raise PlanError("the plan was read from a file; give it a model with `cm.plan(model, sample, mesh, plan)`.")
-    each = plan.mesh.size // plan.mesh.axes["pipe"]  # the pipe axis is the outermost
-    walked: dict[int, Lowered] = {}
-    found = {}
-    for rank in ranks:
-        if rank % each not in walked:
-            samples = microbatch(plan.source.graph, plan.pipeline)
-            walked[rank % each] = Lowering(plan.source, plan, rank % each, samples).run()
-        program = _on_stage(walked[rank % each], plan.source, rank)
-        found[rank] = _ended(replace(walked[rank % each], program=program), criterion)
-    return found
+def programs_of(
+    plan: Plan, ranks: Iterable[int], criterion: Criterion | None = None, *, device: str = "cuda"
+) -> dict[int, Program]:
+    """The programs of some ranks, each driving a kind of device."""
+    return {rank: _ended(lower_plan(plan, rank, device), criterion) for rank in ranks}
 
 
 def _ended(lowered: Lowered, criterion: Criterion | None) -> Program:
     return lowered.program if criterion is None else criterion.after(lowered)
-
-
-def _on_stage(walked: Lowered, captured: Captured, rank: int) -> Program:
-    """The part of one rank, of what was worked out for the rank of the first stage that stands where it stands."""
-    here = on_stage(walked, captured.graph, dry_mesh(walked.plan.mesh, rank)).program
-    shift = rank - walked.program.rank
-    own = {node.node for node in walked.program.nodes}
-    nodes = tuple(_shifted(node, shift) if node.node in own and shift else node for node in here.nodes)
-    return replace(here, rank=rank, nodes=nodes)
-
-
-def _shifted(node: NodeProgram, shift: int) -> NodeProgram:
-    """The same with neighbours further along the pipe axis; unchanged lists stay one and the same."""
-    forward, backward = (_moved(steps, shift) for steps in (node.forward, node.backward))
-    return replace(node, forward=forward, backward=backward)
-
-
-def _moved(steps: tuple[Step, ...], shift: int) -> tuple[Step, ...]:
-    moved = tuple(_step(step, shift) for step in steps)
-    return steps if moved == steps else moved
-
-
-def _step(step: Step, shift: int) -> Step:
-    if isinstance(step, Transfer) and step.peer is not None:
-        return replace(step, peer=step.peer + shift)
-    if isinstance(step, Wait) and step.arriving:
-        return replace(step, arriving=tuple((peer + shift, size) for peer, size in step.arriving))
-    return step

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from convmesh.graph import Captured
 from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.scaling_limits import Curve, Limit, ScalingPoint, Term, binding_term, limit_of
-from convmesh.oracle.search import Candidates, Ranked, Search, SearchLimits
+from convmesh.oracle.search import Candidates, Ranked, Refusal, RefusalKind, Search, SearchLimits
 from convmesh.oracle.search.objectives import objective
 from convmesh.planner.drafting import DraftOptions
 from convmesh.planner.searching import Bench
@@ -16,8 +16,6 @@ from convmesh.system import System
 
 SCALED = ("data", "spatial", "filter", "pipeline", "data+spatial", "data+filter")
 """Strategies that are looked at unless others are named; channel does as filter."""
-
-PAST = "beyond its limit"
 
 Capture = Callable[[int], Captured]
 """The network for so many ranks: the same batch for strong scaling, more samples for more ranks for weak."""
@@ -67,7 +65,7 @@ def _batch(bench: Bench) -> int:
 def _point(bench: Bench, strategy: str, ranks: int, before: Sequence[ScalingPoint]) -> ScalingPoint:
     """The best of the meshes that promise most; nothing is worked out beyond where a strategy stops."""
     if any(point.ranked for point in before) and limit_of(before, lambda _: "computation"):
-        return ScalingPoint(ranks, _batch(bench), None, PAST)
+        return ScalingPoint(ranks, _batch(bench), None, Refusal(kind=RefusalKind.BEYOND_LIMIT))
     candidates = Candidates(bench.captured.graph, bench.alone)
     search = Search(
         candidates=candidates,
@@ -80,13 +78,11 @@ def _point(bench: Bench, strategy: str, ranks: int, before: Sequence[ScalingPoin
         best = min(search.plans, key=lambda ranked: ranked.prediction.seconds_step)
         return ScalingPoint(ranks, candidates.batch, bench.with_borders(best))
     if not search.rejected:
-        return ScalingPoint(
-            ranks, candidates.batch, None, f"{strategy}: {ranks} ranks make no mesh for it", is_gap=True
-        )
-    reasons = [one.reason for one in search.rejected]
-    return ScalingPoint(
-        ranks, candidates.batch, None, next((why for why in reasons if why.startswith("memory")), reasons[0])
-    )
+        no_mesh = Refusal(kind=RefusalKind.NO_MESH, subject=strategy, needed=ranks)
+        return ScalingPoint(ranks, candidates.batch, None, no_mesh)
+    refusals = [one.refusal for one in search.rejected]
+    scarce = (refusal for refusal in refusals if refusal.kind is RefusalKind.MEMORY)
+    return ScalingPoint(ranks, candidates.batch, None, next(scarce, refusals[0]))
 
 
 def _limit(points: Sequence[ScalingPoint], benches: Sequence[Bench]) -> Limit | None:

@@ -12,13 +12,14 @@ from functools import cached_property
 from torch import nn
 
 from convmesh.errors import ConvMeshError, PlanError
-from convmesh.graph import Captured, capture
+from convmesh.graph import Captured
 from convmesh.layout import Mesh
 from convmesh.lowering.lower import lower
+from convmesh.lowering.lowered import Lowered
 from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.search import Candidate, Candidates, Found, Ranked, Search, SearchLimits
 from convmesh.oracle.search.objectives import objective as objective_called
-from convmesh.planner.drafting import DraftOptions, Sample, draft, samples_of
+from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
 from convmesh.planner.mixing import mixes_on
 from convmesh.planner.predicting import predict, programs_of, representatives
 from convmesh.plans import STRATEGIES, Plan, Program, strategy_for
@@ -56,7 +57,7 @@ def search(
     `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
     `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
     """
-    captured = model if isinstance(model, Captured) else capture(model, *samples_of(sample))
+    captured = network_of(model, sample)
     return search_captured(
         captured, system, gpus, objective, samples, strategies, assumptions=assumptions, progress=progress
     )
@@ -125,14 +126,16 @@ def best_on(captured: Captured, mesh: Mesh, system: System | str | None, options
 
     Where none fits the memory of the system's devices, the one that holds least is taken: they may have more.
     """
+    known = loaded(system, mesh.size)
+    device = known.torch_device
     fitting = [s for s in STRATEGIES if {*mesh.axes} <= {n for part in s.split("+") for n in AXES_OF[part]}]
     if mesh.size == 1 or "pipe" in mesh.axes:
-        return lower(captured, draft(captured, mesh, strategy_for(mesh), options)).plan
-    bench = Bench(captured, loaded(system, mesh.size), Assumptions(), options)
+        return decided(captured, draft(captured, mesh, strategy_for(mesh), options, device), device)
+    bench = Bench(captured, known, Assumptions(), options)
     made, why = [], None
     for strategy in fitting:
         try:
-            made.append(bench.ranked(draft(captured, mesh, strategy, options)))
+            made.append(bench.ranked(bench.draft(mesh, strategy, options)))
         except ConvMeshError as error:
             why = error
     made += bench.mixes(mesh)
@@ -141,7 +144,12 @@ def best_on(captured: Captured, mesh: Mesh, system: System | str | None, options
     capacity = float(bench.system.device.bytes_memory)
     held = [(max(0.0, r.prediction.bytes_needed / capacity - 1), r.prediction.seconds_step) for r in made]
     best = made[held.index(min(held))]
-    return lower(captured, replace(best.plan, source=captured)).plan
+    return decided(captured, replace(best.plan, source=captured), device)
+
+
+def decided(captured: Captured, plan: Plan, device: str) -> Plan:
+    """A draft with every open choice made; lowering it also shows that every layer can run so."""
+    return lower(captured, plan, device=device).plan
 
 
 @dataclass(frozen=True)
@@ -153,10 +161,17 @@ class Bench:
     assumptions: Assumptions
     options: DraftOptions
 
+    def draft(self, mesh: Mesh, strategy: str | Splits, options: DraftOptions) -> Plan:
+        """A plan for the system's devices with its open choices."""
+        return draft(self.captured, mesh, strategy, options, self.system.torch_device)
+
+    def _lower(self, plan: Plan, rank: int = 0) -> Lowered:
+        return lower(self.captured, plan, rank, device=self.system.torch_device)
+
     @cached_property
     def alone(self) -> Program:
         """The program of one device that does it all."""
-        return lower(self.captured, draft(self.captured, Mesh(), "data", replace(self.options, checkpoint=()))).program
+        return self._lower(self.draft(Mesh(), "data", replace(self.options, checkpoint=()))).program
 
     @cached_property
     def seconds_alone(self) -> float:
@@ -166,7 +181,7 @@ class Bench:
         """A candidate as it is; if that does not fit, also with sharded optimiser states, and computed again."""
         capacity, made = float(self.system.device.bytes_memory), []
         for options in self._variants(candidate):
-            made.append(self.ranked(draft(self.captured, candidate.mesh, candidate.strategy, options)))
+            made.append(self.ranked(self.draft(candidate.mesh, candidate.strategy, options)))
             if made[-1].prediction.bytes_needed <= capacity:
                 break
         return made
@@ -197,17 +212,17 @@ class Bench:
         """A draft with all that was open decided, and the programs of ranks that stand for all."""
         ranks = representatives(plan.mesh)
         if plan.pipeline is not None:
-            return plan, programs_of(plan, ranks)
-        found = lower(self.captured, plan, ranks[0])
+            return plan, programs_of(plan, ranks, device=self.system.torch_device)
+        found = self._lower(plan, ranks[0])
         return found.plan, {ranks[0]: found.program}
 
     def mixes(self, mesh: Mesh) -> list[Ranked]:
         """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""
         found: dict[object, Ranked] = {}
         with contextlib.suppress(ConvMeshError):  # a network that cannot be mixed has presets all the same
-            empty = draft(self.captured, mesh, {"*": {}}, self.options)
+            empty = self.draft(mesh, {"*": {}}, self.options)
             for splits in mixes_on(self.captured, mesh, self.system, self.assumptions, empty):
-                ranked = self.ranked(replace(draft(self.captured, mesh, splits, self.options), strategy=MIX))
+                ranked = self.ranked(replace(self.draft(mesh, splits, self.options), strategy=MIX))
                 found.setdefault(ranked.plan.splits, ranked)
         return list(found.values())
 

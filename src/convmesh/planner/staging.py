@@ -27,11 +27,11 @@ class StageOptions:
     bytes_stage: int | None = None
 
 
-def with_stages(captured: Captured, plan: Plan, options: StageOptions) -> Plan:
-    """The plan with its layers in stages, balanced by what a rank computes for them."""
+def with_stages(captured: Captured, plan: Plan, options: StageOptions, device: str) -> Plan:
+    """The plan with its layers in stages, balanced by what a rank computes for them on a kind of device."""
     asked = 1 if options.microbatches is None else options.microbatches
     Pipeline(schedule=options.schedule, microbatches=asked)  # refuses other names and numbers
-    lowered, pipe = lower(captured, plan), plan.mesh.axes["pipe"]
+    lowered, pipe = lower(captured, plan, device=device), plan.mesh.axes["pipe"]
     stages = pipe * STAGES_A_RANK[options.schedule]
     samples = _samples_a_rank(lowered, captured.graph)
     limit = MICROBATCHES_A_STAGE * stages

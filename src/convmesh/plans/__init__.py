@@ -1,25 +1,13 @@
-"""Plans: a mesh and a split for every layer, and what they mean for each rank."""
+"""Plans: a mesh and a split for every layer; programs: what each rank does under a plan."""
 
 from convmesh.plans.plan import Pipeline, Plan, split_nodes
 from convmesh.plans.plan_file import load_plan
 from convmesh.plans.presets import STRATEGIES, PresetOptions, preset, strategy_for
-from convmesh.plans.program import (
-    BucketProgram,
-    Held,
-    NodeProgram,
-    Program,
-    Saved,
-    ShowingProgram,
-    Step,
-    Transfer,
-    Wait,
-    WeightProgram,
-    Work,
-)
-from convmesh.plans.split import SPATIAL, Split, split_of
+from convmesh.plans.program import BucketProgram, NodeProgram, Program, ShowingProgram, WeightProgram
+from convmesh.plans.split import Split, split_of
+from convmesh.plans.steps import Held, Saved, Step, Transfer, Wait, Work
 
 __all__ = [
-    "SPATIAL",
     "STRATEGIES",
     "BucketProgram",
     "Held",

@@ -1,4 +1,4 @@
-"""Cutting a row of pieces into runs: the longest as short as can be, and then as little as can be at the cuts."""
+"""Cutting a row of pieces into runs so that the longest is as short as possible, with the least traffic at the cuts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convmesh.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one node costs a rank for one micro-batch, backward included."""
+    """Cost of one node on a rank for one micro-batch, backward included."""
 
     seconds: float = 0.0
     bytes_weights: int = 0
@@ -24,14 +24,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class BalanceLimits:
-    """For how many micro-batches each stage keeps activations at most, and the bytes that it may hold; None: any."""
+    """Micro-batches whose activations each stage keeps at most, and the bytes that it may hold; None for no limit."""
 
     in_flight: tuple[int, ...]
     bytes_stage: int | None = None
 
 
 class _Row:
-    """Sums over runs of pieces, from sums over those before each."""
+    """Sums over runs of pieces, from prefix sums."""
 
     def __init__(self, pieces: Sequence[Cost], limits: BalanceLimits) -> None:
         self.count = len(pieces)
@@ -41,7 +41,7 @@ class _Row:
         self._limits = limits
 
     def first_that_fits(self, stage: int) -> list[int]:
-        """By end of a stage: the earliest begin with which it holds no more than it may."""
+        """By end of a stage: the earliest begin at which it stays within its bytes."""
         limit = self._limits.bytes_stage
         if limit is None:
             return [0] * (self.count + 1)
@@ -56,9 +56,10 @@ class _Row:
 def balance(
     pieces: Sequence[Cost], stages: int, limits: BalanceLimits, crossing: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The pieces at which stages after the first begin, so that the largest time of a stage is smallest.
+    """The pieces at which stages after the first begin, so that the slowest stage is as fast as possible.
 
-    `crossing` says for each piece what crosses if a stage begins there: of all cuts as good, the least in sum is taken.
+    `crossing` gives for each piece the traffic if a stage begins there; of equally fast cuts, the one with the least
+    traffic is taken.
     """
     row = _Row(pieces, limits)
     longest = _least_longest(row, stages)
@@ -71,8 +72,11 @@ def balance(
 
 
 def _least_longest(row: _Row, stages: int) -> float:
-    """`best[j]`, the least possible largest time of the first j pieces in so many stages, does not fall with j, and the
-    time of the last stage does not rise with its first piece: where the two meet is found by bisection."""
+    """The time of the slowest stage in the best cut.
+
+    `best[j]`, that time for the first j pieces in the stages so far, does not fall with j; the last stage's time does
+    not rise with its first piece. Bisection finds where the two meet.
+    """
     best = [0.0] + [math.inf] * row.count
     for stage in range(stages):
         last, best = best, [math.inf] * (row.count + 1)
@@ -85,7 +89,7 @@ def _least_longest(row: _Row, stages: int) -> float:
 
 
 def _best_end(row: _Row, last: Sequence[float], first: int, end: int) -> float:
-    """The least largest time if a stage ends at `end` and begins at `first` or later."""
+    """The slowest stage's least time if the last stage ends at `end` and begins at `first` or later."""
     low, high = first, end - 1
     while low < high:
         middle = (low + high) // 2
@@ -97,9 +101,9 @@ def _best_end(row: _Row, last: Sequence[float], first: int, end: int) -> float:
 
 
 def _lightest(row: _Row, stages: int, longest: float, crossing: Sequence[int]) -> tuple[int, ...]:
-    """Of the cuts with no stage longer than `longest`, the one where the least crosses.
+    """Of the cuts with no stage longer than `longest`, the one with the least traffic.
 
-    The begins that a stage's end allows form a window that only moves on, so a queue gives its least entry at once.
+    The begins that a stage's end allows form a window that only moves forward, so a monotonic queue holds its minimum.
     """
     least = [0.0] + [math.inf] * row.count
     begins: list[list[int]] = []
@@ -121,7 +125,7 @@ def _lightest(row: _Row, stages: int, longest: float, crossing: Sequence[int]) -
 
 
 def _trace(begins: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """The chosen pieces, from the last stage back to the first."""
+    """The chosen begins, traced from the last stage back to the first."""
     chosen: list[int] = []
     end = count
     for begin_of in reversed(begins):

@@ -1,4 +1,4 @@
-"""Rules of a pipeline: which rank has which stages, how many micro-batches there are, what a schedule asks for."""
+"""Rules of a pipeline: the stages of each rank, the number of micro-batches, the needs of a schedule."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from convmesh.plans.plan import Pipeline, Plan
 
 STAGES_A_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}
-"""How many stages a rank gets unless the plan's `starts` say otherwise."""
+"""Stages on each rank, unless the plan's `starts` say otherwise."""
 
 MICROBATCHES_A_STAGE = 4
-"""Enough that idle time at both ends of a step is small beside it."""
+"""Enough to make idle time at both ends of a step a small share of it."""
 
 
 def stages_of(pipeline: Pipeline) -> int:
@@ -29,17 +29,17 @@ def stages_of(pipeline: Pipeline) -> int:
 
 
 def own_stages(pipeline: Pipeline, mesh: Mesh, rank: int) -> range:
-    """The stages of a rank: in turn along the pipe axis."""
+    """The stages of a rank; stages are dealt out in turn along the pipe axis."""
     return range(mesh.coordinates(rank)["pipe"], stages_of(pipeline), mesh.axes["pipe"])
 
 
 def rank_of(stage: int, mesh: Mesh, rank: int) -> int:
-    """The rank that has a stage, among those that stand where `rank` stands on the other axes."""
+    """The rank with a stage, among those that differ from `rank` on the pipe axis only."""
     return mesh.rank({**mesh.coordinates(rank), "pipe": stage % mesh.axes["pipe"]})
 
 
 def suits(schedule: str, microbatches: int, pipe: int) -> bool:
-    """Whether a schedule can run so many micro-batches: looped ones take them in equal rounds."""
+    """Whether a schedule can run `microbatches`: looped schedules need equal rounds."""
     rounds = max(1, microbatches // pipe)
     return schedule in ("gpipe", "1f1b") or microbatches % rounds == 0
 
@@ -51,12 +51,12 @@ def microbatches_for(samples: int, limit: int, schedule: str, pipe: int) -> int:
 
 
 def equal_share(*partitions: Partition) -> int:
-    """Samples of every part, as far as parts have equal numbers: what micro-batches must divide."""
+    """The greatest common divisor of the parts' samples, which micro-batches must divide."""
     return math.gcd(*(b - a for partition in partitions for a, b in itertools.pairwise(partition.bounds)))
 
 
 def in_flight(schedule: str, microbatches: int, stages: int, pipe: int) -> list[int]:
-    """For how many micro-batches each stage keeps activations at most."""
+    """The most micro-batches whose activations each stage keeps at once."""
     most, now = Counter[int](), Counter[int]()
     for place in range(pipe):
         for action in actions_of(schedule, pipe, stages, microbatches, place):
@@ -90,12 +90,12 @@ def check_pipeline(plan: Plan, graph: Graph) -> None:
 
 
 def _check_zero_bubble(plan: Plan, row: StageGraph) -> None:
-    """It finds weight gradients apart from input gradients: each weight must serve once, and no block runs again."""
+    """Weight gradients are computed apart from input gradients: one use for each weight, and no recomputed block."""
     if plan.checkpoint:
-        raise PlanError("schedule 'zero-bubble' does not go with `checkpoint`; use '1f1b' or 'interleaved'.")
+        raise PlanError("schedule 'zero-bubble' cannot be combined with `checkpoint`; use '1f1b' or 'interleaved'.")
     uses = Counter(weight.name for node in row.calls for weight in node.weights if weight.learns)
     if repeated := [name for name, count in uses.items() if count > 1]:
         raise PlanError(
-            f"schedule 'zero-bubble' needs every weight to serve one layer, but {repeated[0]!r} serves several; "
+            f"schedule 'zero-bubble' needs every weight to be used once, but {repeated[0]!r} is used several times; "
             "use '1f1b' or 'interleaved'."
         )

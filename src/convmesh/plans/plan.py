@@ -14,6 +14,7 @@ from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
 from convmesh.layout.mesh import Mesh
 from convmesh.plans.pipeline_rules import check_pipeline
+from convmesh.plans.plan_text import dumps
 from convmesh.plans.split import Split
 
 BatchNorm = Literal["global", "replica"]
@@ -21,12 +22,12 @@ Reduction = Literal["bucketed", "sharded", "broadcast"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 TAKES_SPLIT = ("conv", "conv_transpose", "linear", "pool", "resize", "batch_norm")
-"""Kinds of nodes whose input is N×C×space by definition; the others follow their inputs."""
+"""Kinds of nodes whose input is N×C×space by definition; other nodes take the layout of their inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How layers go into stages: the first layer of every stage but the first, and how micro-batches run through."""
+    """How layers are grouped into stages, by the first layer of each later stage, and how micro-batches run through."""
 
     starts: tuple[str, ...] = ()
     microbatches: int = 1
@@ -41,7 +42,7 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Splits by layer name or pattern; an exact name counts before patterns, a later pattern before an earlier one."""
+    """Splits by layer name or pattern; exact names take precedence over patterns, later patterns over earlier ones."""
 
     mesh: Mesh
     splits: tuple[tuple[str, Split], ...]
@@ -51,15 +52,15 @@ class Plan:
     batchnorm: BatchNorm = "global"
     pipeline: Pipeline | None = None
     checkpoint: tuple[str, ...] = ()
-    """Patterns of modules whose activations are computed again in backward."""
+    """Patterns of modules whose activations are recomputed in backward."""
     reduction: Reduction = "bucketed"
-    """How gradients are summed: on every rank, to parts of an optimiser sharded over `data`, or on one root."""
+    """Where gradients are summed: on every rank, in the shards of an optimiser over `data`, or on one root."""
     sub_batches: int = 1
-    """Into how many parts a batch is cut that travels to dense layers cut over its own axis."""
+    """Parts in which a batch is sent to dense layers that are cut over the batch's own axis."""
     signature: str = ""
-    """Of the network that the plan was made for; empty fits any that has its layers."""
+    """Of the network that the plan was made for; empty fits any network with its layers."""
     notes: tuple[str, ...] = ()
-    """What was decided, for the reader."""
+    """Decisions, for the reader."""
     source: Any = field(default=None, compare=False, repr=False)
     """The captured network, where the plan was made from one."""
 
@@ -78,9 +79,9 @@ class Plan:
 
     def split(self, layer: str) -> Split:
         """The split of a layer."""
-        found = self._exact.get(layer)
-        if found is not None:
-            return found
+        exact = self._exact.get(layer)
+        if exact is not None:
+            return exact
         return next((s for p, s in reversed(self._patterns) if fnmatch.fnmatchcase(layer, p)), Split())
 
     @cached_property
@@ -92,7 +93,7 @@ class Plan:
         return [(name, split) for name, split in self.splits if _is_pattern(name)]
 
     def with_splits(self, splits: dict[str, Split]) -> Plan:
-        """The plan with some layers split otherwise."""
+        """The plan with other splits for some layers."""
         changed = {**dict(self.splits), **splits}
         return replace(self, splits=tuple(changed.items()))
 
@@ -100,7 +101,7 @@ class Plan:
         return any(fnmatch.fnmatchcase(module, pattern) for pattern in self.checkpoint)
 
     def recomputed(self, layer: str) -> str | None:
-        """The outermost module around a layer that is computed again."""
+        """The outermost module around a layer that is recomputed."""
         if not self.checkpoint:
             return None
         names = layer.split(".")
@@ -108,9 +109,7 @@ class Plan:
         return next((prefix for prefix in prefixes if self.recomputes(prefix)), None)
 
     def __str__(self) -> str:
-        """The plan as it is saved: TOML, with what was decided as comments."""
-        from convmesh.plans.plan_file import dumps  # plans are values first; text is one use of them
-
+        """The plan as it is saved: TOML, with decisions as comments."""
         return dumps(self)
 
     def save(self, path: str | Path) -> None:
@@ -118,7 +117,7 @@ class Plan:
         Path(path).write_text(str(self), encoding="utf-8")
 
     def check(self, graph: Graph) -> None:
-        """Refuse a plan that is not one for this network: every name must fit a layer, every layer a name."""
+        """Refuse a plan that does not fit this network: every name must match a layer, every layer a name."""
         layers = list(dict.fromkeys(node.layer for node in split_nodes(graph)))
         for pattern, _ in self.splits:
             if pattern != "*" and not any(fnmatch.fnmatchcase(layer, pattern) for layer in layers):
@@ -128,7 +127,7 @@ class Plan:
                 near = _nearest(layer, [pattern for pattern, _ in self.splits])
                 raise PlanError(
                     f"the plan has no split for layer {layer!r} of the network{near}; "
-                    'name it, or give all others one with "*".'
+                    'name it, or add a default with "*".'
                 )
         if self.signature and self.signature != graph.signature:
             raise PlanError(
@@ -140,7 +139,7 @@ class Plan:
 
 
 def split_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes that a plan splits; all others follow."""
+    """The nodes that a plan splits; all others take the layout of their inputs."""
     shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.outputs}
     for node in graph.nodes:
         if node.kind in TAKES_SPLIT and node.inputs:

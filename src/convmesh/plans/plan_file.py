@@ -1,10 +1,8 @@
-"""Plans as TOML: written for people, read with every mistake named."""
+"""Reading plans from TOML: every mistake is named."""
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,85 +10,94 @@ from typing import Any
 from convmesh.errors import ConvMeshError, PlanError
 from convmesh.layout.mesh import Mesh
 from convmesh.plans.plan import Pipeline, Plan
-from convmesh.plans.split import Split, split_of, to_plain
-
-_FIELDS = ("strategy", "shapes", "batchnorm", "checkpoint", "reduction", "sub_batches", "signature")
-
-
-def dumps(plan: Plan) -> str:
-    """The plan's text: the commonest split as the default of all layers, then those that differ."""
-    lines = [f"# {note}" for note in plan.notes]
-    lines += [f"{name} = {_value(getattr(plan, name))}" for name in _FIELDS if getattr(plan, name) not in ((), "", 1)]
-    lines += ["", "[mesh]", *(f"{name} = {size}" for name, size in plan.mesh.axes.items())]
-    if plan.pipeline is not None:
-        stages = ((f.name, getattr(plan.pipeline, f.name)) for f in fields(Pipeline))
-        lines += ["", "[pipeline]", *(f"{name} = {_value(value)}" for name, value in stages)]
-    lines += ["", "[layers]", *(f"{json.dumps(name)} = {_value(to_plain(s))}" for name, s in _listed(plan))]
-    return "\n".join(lines) + "\n"
-
-
-def _listed(plan: Plan) -> list[tuple[str, Split]]:
-    """Patterns come first as they are; exact layers follow unless the commonest split covers them."""
-    if not plan.splits or any("*" in name for name, _ in plan.splits):
-        return list(plan.splits)
-    common, _ = Counter(split for _, split in plan.splits).most_common(1)[0]
-    return [("*", common), *((name, split) for name, split in plan.splits if split != common)]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(v)}" for key, v in value.items()) + " }" if value else "{}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+from convmesh.plans.plan_text import FIELDS
+from convmesh.plans.split import Split, split_of
+from convmesh.toml_files import NotTomlError, parse_toml
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan that `Plan.save` or a person wrote."""
+    """Read a plan that was written by `Plan.save` or by hand."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
     except OSError as error:
         raise PlanError(f"`path` (={str(path)!r}): {error.strerror}.") from None
-    return loads(text, str(path))
+    return loads(data, str(path))
 
 
-def loads(text: str, name: str = "plan") -> Plan:
-    """A plan from its text; `name` is what errors call it."""
+def loads(text: str | bytes, name: str = "plan") -> Plan:
+    """A plan from its text; errors call it `name`."""
     try:
-        read = tomllib.loads(text)
-        return _plan(read)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{name}: not TOML: {error}.") from None
+        return _plan(parse_toml(text.encode() if isinstance(text, str) else text))
+    except NotTomlError as error:
+        raise PlanError(f"{name}: {error}.") from None
     except (ConvMeshError, TypeError, ValueError) as error:
         raise PlanError(f"{name}: {error}") from None
 
 
 def _plan(read: dict[str, Any]) -> Plan:
-    known = (*_FIELDS, "mesh", "pipeline", "layers")
-    if unknown := [key for key in read if key not in known]:
-        raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}.")
+    keys = (*FIELDS, "mesh", "pipeline", "layers")
+    if unknown := [key for key in read if key not in keys]:
+        raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(keys)}.")
     if not isinstance(read.get("mesh"), dict) or not isinstance(read.get("layers"), dict):
         raise PlanError("a plan needs a [mesh] (axis = ranks) and [layers] (name or pattern = split).")
-    given = {key: read[key] for key in _FIELDS if key in read}
-    given |= {key: _tuples(given[key]) for key in ("shapes", "checkpoint") if key in given}
+    for key, kind in _KINDS.items():
+        _check_kind(key, read.get(key), kind)
+    fields_read = {key: read[key] for key in FIELDS if key in read}
+    fields_read |= {key: _tuples(fields_read[key]) for key in ("shapes", "checkpoint") if key in fields_read}
     mesh = Mesh(**read["mesh"])
     return Plan(
         mesh=mesh,
         splits=tuple((layer, _on_mesh(split_of(v, layer), read["mesh"])) for layer, v in read["layers"].items()),
         pipeline=_pipeline(read["pipeline"]) if "pipeline" in read else None,
-        **given,
+        **fields_read,
     )
 
 
 def _on_mesh(split: Split, mesh: dict[str, int]) -> Split:
-    """Axes of one rank cut nothing; axes that the file's mesh does not name are a mistake, which the plan refuses."""
+    """Drop axes of one rank, which cut nothing. Axes that the file's mesh does not name stay: the plan refuses them."""
     return split if any(name not in mesh for name in split.axes) else split.on(Mesh(**mesh))
 
 
+def _check_kind(key: str, value: Any, kind: str) -> None:
+    if value is not None and not _IS_KIND[kind](value):
+        raise PlanError(f"`{key}` (={value!r}) must be {kind}.")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(of(each) for each in value)
+
+
+_IS_KIND: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "a list of texts": _is_list(lambda value: isinstance(value, str)),
+    "a list of shapes": _is_list(_is_list(_is_count)),
+    "a positive whole number": _is_count,
+    "a table": lambda value: isinstance(value, dict),
+}
+
+_KINDS = {
+    "strategy": "text",
+    "shapes": "a list of shapes",
+    "batchnorm": "text",
+    "checkpoint": "a list of texts",
+    "reduction": "text",
+    "sub_batches": "a positive whole number",
+    "signature": "text",
+    "pipeline": "a table",
+}
+_PIPELINE_KINDS = {"starts": "a list of texts", "microbatches": "a positive whole number", "schedule": "text"}
+
+
 def _pipeline(read: dict[str, Any]) -> Pipeline:
-    known = [f.name for f in fields(Pipeline)]
-    if unknown := [key for key in read if key not in known]:
-        raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(known)}.")
+    for key, kind in _PIPELINE_KINDS.items():
+        _check_kind(f"pipeline.{key}", read.get(key), kind)
+    keys = [f.name for f in fields(Pipeline)]
+    if unknown := [key for key in read if key not in keys]:
+        raise PlanError(f"[pipeline] has no {unknown[0]!r}; it has {', '.join(keys)}.")
     return Pipeline(**{key: _tuples(value) for key, value in read.items()})
 
 

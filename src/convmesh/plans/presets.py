@@ -1,20 +1,21 @@
-"""Strategies with names: what each does with every layer of a network on a mesh."""
+"""Named strategies: the split of every layer of a network on a mesh."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
-from convmesh.layout.mesh import CHANNEL_AXES, Mesh
+from convmesh.layout.channels import groups_divide
+from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.plans.plan import split_nodes
-from convmesh.plans.split import SPATIAL, Axes, Split
+from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
+from convmesh.plans.split import Axes, Split
 
 AXES_OF: dict[str, Axes] = {
     "data": ("data",),
-    "spatial": SPATIAL,
+    "spatial": SPACE_AXES,
     "filter": ("filter",),
     "channel": ("channel",),
     "pipeline": ("pipe",),
@@ -32,15 +33,15 @@ CUTS_CHANNELS = ("conv", "conv_transpose", "linear")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetOptions:
-    """Where a spatial strategy stops: at extents with fewer rows a rank than `least_rows`, or at a named layer."""
+    """Where a spatial strategy stops: where a rank would get fewer than `least_rows` rows, or at a named layer."""
 
-    least_rows: int = 2
+    least_rows: int = LEAST_ROWS
     spatial_until: str | None = None
 
 
 @dataclass
 class Preset:
-    """Splits by layer, and what was decided on the way."""
+    """Splits by layer, and notes on the decisions."""
 
     splits: dict[str, Split] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -48,32 +49,26 @@ class Preset:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a preset looks at: one layer, its input's and its output's shape."""
+    """One layer with the shapes of its input and output."""
 
     node: Node
     given: tuple[int, ...]
     made: tuple[int, ...]
 
-    def extents(self) -> dict[str, int]:
-        """The smaller of input and output extent of every spatial dim."""
-        names = SPATIAL[len(SPATIAL) - max(0, len(self.given) - 2) :]
-        pairs = zip(self.given[2:], self.made[2:], strict=False)
-        return dict(zip(names, (min(pair) for pair in pairs), strict=False))
-
 
 def preset(strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions | None = None) -> Preset:
-    """The splits that a strategy means for a network on a mesh."""
+    """The splits of a strategy for a network on a mesh."""
     check_axes(strategy, mesh)
     chooser = _Chooser(strategy, mesh, options or PresetOptions())
-    made = Preset()
+    result = Preset()
     for layer in _layers(graph):
-        made.splits.setdefault(layer.node.layer, chooser.split(layer))
-    made.notes += chooser.notes
-    return made
+        result.splits.setdefault(layer.node.layer, chooser.split(layer))
+    result.notes += chooser.notes
+    return result
 
 
 def check_axes(strategy: str, mesh: Mesh) -> None:
-    """A strategy must use every axis of the mesh, and have one to use."""
+    """Refuse a strategy that leaves an axis of the mesh without work."""
     if strategy not in STRATEGIES:
         raise PlanError(f"`strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}, auto, or layer → split.")
     used = [name for part in strategy.split("+") for name in AXES_OF[part]]
@@ -97,7 +92,7 @@ def _layers(graph: Graph) -> list[_Layer]:
 
 
 class _Chooser:
-    """Decides layer by layer; remembers what it decided to tell the reader."""
+    """Decides layer by layer, and keeps notes for the reader."""
 
     def __init__(self, strategy: str, mesh: Mesh, options: PresetOptions) -> None:
         self.mesh = mesh
@@ -108,7 +103,7 @@ class _Chooser:
         self._told: set[str] = set()
 
     def split(self, layer: _Layer) -> Split:
-        """What the strategy's parts choose together for one layer."""
+        """The split of one layer by all parts of the strategy."""
         chosen: dict[str, Axes] = {}
         if {"data", "hybrid"} & {*self._parts}:
             chosen["sample"] = self._present(("data",))
@@ -129,10 +124,10 @@ class _Chooser:
         return tuple(name for name in axes if name in self.mesh.axes)
 
     def _spatial(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
-        """Cut space while every rank has rows enough; what is left over cuts samples, else channels, else nothing."""
+        """Cut space while every rank has enough rows; leftover axes cut samples, else channels, else nothing."""
         self._stopped |= layer.node.layer == self.options.spatial_until
-        extents, free = layer.extents(), []
-        for axis in self._present(SPATIAL):
+        extents, free = rows_by_axis(layer.given, layer.made), []
+        for axis in self._present(SPACE_AXES):
             rows = extents.get(axis, 0) // self.mesh.axes[axis]
             if rows >= self.options.least_rows and not self._stopped:
                 chosen[axis] = (axis,)
@@ -143,7 +138,7 @@ class _Chooser:
             self._employ(layer, chosen, tuple(free))
 
     def _employ(self, layer: _Layer, chosen: dict[str, Axes], free: Axes) -> None:
-        """Work for axes that no longer cut space."""
+        """Give axes that no longer cut space other work."""
         samples = chosen.get("sample", ()) + free
         if layer.given[0] >= self.mesh.extent(samples):
             chosen["sample"] = samples
@@ -161,15 +156,16 @@ class _Chooser:
             chosen.update(sample=(), channel=axes)
 
     def _fits_channels(self, layer: _Layer, axes: Axes) -> bool:
-        """Whether the layer has a weight with filters, and groups, for that many ranks."""
+        """Whether the layer has a weight with enough filters, and groups that divide, for these axes."""
         if layer.node.kind not in CUTS_CHANNELS:
             return False
         ranks, groups = self.mesh.extent(axes), int(str(layer.node.options.get("groups", 1)))
-        if layer.made[1] >= ranks and (groups == 1 or groups % ranks == 0):
+        if layer.made[1] >= ranks and groups_divide(groups, ranks):
             return True
-        limit = layer.made[1] if groups == 1 else math.gcd(groups, ranks)
-        what = "filters" if groups == 1 else "groups"
-        self._say(f"{layer.node.layer}: not cut by channels: {ranks} ranks, {limit} {what} to share")
+        rule = f"{layer.made[1]} filters < {ranks} ranks"
+        if not groups_divide(groups, ranks):
+            rule = f"{groups} groups do not divide over {ranks} ranks"
+        self._say(f"{layer.node.layer}: channels stay whole: {rule}")
         return False
 
     def _tell(self, layer: _Layer, axis: str, extent: int | None) -> None:
@@ -178,13 +174,10 @@ class _Chooser:
         self._told.add(axis)
         why = f"extent {extent} gives {self.mesh.axes[axis]} ranks fewer than {self.options.least_rows} rows each"
         if self._stopped:
-            why = "as asked"
+            why = "`spatial_until` asks for it"
         elif extent is None:
-            why = f"no {axis} left"
-        self._say(f"space is cut by {axis} before {layer.node.layer}, not at it: {why}")
+            why = f"it has no {axis}"
+        self._say(f"{axis} cuts space up to {layer.node.layer}, not further: {why}")
 
     def _say(self, note: str) -> None:
         self.notes.append(note)
-
-
-__all__ = ["AXES_OF", "CHANNEL_AXES", "STRATEGIES", "Preset", "PresetOptions", "check_axes", "preset", "strategy_for"]

@@ -1,4 +1,4 @@
-"""A lowered plan: for one rank the exact list of computations and transfers of a training step."""
+"""A lowered plan: for one rank, the exact computations and transfers of a training step."""
 
 from __future__ import annotations
 
@@ -10,81 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
+from convmesh.plans.program_table import render
+from convmesh.plans.steps import NOTHING_HELD, Held, Saved, Shape, Step, Steps, Transfer, Wait, Work, bytes_of
 
-Shape = tuple[int, ...]
 Phase = Literal["forward", "backward", "reduction", "update"]
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One local computation: the operator, its local shapes, and what it costs at least."""
-
-    op: str
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
-    dtype: str
-    flops: int
-    bytes_moved: int
-    options: tuple[object, ...] = ()
-    """The operator's other arguments: stride, padding, which gradients."""
-    call: str = ""
-    """The whole call, as it can be made again: `relu.default(float32(8, 64, 32, 32, last=1))`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One message to `peer`, or one collective over the ranks along `axes`, as this rank posts it."""
-
-    carrier: str
-    axes: tuple[str, ...]
-    bytes_sent: int
-    peer: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """From here on the results of transfers are needed that were posted earlier in the same list of steps."""
-
-    transfers: tuple[int, ...]
-    """By their number among the list's transfers, from 0."""
-    arriving: tuple[tuple[int, int], ...] = ()
-    """Messages that come in: from which rank, how many bytes."""
-
-
-Step = Work | Transfer | Wait
-Steps = tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A tensor kept for backward: an input or output of the node (by index), a weight, or one of its own."""
-
-    what: Literal["input", "output", "weight", "own"]
-    index: int
-    bytes_kept: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a node holds while it runs, and whose memory its results are.
-
-    A result is in the memory of an input or an output (by index; its own index: memory of its own), or of a weight.
-    """
-
-    bytes_forward: int = 0
-    """The most that forward holds beside its inputs."""
-    bytes_backward: int = 0
-    """The most that backward holds beside what was kept and the gradients of its outputs."""
-    bytes_weights: int = 0
-    """The same, while weights' gradients are found apart."""
-    outputs: tuple[Saved, ...] = ()
-    gradients: tuple[Saved | None, ...] = ()
-    """Of its inputs: in the memory of the gradient of an output, or of that of an input."""
+BACKGROUND: frozenset[Phase] = frozenset({"reduction", "update"})
+"""Phases whose collectives have process groups of their own (`OpenMesh.background`), so that layers do not queue behind
+them."""
 
 
 @dataclass(frozen=True)
 class NodeProgram:
-    """What one rank does for one node of the network."""
+    """One rank's work for one node of the network."""
 
     node: str
     layer: str
@@ -95,31 +33,31 @@ class NodeProgram:
     backward: tuple[Step, ...] = ()
     saved: tuple[Saved, ...] = ()
     sources: tuple[str, ...] = ()
-    """The nodes whose tensors it is given, in the order in which `saved` counts them."""
-    held: Held = Held()
+    """The nodes whose outputs are its inputs, in the order of `saved`'s indices."""
+    held: Held = NOTHING_HELD
     block: str = ""
-    """The module that is computed again in backward, of which this node is a part."""
+    """The recomputed module that contains this node."""
     weights: tuple[str, ...] = ()
-    """The weights that it uses and that learn."""
+    """The learning weights that it uses."""
     stage: int = 0
-    """In a pipeline."""
+    """Its stage in a pipeline."""
     kind: str = ""
-    """What it calls, without its number of dims: `conv`, `relu`, `cat`."""
+    """The operator, without its number of dims: `conv`, `relu`, `cat`."""
     weight_steps: int = 0
-    """How many of the last steps of `backward` find gradients of weights apart, where a schedule runs them apart."""
+    """Steps at the end of `backward` that compute weight gradients, where a schedule runs them apart."""
 
     @property
     def backward_apart(self) -> tuple[Steps, Steps]:
-        """Steps that find gradients of inputs, and those that find gradients of weights, as lists of their own."""
+        """The steps for input gradients, and those for weight gradients, as separate lists."""
         border = len(self.backward) - self.weight_steps
         inputs, weights = self.backward[:border], self.backward[border:]
         posted = sum(isinstance(step, Transfer) for step in inputs)
         return inputs, tuple(_renumbered(step, posted) if isinstance(step, Wait) else step for step in weights)
 
     def bytes_outputs(self, rank: int) -> list[int]:
-        """Of a rank's shards of what it gives."""
+        """Bytes of a rank's shards of its outputs."""
         pairs = zip(self.outputs, self.dtypes, strict=True)
-        return [_bytes(layout.box(rank).shape, dtype) for layout, dtype in pairs]
+        return [bytes_of(layout.box(rank).shape, dtype) for layout, dtype in pairs]
 
     @property
     def transfers(self) -> Iterator[Transfer]:
@@ -132,7 +70,7 @@ class NodeProgram:
 
 @dataclass(frozen=True)
 class WeightProgram:
-    """What one rank holds of one weight, and over which axes its gradient is summed."""
+    """One rank's part of one weight, and the axes over which its gradient is summed."""
 
     name: str
     shape: Shape
@@ -142,25 +80,25 @@ class WeightProgram:
     cuts: tuple[tuple[int, tuple[str, ...]], ...] = ()
     sum_axes: tuple[str, ...] = ()
     elements_updated: int | None = None
-    """How many of its elements this rank's optimiser updates; None for all that it holds."""
+    """Elements that this rank's optimiser updates; None for all that it holds."""
 
     @property
     def elements(self) -> int:
-        """That this rank's optimiser updates."""
+        """Elements that this rank's optimiser updates."""
         if not self.learns:
             return 0
         return math.prod(self.local_shape) if self.elements_updated is None else self.elements_updated
 
     @property
     def bytes_held(self) -> int:
-        return _bytes(self.local_shape, self.dtype)
+        return bytes_of(self.local_shape, self.dtype)
 
 
 @dataclass(frozen=True)
 class BucketProgram:
-    """Gradients that are summed together, from when the last of them is there.
+    """Gradients that are summed together, once the last of them is computed.
 
-    Each leg waits for what the leg before it has posted: the sum itself, its second leg if it has one, and the end.
+    Each leg waits for the transfers of the leg before it: the sum, its second half if it has one, and the end.
     """
 
     weights: tuple[str, ...]
@@ -169,20 +107,20 @@ class BucketProgram:
 
 @dataclass(frozen=True)
 class ShowingProgram:
-    """Weights that ranks which updated them send to the others after the optimiser's step."""
+    """Weights that are sent after the optimiser's step by the ranks that updated them."""
 
     weights: tuple[str, ...]
     start: Steps
     finish: Steps
     at_use: bool
-    """Whether the next forward waits for them where they are used, or the optimiser's step does so at once."""
+    """Whether the next forward waits for them where they are used; else the optimiser's step waits."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's training step: nodes in order, backward in the reverse order, then what reduces gradients.
+    """One rank's training step: nodes in order, backward in reverse, then the reduction of gradients.
 
-    In a pipeline the nodes are those of the rank's stages, for one of `repeats` micro-batches: they run that often.
+    In a pipeline the nodes are those of the rank's stages, for one of `repeats` micro-batches.
     """
 
     mesh: Mesh
@@ -194,28 +132,26 @@ class Program:
     stage: int = field(default=0)
     """The rank's first stage in a pipeline."""
     repeats: int = 1
-    """How often the nodes run in a step, before gradients are reduced once."""
+    """Runs of the nodes in a step, before gradients are reduced once."""
     stages: int = 1
-    """Of the whole pipeline."""
+    """Stages of the whole pipeline."""
     schedule: str = ""
     """The order in which a pipeline runs micro-batches."""
     shown: tuple[ShowingProgram, ...] = ()
-    """What is sent after the optimiser's step; not among `transfers`, which end with backward."""
+    """Weights sent after the optimiser's step; not among `transfers`, which end with backward."""
     bytes_buckets: int = 0
-    """What the buckets and the gradients in them take, from step to step."""
+    """Bytes of the buckets and the gradients in them, held from step to step."""
     bytes_inputs: int = 0
-    """This rank's part of the network's inputs, whichever stage takes them; of one of `repeats` micro-batches."""
+    """This rank's part of the network's inputs, whichever stage uses them; of one micro-batch."""
     bytes_targets: int = 0
-    """Its part of targets, if they are a class for each sample or voxel of the outputs; of one micro-batch too."""
+    """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 
     def __str__(self) -> str:
         """The whole step as a table."""
-        from convmesh.plans.program_table import render  # which is made of programs
-
         return render(self)
 
     def steps(self) -> Iterator[tuple[Phase, str, Step]]:
-        """Everything in the order it runs: phase, layer, step; update: what follows the optimiser."""
+        """All steps in order, as phase, layer and step; phase `update` follows the optimiser."""
         yield from (("forward", node.layer, step) for node in self.nodes for step in node.forward)
         yield from (("backward", node.layer, step) for node in reversed(self.nodes) for step in node.backward)
         yield from (("reduction", "", step) for steps in self._legs() for step in steps)
@@ -223,7 +159,7 @@ class Program:
 
     @property
     def reduction(self) -> tuple[Transfer, ...]:
-        """What sums gradients, in the order in which it is posted."""
+        """The transfers that sum gradients, in the order in which they are posted."""
         return tuple(step for steps in self._legs() for step in steps if isinstance(step, Transfer))
 
     def _legs(self) -> Iterator[Steps]:
@@ -248,9 +184,15 @@ class Program:
         return posted
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
-        """With how often each runs in a step."""
+        """Up to the end of backward, each with how often it runs in a step."""
         yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
         yield from ((transfer, 1) for transfer in self.reduction)
+
+    def transfers_with_update(self) -> Iterator[tuple[Transfer, int]]:
+        """Those of `transfers`, and those that follow the optimiser's step."""
+        yield from self.transfers()
+        sent = (step for part in self.shown for step in (*part.start, *part.finish))
+        yield from ((step, 1) for step in sent if isinstance(step, Transfer))
 
     @property
     def flops(self) -> int:
@@ -264,16 +206,3 @@ class Program:
 
 def _renumbered(wait: Wait, posted: int) -> Wait:
     return replace(wait, transfers=tuple(number - posted for number in wait.transfers))
-
-
-def _bytes(shape: Shape, dtype: str) -> int:
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return elements * BYTES_OF.get(dtype, 4)
-
-
-BYTES_OF = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
-    "bool": 1, "complex64": 8, "complex128": 16,
-}  # fmt: skip

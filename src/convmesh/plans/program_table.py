@@ -1,19 +1,23 @@
-"""A program as a table for people: every layer's layout, local shapes and transfers."""
+"""A program as a table: every layer's layout, local shapes and transfers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from convmesh.layout import Layout
-from convmesh.plans.program import NodeProgram, Program, Step, Transfer
+from convmesh.plans.steps import Step, Transfer
+
+if TYPE_CHECKING:
+    from convmesh.plans.program import NodeProgram, Program
 
 _DIM_NAMES = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One layer of a step, as one rank sees it."""
+    """One layer of a step on one rank."""
 
     layer: str
     cut: str
@@ -30,7 +34,7 @@ HEAD = TableRow("layer", "cut", "local shape", "sends forward", "sends backward"
 
 
 def rows(program: Program) -> list[TableRow]:
-    """All nodes that give a tensor, and at last the sums of gradients."""
+    """All nodes with an output, then the gradient sums."""
     listed = [_row(node, program.rank) for node in program.nodes if node.outputs]
     sums = TableRow("(gradients)", "", "", "", sent(program.reduction))
     return [*listed, sums] if program.reduction else listed
@@ -54,16 +58,16 @@ def described(layout: Layout) -> str:
 
 
 def sent(steps: Iterable[Step]) -> str:
-    """Transfers of one kind together: `2 neighbour 4.0 KiB over height`."""
-    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    """Transfers, grouped by kind: `2 neighbour 4.0 KiB over height`."""
+    by_kind: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for step in steps:
         if isinstance(step, Transfer):
-            found.setdefault((step.carrier, step.axes), []).append(step.bytes_sent)
-    return ", ".join(f"{len(b)} {kind} {amount(sum(b))} over {'*'.join(axes)}" for (kind, axes), b in found.items())
+            by_kind.setdefault((step.carrier, step.axes), []).append(step.bytes_sent)
+    return ", ".join(f"{len(b)} {kind} {amount(sum(b))} over {'*'.join(axes)}" for (kind, axes), b in by_kind.items())
 
 
 def amount(bytes_: float) -> str:
-    """Bytes as a person reads them."""
+    """Bytes, with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if bytes_ < 1024:
             return f"{bytes_:.0f} {unit}" if unit == "B" else f"{bytes_:.1f} {unit}"
@@ -72,7 +76,7 @@ def amount(bytes_: float) -> str:
 
 
 def render(program: Program) -> str:
-    """The table as text, and a line with the sums."""
+    """The table as text, and a line of totals."""
     listed = [HEAD, *rows(program)]
     widths = [max(len(row.cells[column]) for row in listed) for column in range(len(HEAD.cells))]
     lines = [_line(row.cells, widths) for row in listed]

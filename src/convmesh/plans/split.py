@@ -7,23 +7,20 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from convmesh.errors import PlanError
-from convmesh.layout.mesh import AXES, Mesh
+from convmesh.layout.mesh import AXES, SPACE_AXES, Mesh, space_axes
 
 Axes = tuple[str, ...]
 Algorithm = Literal["auto", "x", "y", "w"]
 
-SPATIAL = ("depth", "height", "width")
-"""Spatial dims, and the mesh axes that a spatial strategy cuts them by."""
-
-DIMS = ("sample", *SPATIAL, "channel")
+DIMS = ("sample", *SPACE_AXES, "channel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """For each dim of a layer's input the axes that cut it, outermost first.
 
-    `channel` cuts the layer's weight too; `algorithm` says whether its input is kept ("x"), its output ("y") or
-    its weight ("w", two axes); "auto" takes what moves the least.
+    `channel` cuts the layer's weight too; `algorithm` says what stays in place: the input ("x"), the output ("y") or
+    the weight ("w", two axes); "auto" takes the one that moves the least.
     """
 
     sample: Axes = ()
@@ -45,17 +42,17 @@ class Split:
 
     @property
     def axes(self) -> Axes:
-        """All axes that cut something."""
+        """All axes that cut a dim."""
         return tuple(name for dim in DIMS for name in getattr(self, dim))
 
     def cut(self, dims: int) -> dict[int, Axes]:
-        """The axes by index of dim, channels left out, for a tensor of so many dims: N, C, then space."""
-        space = SPATIAL[len(SPATIAL) - max(0, dims - 2) :]
-        by_dim = {0: self.sample, **{dim: getattr(self, name) for dim, name in enumerate(space, start=2)}}
+        """The axes by index of dim, without channels, for a tensor of `dims` dims: N, C, then space."""
+        space = enumerate(space_axes(dims - 2), start=2)
+        by_dim = {0: self.sample, **{dim: getattr(self, name) for dim, name in space}}
         return {dim: axes for dim, axes in by_dim.items() if axes}
 
     def on(self, mesh: Mesh) -> Split:
-        """The same without axes that the mesh does not have, which have one rank."""
+        """The same without axes that the mesh does not have."""
         kept = {dim: tuple(name for name in getattr(self, dim) if name in mesh.axes) for dim in DIMS}
         return Split(**kept, algorithm=self.algorithm)
 
@@ -66,27 +63,27 @@ class Split:
 
 
 def split_of(value: Split | Mapping[str, Any], layer: str) -> Split:
-    """A split from what a user wrote: `{"sample": "data", "channel": ["channel", "filter"], "algorithm": "w"}`."""
+    """A split as a user writes it: `{"sample": "data", "channel": ["channel", "filter"], "algorithm": "w"}`."""
     if isinstance(value, Split):
         return value
-    known = [field.name for field in fields(Split)]
+    keys = [field.name for field in fields(Split)]
     if not isinstance(value, Mapping):
-        raise PlanError(f"layer {layer!r}: a split (={value!r}) maps {', '.join(known)} to axes.")
-    if unknown := [key for key in value if key not in known]:
-        raise PlanError(f"layer {layer!r}: a split has no {unknown[0]!r}; it has {', '.join(known)}.")
+        raise PlanError(f"layer {layer!r}: a split (={value!r}) maps {', '.join(keys)} to axes.")
+    if unknown := [key for key in value if key not in keys]:
+        raise PlanError(f"layer {layer!r}: a split has no {unknown[0]!r}; it has {', '.join(keys)}.")
     try:
-        read: dict[str, Any] = {k: given if k == "algorithm" else _axes(given) for k, given in value.items()}
+        read: dict[str, Any] = {k: v if k == "algorithm" else _axes(v) for k, v in value.items()}
         return Split(**read)
     except PlanError as error:
         raise PlanError(f"layer {layer!r}: {error}") from None
 
 
-def _axes(given: Any) -> Axes:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _axes(value: Any) -> Axes:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def to_plain(split: Split) -> dict[str, Any]:
-    """The inverse of `split_of`, as a reader would write it."""
+    """The inverse of `split_of`."""
     plain: dict[str, Any] = {}
     for dim in DIMS:
         if axes := getattr(split, dim):

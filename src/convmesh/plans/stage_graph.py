@@ -1,4 +1,4 @@
-"""Cutting a network into pipeline stages: where it may be cut, and where the slowest stage is fastest."""
+"""Cutting a network into pipeline stages: where cuts are allowed, and which make the slowest stage fastest."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from itertools import pairwise
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
 from convmesh.plans.balance import BalanceLimits, Cost, balance
-from convmesh.plans.program import BYTES_OF
+from convmesh.plans.steps import bytes_each
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
-"""Types that can cross: their gradients travel back."""
+"""Types that can cross between stages: they have gradients to send back."""
 
 
 class StageGraph:
     """A network as a row of calls that can be cut into stages.
 
     A stage is a run of calls. A value that a later stage needs passes through all stages between; sizes and shapes are
-    known beforehand and do not travel; parameters are read in the stage that uses them.
+    known beforehand and are not sent; parameters are read in the stage that uses them.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -34,29 +34,31 @@ class StageGraph:
     @cached_property
     def obstacles(self) -> list[str | None]:
         """By place: why no stage may start there, or None."""
-        found: list[str | None] = [None] * len(self.calls)
+        obstacles: list[str | None] = [None] * len(self.calls)
         ranges = itertools.chain(self._poor_starts(), self._untransportable(), self._shared_weights())
         for first, last, why in ranges:
-            for place in range(first + 1, min(last + 1, len(found))):
-                found[place] = found[place] or why
-        if found:
-            found[0] = "the first stage starts there by itself"
-        return found
+            for place in range(first + 1, min(last + 1, len(obstacles))):
+                obstacles[place] = obstacles[place] or why
+        if obstacles:
+            obstacles[0] = "the first stage starts there anyway"
+        return obstacles
 
     @cached_property
     def places(self) -> list[int]:
-        """Where a stage after the first may start, so that every stage has a weight that learns: between one such and
-        the next at one place, where the least crosses, and of several the last."""
+        """Where a stage after the first may start, so that every stage has a learning weight.
+
+        One place between each two such weights: where the least crosses, and of several the last.
+        """
         gaps = ([p for p in range(a + 1, b + 1) if self.obstacles[p] is None] for a, b in pairwise(self._learning))
         return [min(gap, key=lambda place: (self.bytes_crossing[place], -place)) for gap in gaps if gap]
 
     @cached_property
     def _learning(self) -> list[int]:
-        """The places of calls with a weight that learns."""
+        """The places of calls with a learning weight."""
         return [place for place, node in enumerate(self.calls) if any(weight.learns for weight in node.weights)]
 
     def _poor_starts(self) -> Iterator[tuple[int, int, str]]:
-        """A stage starts at a layer's first call, because its name would not tell the others apart, and with work."""
+        """A stage starts at a layer's first call, the only one that its name identifies, and with work."""
         seen: set[str] = set()
         for place, node in enumerate(self.calls):
             if node.layer in seen:
@@ -83,7 +85,7 @@ class StageGraph:
 
     @cached_property
     def _lifetimes(self) -> dict[str, tuple[int, int]]:
-        """By value: where it is made (-1: an input) and where it is last used (the end: an output)."""
+        """By value: where it is computed (-1: an input) and where it is last used (the end: an output)."""
         made = {node.name: -1 for node in self.graph.inputs} | self.place
         last = dict(made)
         for node in self.graph.nodes:
@@ -94,16 +96,16 @@ class StageGraph:
         return {name: (place, last[name]) for name, place in made.items()}
 
     def crossing(self, place: int) -> tuple[str, ...]:
-        """The tensors that a stage starting at `place` is given, each once, in the order in which they are made."""
+        """The tensors that a stage starting at `place` receives, each once, in the order in which they are computed."""
         alive = (name for name, (made, last) in self._lifetimes.items() if made < place <= last)
         return tuple(name for name in alive if self.graph.node(name).outputs)
 
     @cached_property
     def bytes_crossing(self) -> list[int]:
-        """By place: bytes of the global micro-batch, or batch, that a stage starting there is given."""
+        """By place: bytes of the global (micro-)batch that a stage starting there receives."""
         change = [0] * (len(self.calls) + 2)
         for name, (made, last) in self._lifetimes.items():
-            size = sum(value.elements * BYTES_OF.get(value.dtype, 4) for value in self.graph.node(name).outputs)
+            size = sum(value.elements * bytes_each(value.dtype) for value in self.graph.node(name).outputs)
             change[made + 1] += size
             change[last + 1 if last <= len(self.calls) else -1] -= size
         return list(itertools.accumulate(change))
@@ -119,7 +121,7 @@ class StageGraph:
                 raise PlanError(f"`starts` names {name!r}, but the network has no such layer{hint}.")
             place = first[name]
             if place <= bounds[-1] and len(bounds) > 1:
-                raise PlanError(f"`starts` names {name!r} after a layer that runs later; list them in their order.")
+                raise PlanError(f"`starts` names {name!r} after a layer that runs later; list them in order.")
             if obstacle := self.obstacles[place]:
                 raise PlanError(f"no stage can start at {name!r}: {obstacle}{self._nearest(place)}.")
             bounds.append(place)
@@ -128,7 +130,7 @@ class StageGraph:
         return bounds
 
     def _check_learning(self, bounds: Sequence[int]) -> None:
-        """An optimiser cannot be made for a stage without weights."""
+        """Refuse a stage without learning weights: no optimiser can be made for it."""
         for begin, end in pairwise(bounds):
             if len(bounds) > 2 and bisect_left(self._learning, begin) == bisect_left(self._learning, end):
                 raise PlanError(
@@ -141,11 +143,11 @@ class StageGraph:
         return "" if near is None else f"; the nearest layer where one can start is {self.calls[near].layer!r}"
 
     def stage_weights(self, bounds: Sequence[int]) -> dict[str, int]:
-        """The stage of every weight; those that nothing uses go with the first."""
-        found = {weight.name: 0 for weight in self.graph.weights}
+        """The stage of every weight; unused weights belong to the first."""
+        stages = {weight.name: 0 for weight in self.graph.weights}
         for stage, (begin, end) in enumerate(pairwise(bounds)):
-            found |= {weight.name: stage for node in self.calls[begin:end] for weight in node.weights}
-        return found
+            stages |= {weight.name: stage for node in self.calls[begin:end] for weight in node.weights}
+        return stages
 
 
 def _is_read(node: Node) -> bool:
@@ -153,13 +155,13 @@ def _is_read(node: Node) -> bool:
 
 
 def _obstacle(node: Node) -> str | None:
-    """Why what a node gives cannot cross from one stage to the next."""
+    """Why a node's output cannot cross from one stage to the next."""
     if node.kind == "attribute":
         return f"{node.layer!r} computes a weight, which must be used in the same stage"
     if len(node.outputs) > 1:
-        return f"{node.layer!r} gives several tensors at once, which are taken apart after it"
+        return f"{node.layer!r} has several outputs, which are taken apart after it"
     if node.outputs and node.outputs[0].dtype not in FLOATING:
-        return f"{node.layer!r} gives {node.outputs[0].dtype} values, which have no gradient to send back"
+        return f"{node.layer!r} outputs {node.outputs[0].dtype} values, which have no gradient to send back"
     return None
 
 
@@ -170,11 +172,10 @@ def cut_stages(
     in_flight: Sequence[int] | None = None,
     bytes_limit: int | None = None,
 ) -> tuple[str, ...]:
-    """The first layers of the stages after the first, such that the slowest stage takes the least time, and of those
-    cuts one where the least crosses.
+    """The first layers of the stages after the first, such that the slowest stage is fastest and the least crosses.
 
-    `in_flight` says for how many micro-batches each stage keeps its activations at most; with `bytes_limit`, weights
-    and activations of each stage stay within it.
+    `in_flight` gives the micro-batches whose activations each stage keeps at most; `bytes_limit` bounds the weights and
+    activations of each stage.
     """
     row = StageGraph(graph)
     if stages > len(row.places) + 1:
@@ -190,9 +191,9 @@ def cut_stages(
 
 
 def _total(costs: Mapping[str, Cost], nodes: Sequence[Node]) -> Cost:
-    found = [costs.get(node.name, Cost()) for node in nodes]
+    listed = [costs.get(node.name, Cost()) for node in nodes]
     return Cost(
-        math.fsum(cost.seconds for cost in found),
-        sum(cost.bytes_weights for cost in found),
-        sum(cost.bytes_kept for cost in found),
+        math.fsum(cost.seconds for cost in listed),
+        sum(cost.bytes_weights for cost in listed),
+        sum(cost.bytes_kept for cost in listed),
     )

@@ -1,4 +1,4 @@
-"""The order in which each rank of a pipeline runs its stages on micro-batches, as torch's schedules have it."""
+"""The order in which each rank of a pipeline runs its stages on micro-batches, as in torch's schedules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from typing import Literal
 
 Kind = Literal["forward", "backward", "input", "weight"]
-"""Backward finds all gradients; or those of inputs and those of weights apart."""
+"""`backward` computes all gradients; `input` and `weight` compute them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Action:
 
 @cache
 def actions_of(schedule: str, pipe: int, stages: int, microbatches: int, rank: int) -> tuple[Action, ...]:
-    """What a rank along the pipe axis runs, in order.
+    """The actions of a rank along the pipe axis, in order.
 
-    With fewer micro-batches than stages, one forward and one backward in turn is what GPipe does.
+    With fewer micro-batches than stages, 1F1B runs as GPipe.
     """
     if schedule in ("interleaved", "zero-bubble"):
         return tuple(_turns(Loop(pipe, stages // pipe, microbatches, rank, schedule == "zero-bubble")))
@@ -46,14 +46,14 @@ def _one_stage(stage: int, microbatches: int, ahead: int) -> Iterator[Action]:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A rank's turns through several stages: micro-batches go through each in rounds."""
+    """A rank's turns through several stages, which take micro-batches in rounds."""
 
     pipe: int
     own: int
     microbatches: int
     rank: int
     splits: bool
-    """Whether gradients of weights are found apart, later, where the rank would wait."""
+    """Whether weight gradients are computed later, where the rank would wait."""
 
     @property
     def round(self) -> int:
@@ -84,13 +84,13 @@ def _turns(loop: Loop) -> Iterator[Action]:
         return Action(kind, stage, done[kind, stage] - 1)
 
     yield from (next_of("forward", loop.forward_stage(turn)) for turn in range(loop.ahead))
-    found = 0
+    weights_done = 0
     for turn in range(loop.total):
         if turn + loop.ahead < loop.total:
             yield next_of("forward", loop.forward_stage(turn + loop.ahead))
         yield next_of("input" if loop.splits else "backward", loop.backward_stage(turn))
         if loop.splits and turn >= loop.rank:
-            yield next_of("weight", loop.backward_stage(found))
-            found += 1
+            yield next_of("weight", loop.backward_stage(weights_done))
+            weights_done += 1
     if loop.splits:
-        yield from (next_of("weight", loop.backward_stage(turn)) for turn in range(found, loop.total))
+        yield from (next_of("weight", loop.backward_stage(turn)) for turn in range(weights_done, loop.total))

@@ -7,6 +7,14 @@ from torch._subclasses import FakeTensor as FakeTensor  # what DTensor computes 
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 
+class UncompiledDispatchMode(TorchDispatchMode):
+    """A mode in which nothing is compiled: torch's guard against that takes longer than most operators of a dry run."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 def has_meta_kernel(operator: str) -> bool:
     """Whether torch can tell the shape of an aten operator's result: a second registration would be an error."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", "Meta")

@@ -1,4 +1,22 @@
-"""Backward of a pipeline's stage in two parts: the zero-bubble schedules call these, and so must a dry run of one."""
+"""Backward of a pipeline's stage in two parts: the zero-bubble schedules call these, and so must a dry run of one.
 
-from torch.distributed.pipelining._backward import stage_backward_input as stage_backward_input
-from torch.distributed.pipelining._backward import stage_backward_weight as stage_backward_weight
+Loaded when first called: torch's pipelines take long to import, and few plans need them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def stage_backward_input(*args: Any) -> tuple[Any, Any]:
+    """The gradients of a stage's inputs, and what is left to do for its weights."""
+    from torch.distributed.pipelining._backward import stage_backward_input as first_part
+
+    return first_part(*args)
+
+
+def stage_backward_weight(*args: Any) -> Any:
+    """The gradients of a stage's weights, from what `stage_backward_input` left."""
+    from torch.distributed.pipelining._backward import stage_backward_weight as second_part
+
+    return second_part(*args)

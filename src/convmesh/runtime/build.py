@@ -10,12 +10,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, open_mesh
+from convmesh.dist.meeting import telling_refusals
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
 from convmesh.graph import Captured, capture, compared
-from convmesh.kernels.device_kind import standing_for
 from convmesh.layout import Layout
-from convmesh.lowering.channel_cuts import replace_tensor
+from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
@@ -23,9 +23,9 @@ from convmesh.private_torch import tree_map
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
 from convmesh.runtime.executor import executable
 from convmesh.runtime.full_state import copy_from_first, is_materialised
-from convmesh.runtime.graph_regions import parts_of
 from convmesh.runtime.net import Engine, ParallelNet, Running
 from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
+from convmesh.runtime.pipeline.stage_modules import stage_regions
 from convmesh.runtime.pipeline.stage_weights import StageWeights
 
 Loss = Callable[..., Any]
@@ -42,25 +42,29 @@ def parallelize(
 ) -> ParallelNet:
     """This rank's part of `model` under `plan`: call it on every rank of the job.
 
-    The model's own parameters are used: cut weights become DTensors in it. With `loss`, `net(x, target)` is the global
-    loss, and after `backward()` every gradient is the single device's. Every rank starts from the first one's weights.
-    `compile` puts the network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose
-    loss is not a number with the step and the ranks to blame.
+    The net uses the model's own parameters; weights that the plan cuts become DTensors. With `loss`, `net(x, target)`
+    is the global loss, and after `backward()` every gradient is that of a single device. Every rank starts from the
+    first one's weights. `mesh` is the plan's mesh if it is open already; it stays as it is. `compile` puts the
+    network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose loss is NaN with an
+    error that names the step and the ranks to blame.
     """
-    captured = _captured(model, plan)
-    plan.check(captured.graph)
+    with telling_refusals():
+        captured = _captured(model, plan)
+        plan.check(captured.graph)
     opened = _opened(plan, mesh)
-    with standing_for(opened.device.type):
-        lowered = lower(captured, plan, opened.rank)
+    inside = opened.with_settings(opened.settings.for_plan(plan))
+    lowered = lower(captured, plan, opened.rank, device=opened.device.type)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
     if stages is None:
-        engine: Engine = DirectEngine(executable(captured, lowered, opened, _backend(compile)), opened, loss)
+        module = executable(captured, lowered, inside, _backend(compile))
+        engine: Engine = DirectEngine(module, opened, inside, loss)
     else:
-        engine = PipelineEngine(captured, lowered, opened, loss, stages, _backend(compile))
+        regions = stage_regions(captured, lowered, inside, _backend(compile))
+        engine = PipelineEngine(stages.captured, lowered, opened, loss, regions)
     running = Running(
         lowered=lowered,
         mesh=opened,
@@ -68,7 +72,7 @@ def parallelize(
         reducer=reducer_for(model, lowered.sum_axes, opened, plan.reduction) if is_materialised(model) else None,
         inputs=[engine.layout_of(lowered.layouts[node.name][0]) for node in captured.graph.inputs],
         outputs=_output_layouts(captured, lowered, engine.layout_of),
-        check=LossCheck(opened) if check_loss else None,
+        check=LossCheck(opened, ends_on_nan=check_loss),
         stages=stages,
         reads_weights=any(node.op == "get_attr" for node in captured.module.graph.nodes),
     )
@@ -76,20 +80,18 @@ def parallelize(
 
 
 def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
-    """The plan's mesh, open, and set as the plan wants it."""
+    """The plan's mesh, open."""
     if "pipe" in plan.mesh.axes and plan.pipeline is None:
         raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
     opened = mesh if mesh is not None else open_mesh(plan.mesh)
+    opened.agree("the plan's mesh", str(plan.mesh))
     if opened.mesh != plan.mesh:
         raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
-    opened.replica_statistics = plan.batchnorm == "replica"
-    opened.sub_batches = plan.sub_batches
-    opened.weight_sums = _leave
     return opened
 
 
 def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None) -> None:
-    """The first rank's weights on this rank's device; those of other stages go before they take its memory."""
+    """Copy the first rank's weights to this rank's device; those of other stages are dropped first."""
     if stages is None and is_materialised(model):
         model.to(mesh.device)
     if is_materialised(model):
@@ -101,30 +103,21 @@ def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None
 
 
 def _captured(model: nn.Module, plan: Plan) -> Captured:
-    """The network as it was captured for the plan, if from this very model; else captured anew."""
+    """The network as captured for the plan, if that was from this very model; else captured again."""
     if any(isinstance(p, DTensor) for p in model.parameters()):
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
         )
-    source = plan.source
-    if isinstance(source, Captured) and _is_of(source, model):
-        return compared(source, model)
+    known = plan.source.of_model(model) if isinstance(plan.source, Captured) else None
+    if known is not None:
+        return compared(known, model)
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)
 
 
-def _is_of(source: Captured, model: nn.Module) -> bool:
-    mine = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    return all(id(part) in mine for part in parts_of(source.module).values())
-
-
 def _backend(choice: bool | str) -> str | None:
     return "inductor" if choice is True else choice or None
-
-
-def _leave(axes: tuple[str, ...]) -> None:
-    """Weight gradients stay partial in backward: the reducer sums them."""
 
 
 def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
@@ -134,7 +127,7 @@ def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
 
 
 def _output_layouts(captured: Captured, lowered: Lowered, layout_of: Callable[[Layout], Layout]) -> Any:
-    """The layouts of what the network gives, in the structure in which it gives them."""
+    """The layouts of the network's outputs, in their structure."""
     (output,) = (n for n in captured.module.graph.nodes if n.op == "output")
     names = torch.fx.map_arg(output.args[0], lambda n: n.name)
     return tree_map(lambda n: layout_of(lowered.layouts[n][0]) if n in lowered.layouts else n, names)

@@ -1,4 +1,4 @@
-"""Local parts through torch.compile: runs of operators that work on each index by themselves, fused into one."""
+"""Local parts through torch.compile: runs of pointwise operators, fused into one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from convmesh.runtime.graph_regions import replace_regions
 
 
 def fusible(program: NodeProgram, kind: str) -> bool:
-    """Whether a node is a local function of shards that all lie alike: nothing travels, and no index matters."""
+    """Whether a node is a pointwise function of shards of one layout, without any transfer."""
     is_local = not any(isinstance(step, Transfer) for step in (*program.forward, *program.backward))
     return kind == "pointwise" and is_local and {*program.inputs} == {*program.outputs}
 
 
 class CompiledPart(nn.Module):
-    """A run of such nodes on plain tensors."""
+    """A run of fusible nodes, compiled, on plain tensors."""
 
     def __init__(self, module: fx.GraphModule, backend: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class CompiledPart(nn.Module):
 
 
 def compile_parts(graph: fx.Graph, parts: dict[str, Any], chosen: Collection[str], backend: str) -> None:
-    """Put compiled functions in place of runs of the `chosen` nodes that are worth it: at least two operators."""
+    """Replace runs of at least two of the `chosen` nodes by compiled functions."""
 
     def key(node: fx.Node) -> str | None:
         return "local" if node.name in chosen else None

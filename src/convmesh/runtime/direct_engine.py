@@ -1,8 +1,9 @@
-"""One step of a network whose layers all run on every rank: shards in, shards or the global loss out."""
+"""A step of a network whose layers all run on every rank: from input shards to output shards or the global loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,46 +11,55 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import NonFiniteLossError, UnsupportedError
+from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.loss.labels import Notes, raise_wrong_labels
+from convmesh.ops.loss.nan_flag import NanFlag, can_be_read
 from convmesh.private_torch import tree_map
 from convmesh.private_torch.module_tables import buffers_of, parameters_of
+from convmesh.runtime.placing import in_view
 
 Loss = Callable[..., Any]
 
 
 class DirectEngine:
-    """Runs the network from its first layer to its last."""
+    """Runs the network from its first layer to its last.
 
-    def __init__(self, module: fx.GraphModule, mesh: OpenMesh, loss: Loss | None) -> None:
+    The network runs by its plan's settings, in the view `inside`. Its outputs are on the mesh as it was opened, so that
+    the weights of a loss, which no reducer knows, have their gradients summed.
+    """
+
+    def __init__(self, module: fx.GraphModule, mesh: OpenMesh, inside: OpenMesh, loss: Loss | None) -> None:
         self.module, self.mesh, self.loss = module, mesh, loss
+        self._inside = inside
 
     def outputs(self, inputs: list[Sharded]) -> Any:
-        """What the network makes of its inputs."""
-        return self.module(*inputs)
+        """The network's outputs."""
+        return in_view(self.module(*in_view(inputs, self._inside)), self.mesh)
 
     def step(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
-        """The global loss, and the outputs that it was found from."""
+        """The global loss, and the outputs from which it was computed."""
         assert self.loss is not None
-        outputs = self.module(*inputs)
+        outputs = self.outputs(inputs)
         return whole_loss(self.loss(outputs, targets)), outputs
 
     def rebind(self, owner: nn.Module) -> None:
-        """Parameters that the network reads itself, not through a layer, are looked up anew."""
+        """Look up again the parameters that the network reads itself, not through a layer."""
         rebind(self.module, owner)
 
     def layout_of(self, planned: Layout) -> Layout:
-        """Layouts were worked out for whole batches."""
+        """The plan's layouts are those of whole batches."""
         return planned
 
 
 def rebind(module: nn.Module, owner: nn.Module) -> None:
-    """Give the parameters and buffers of `module`'s own containers the tensors that `owner` has under their names."""
+    """Replace the parameters and buffers of `module` by the tensors that `owner` has under their names."""
     for path, container in module.named_modules():
         for table in (parameters_of(container), buffers_of(container)):
             for name in table:
-                found = _tensor_at(owner, f"{path}.{name}" if path else name)
-                table[name] = found if found is not None else table[name]
+                tensor = _tensor_at(owner, f"{path}.{name}" if path else name)
+                table[name] = tensor if tensor is not None else table[name]
 
 
 def _tensor_at(owner: nn.Module, name: str) -> Any:
@@ -61,7 +71,7 @@ def _tensor_at(owner: nn.Module, name: str) -> Any:
 
 
 def whole_loss(loss: Any) -> torch.Tensor:
-    """The loss as a plain tensor, which must be one number that all ranks share."""
+    """The loss as a plain tensor; it must be one number, the same on all ranks."""
     if isinstance(loss, Sharded):
         if loss.layout.axes or loss.numel() != 1:
             raise UnsupportedError(
@@ -74,27 +84,42 @@ def whole_loss(loss: Any) -> torch.Tensor:
     return loss
 
 
+@dataclass(frozen=True)
+class SeenLoss:
+    """A step's loss, for the question that is asked of it later."""
+
+    step: int
+    is_nan: NanFlag
+    labels: Notes
+    finite: torch.Tensor | None
+
+
 class LossCheck:
-    """Finds a loss that is not a number. On a GPU the loss of a step is looked at in the next: nobody waits for it."""
+    """Finds a loss that is NaN. On a GPU the loss of a step is looked at in the next: nobody waits for it.
 
-    def __init__(self, mesh: OpenMesh) -> None:
-        self._mesh = mesh
+    Wrong labels always end the run. Any other NaN does so if it `ends_on_nan`.
+    """
+
+    def __init__(self, mesh: OpenMesh, ends_on_nan: bool) -> None:
+        self._mesh, self._ends_on_nan = mesh, ends_on_nan
         self._step = 0
-        self._last: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        self._last: SeenLoss | None = None
 
-    def see(self, loss: torch.Tensor, outputs: Any) -> None:
+    def see(self, loss: torch.Tensor, outputs: Any, labels: Notes) -> None:
         """Note the loss of one more step."""
-        if self._mesh.is_dry or loss.is_meta or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return  # a CUDA graph replays work, not questions
-        previous, self._last = self._last, (self._step, loss.detach(), _finite(outputs))
+        if self._mesh.is_dry or not can_be_read(loss):
+            return
+        finite = _finite(outputs) if self._ends_on_nan else None
+        previous, self._last = self._last, SeenLoss(self._step, NanFlag(loss), labels, finite)
         self._step += 1
         seen = previous if loss.is_cuda else self._last
-        if seen is not None and bool(seen[1].isnan()):
-            self._report(*seen)
+        if seen is not None and seen.is_nan:
+            # Every rank has the same loss, so all come here together and can ask whose labels or outputs are wrong.
+            raise_wrong_labels(seen.labels, self._mesh, tuple(self._mesh.mesh.axes))
+            if seen.finite is not None:
+                self._report(seen.step, seen.finite)
 
-    def _report(self, step: int, loss: torch.Tensor, finite: torch.Tensor) -> None:
-        """Every rank has the same loss, so all come here together and can ask whose outputs are to blame."""
-        del loss
+    def _report(self, step: int, finite: torch.Tensor) -> None:
         bad = torch.zeros(self._mesh.mesh.size, dtype=torch.int64)
         bad[self._mesh.rank] = int(not bool(finite))
         everywhere = all_reduce(bad.to(self._mesh.device), self._mesh, tuple(self._mesh.mesh.axes))
@@ -109,5 +134,5 @@ class LossCheck:
 def _finite(outputs: Any) -> torch.Tensor:
     """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
     found: list[torch.Tensor] = []
-    tree_map(lambda y: found.append(y.local.detach().isfinite().all()) if isinstance(y, Sharded) else None, outputs)
+    tree_map(lambda y: found.append(all_finite(y.local)) if isinstance(y, Sharded) else None, outputs)
     return torch.stack(found).all() if found else torch.tensor(True)

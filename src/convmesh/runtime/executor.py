@@ -1,4 +1,4 @@
-"""The lowered network as a module that runs on shards: the traced calls, with changes of layout where needed."""
+"""The lowered network as a module that runs on shards: the traced calls, and changes of layout between them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
+from convmesh.graph.weightless import parts_of
 from convmesh.lowering.arrange import arrange
-from convmesh.lowering.channel_cuts import LAYERS
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.opaque import is_opaque, run_opaque
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
 from convmesh.runtime.compiled_regions import compile_parts, fusible
-from convmesh.runtime.graph_regions import parts_of, replace_regions
+from convmesh.runtime.graph_regions import graph_module, replace_regions
+from convmesh.runtime.placing import in_view
 from convmesh.runtime.recompute import Recomputed
 
 
 def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None = None) -> fx.GraphModule:
-    """The network on `Sharded` tensors of `mesh`; its local parts compiled if a `backend` of torch.compile is named."""
+    """The network on `Sharded` tensors of `mesh`; `backend` of torch.compile, if named, compiles its local parts."""
     parts = parts_of(captured.module)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -33,13 +35,13 @@ def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: st
         _adapt(parts, copy, node, captured, lowered, mesh)
     tune(graph, parts, captured, lowered, mesh, backend)
     graph.lint()
-    return fx.GraphModule(parts, graph)
+    return graph_module(parts, graph)
 
 
 def tune(
     graph: fx.Graph, parts: dict[str, Any], captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
 ) -> None:
-    """Put in the parts to compile, if a backend is named, and the blocks that the plan recomputes."""
+    """Insert the compiled parts, if a backend is named, and the blocks that the plan recomputes."""
     if backend is not None:
         compile_parts(graph, parts, _fusible(captured, lowered), backend)
     if lowered.plan.checkpoint:
@@ -49,22 +51,22 @@ def tune(
 def _rearrange(
     graph: fx.Graph, parts: dict[str, Any], node: fx.Node, name: str, lowered: Lowered, arranged: dict[str, fx.Node]
 ) -> None:
-    """Put the change of layout that a node asks for in front of it, or take over an earlier node's."""
+    """Insert the change of layout that a node needs in front of it, or use that of an earlier node."""
     if name in lowered.arranged:
         module = parts[str(node.target)] if node.op == "call_module" else None
         path = parts_name("arrange", name)
         parts[path] = Arrange(lowered.arranged[name], isinstance(module, LAYERS))
         with graph.inserting_before(node):
             arranged[name] = graph.call_module(path, node.args[:1])
-    made = arranged.get(lowered.shared.get(name, name))
-    if made is not None:
-        node.args = (made, *node.args[1:])
+    change = arranged.get(lowered.shared.get(name, name))
+    if change is not None:
+        node.args = (change, *node.args[1:])
 
 
 def _adapt(
     parts: dict[str, Any], node: fx.Node, original: fx.Node, captured: Captured, lowered: Lowered, mesh: OpenMesh
 ) -> None:
-    """Put in our own call where the node's would not do."""
+    """Replace the calls of modules that were not traced, and of nodes that sum weight gradients in backward."""
     spec = captured.graph.node(original.name)
     module = parts[str(node.target)] if node.op == "call_module" else None
     if module is not None and is_opaque(spec.kind, module):
@@ -72,8 +74,8 @@ def _adapt(
         parts[node.target] = Opaque(module, spec.layer)
     if original.name in lowered.eager:
         call: Any = parts[str(node.target)] if node.op == "call_module" else node.target
-        node.op, node.target = "call_module", parts_name("at_once", original.name)
-        parts[node.target] = SumsAtOnce(call, mesh)
+        node.op, node.target = "call_module", parts_name("summed", original.name)
+        parts[node.target] = SummedInBackward(call, mesh)
 
 
 def _fusible(captured: Captured, lowered: Lowered) -> set[str]:
@@ -81,12 +83,12 @@ def _fusible(captured: Captured, lowered: Lowered) -> set[str]:
     return {n.name for n in captured.graph.nodes if n.name in programs and fusible(programs[n.name], n.kind)}
 
 
-def parts_name(what: str, node: str) -> str:
-    return f"convmesh_{what}_{node}"
+def parts_name(purpose: str, node: str) -> str:
+    return f"convmesh_{purpose}_{node}"
 
 
 class Arrange(nn.Module):
-    """Brings a tensor into the layout that a layer's split asks for."""
+    """Changes a tensor's layout to the one of a layer's split."""
 
     def __init__(self, split: Split, cuts_channels: bool) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class Arrange(nn.Module):
 
 
 class Opaque(nn.Module):
-    """A module on each rank's whole samples."""
+    """A module that was not traced, on each rank's whole samples."""
 
     def __init__(self, module: nn.Module, layer: str) -> None:
         super().__init__()
@@ -110,23 +112,21 @@ class Opaque(nn.Module):
         return run_opaque(self.module, self._layer, *args, **kwargs)
 
 
-class SumsAtOnce(nn.Module):
-    """A call whose weights' gradients are summed in backward itself."""
+class SummedInBackward(nn.Module):
+    """A call whose backward sums the gradients of its weights, in place of the reducer."""
 
     def __init__(self, call: Callable[..., Any], mesh: OpenMesh) -> None:
         super().__init__()
         self.call, self._mesh = call, mesh
+        self._summing = mesh.with_settings(mesh.settings.summing_weights())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        later, self._mesh.weight_sums = self._mesh.weight_sums, None
-        try:
-            return self.call(*args, **kwargs)
-        finally:
-            self._mesh.weight_sums = later
+        args, kwargs = in_view((args, kwargs), self._summing)
+        return in_view(self.call(*args, **kwargs), self._mesh)
 
 
 def _recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
-    """Make blocks of the nodes whose modules the plan names, each module's calls in a row."""
+    """Replace runs of nodes of each module that the plan recomputes by one block."""
     layers = {node.name: node.layer for node in captured.graph.nodes}
 
     def block(node: fx.Node) -> str | None:

@@ -21,7 +21,7 @@ State = dict[str, torch.Tensor]
 
 
 def whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
-    """A copy of the whole tensor, on every rank; a cut one travels in one exchange, however many axes cut it."""
+    """A copy of the whole tensor, on every rank; a cut one is gathered in one exchange, however many axes cut it."""
     local = local_of(tensor).detach()
     if not isinstance(tensor, DTensor) or not (cuts := cuts_of(tensor)):
         return local.clone()
@@ -29,14 +29,14 @@ def whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and the buffers that checkpoints have, shared ones under each of their names."""
+    """Parameters and persistent buffers, shared ones under each of their names."""
     yield from module.named_parameters(remove_duplicate=False)
-    kept = {*module.state_dict(keep_vars=True)}
-    yield from ((name, b) for name, b in module.named_buffers(remove_duplicate=False) if name in kept)
+    saved = {*module.state_dict(keep_vars=True)}
+    yield from ((name, b) for name, b in module.named_buffers(remove_duplicate=False) if name in saved)
 
 
 def check_names(given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a dictionary that is not the network's, before anything is changed."""
+    """Refuse a state of another network, before anything is changed."""
     if missing := [name for name in wanted if name not in given]:
         raise ShapeError(f"the state has no {missing[0]!r} ({len(missing)} of {len(wanted)} names are missing).")
     if extra := [name for name in given if name not in wanted]:
@@ -50,7 +50,7 @@ def check_names(given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 
 @torch.no_grad()
 def load_whole(tensor: torch.Tensor, value: torch.Tensor, mesh: OpenMesh, cuts: Mapping[int, tuple[str, ...]]) -> None:
-    """Copy a whole value into what this rank holds of it."""
+    """Copy a whole value, or this rank's shard of it, into the rank's tensor."""
     if isinstance(tensor, DTensor):
         tensor.to_local().copy_(cut_weight(value.detach(), mesh, dict(cuts)).to_local())
     else:
@@ -61,13 +61,13 @@ def load_whole(tensor: torch.Tensor, value: torch.Tensor, mesh: OpenMesh, cuts: 
 def reset(
     module: nn.Module, mesh: OpenMesh, cuts: Mapping[str, Mapping[int, tuple[str, ...]]], drawn_like: nn.Module
 ) -> None:
-    """Draw initial weights, layer by layer: each is drawn whole, so that no mesh changes it, and cut at once.
+    """Draw initial weights layer by layer: each is drawn whole, so that the mesh does not change it, and then cut.
 
-    `drawn_like` has all layers; those that this rank does not hold are drawn too, so that no stage changes the others.
+    `drawn_like` has all layers. Those of other ranks' stages are drawn too, so that stages do not change the weights.
     """
     for path, owner in drawn_like.named_modules():
-        held = {**parameters_of(owner), **buffers_of(owner)}
-        if not any(tensor is not None for tensor in held.values()):
+        tensors = {**parameters_of(owner), **buffers_of(owner)}
+        if not any(tensor is not None for tensor in tensors.values()):
             continue
         if not hasattr(owner, "reset_parameters"):
             raise UnsupportedError(
@@ -76,7 +76,7 @@ def reset(
             )
         drawn = _whole_copy(owner)
         drawn.reset_parameters()  # type: ignore[operator]
-        for name in held:
+        for name in tensors:
             tensor = getattr(module.get_submodule(path), name)
             if tensor is not None:
                 full_name = f"{path}.{name}" if path else name
@@ -84,13 +84,13 @@ def reset(
 
 
 def _whole_copy(owner: nn.Module) -> nn.Module:
-    """A layer of the same options with whole tensors of its own, not filled in."""
-    made = copy.copy(owner)
+    """A layer with the same options and whole, uninitialised tensors of its own."""
+    layer = copy.copy(owner)
     parameters = {
         n: p if p is None else nn.Parameter(_empty(p), p.requires_grad) for n, p in parameters_of(owner).items()
     }
-    give_tables(made, parameters, {n: b if b is None else _empty(b) for n, b in buffers_of(owner).items()})
-    return made
+    give_tables(layer, parameters, {n: b if b is None else _empty(b) for n, b in buffers_of(owner).items()})
+    return layer
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,18 +98,18 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give memory to tensors that have none; those that two layers share stay shared."""
-    made: dict[int, torch.Tensor] = {}
+    """Allocate tensors that are on the meta device; those that two layers share stay shared."""
+    allocated: dict[int, torch.Tensor] = {}
     for owner in module.modules():
         for table in (parameters_of(owner), buffers_of(owner)):
             for name, tensor in table.items():
                 if tensor is not None and tensor.is_meta:
-                    table[name] = made.setdefault(id(tensor), _with_memory(tensor, device))
+                    table[name] = allocated.setdefault(id(tensor), _with_memory(tensor, device))
 
 
 def _with_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    made = as_gradient_of(tensor, torch.empty_like(local_of(tensor), device=device))
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    empty = as_gradient_of(tensor, torch.empty_like(local_of(tensor), device=device))
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def is_materialised(module: nn.Module) -> bool:
@@ -118,7 +118,7 @@ def is_materialised(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def copy_buffers_along(module: nn.Module, mesh: OpenMesh, axis: str) -> None:
-    """Give all ranks along an axis the first one's buffers: running statistics that each kept of its own samples."""
+    """Copy the first rank's buffers to all ranks along an axis: each had running statistics of its own samples."""
     if mesh.everyone is None or mesh.mesh.extent((axis,)) == 1:
         return
     first = mesh.world_rank(mesh.mesh.group((axis,), mesh.rank)[0])
@@ -131,10 +131,10 @@ def copy_buffers_along(module: nn.Module, mesh: OpenMesh, axis: str) -> None:
 
 @torch.no_grad()
 def copy_from_first(module: nn.Module, mesh: OpenMesh) -> None:
-    """Start every rank from the first one's weights, however each drew its own."""
+    """Copy the first rank's weights to all ranks."""
     if mesh.everyone is None or mesh.mesh.size == 1:
         return
     for tensor in (*module.parameters(), *module.buffers()):
-        wire = tensor.detach().to("cpu" if mesh.stages_through_host else mesh.device).contiguous()
+        wire = tensor.detach().to(mesh.wire_device).contiguous()
         dist.broadcast(wire, mesh.world_rank(0), group=mesh.everyone)
         tensor.copy_(wire)

@@ -1,4 +1,4 @@
-"""Parts of a traced network as modules of their own: blocks to compute again, stages of a pipeline."""
+"""Parts of a traced network as modules of their own: recomputed blocks, stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,33 +9,23 @@ from typing import Any
 
 from torch import fx, nn
 
+from convmesh.private_torch.graph_sources import forget_source_of
+
 Parts = Mapping[str, Any]
 """Modules, parameters and buffers by the path that a graph calls them by."""
 
 
 @dataclass(frozen=True)
 class GraphRegion:
-    """Nodes in a row as a module: it takes the values of `inputs` and gives a tuple with those of `outputs`."""
+    """A run of nodes as a module: it takes the values of `inputs` and returns a tuple of those of `outputs`."""
 
     module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
 
 
-def parts_of(module: fx.GraphModule) -> dict[str, Any]:
-    """Everything that a traced module calls or reads, by path."""
-    return {
-        str(node.target): _at(module, node) for node in module.graph.nodes if node.op in ("call_module", "get_attr")
-    }
-
-
-def _at(module: nn.Module, node: fx.Node) -> Any:
-    owner, _, name = str(node.target).rpartition(".")
-    return getattr(module.get_submodule(owner), name)
-
-
 def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
-    """The nodes as a module. Attributes are read inside, wherever they were read before."""
+    """The nodes as a module. It reads attributes itself, even those that nodes outside read."""
     inside = {*nodes}
     inputs = dict.fromkeys(
         source for node in nodes for source in node.all_input_nodes if source not in inside and source.op != "get_attr"
@@ -45,11 +35,18 @@ def region(parts: Parts, nodes: Sequence[fx.Node]) -> GraphRegion:
     copies: dict[fx.Node, fx.Node] = {source: graph.placeholder(source.name) for source in inputs}
     for node in nodes:
         for source in node.all_input_nodes:
-            if source not in copies:  # an attribute that was read outside
+            if source not in copies:  # an attribute that a node outside reads
                 copies[source] = graph.node_copy(source, copies.__getitem__)
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return GraphRegion(fx.GraphModule(dict(parts), graph), tuple(inputs), outputs)
+    return GraphRegion(graph_module(parts, graph), tuple(inputs), outputs)
+
+
+def graph_module(parts: Parts, graph: fx.Graph) -> fx.GraphModule:
+    """A module that runs `graph` on the parts that it calls and reads."""
+    module = fx.GraphModule(dict(parts), graph)
+    forget_source_of(module)
+    return module
 
 
 def replace_regions(
@@ -59,19 +56,18 @@ def replace_regions(
     wrap: Callable[[fx.GraphModule], nn.Module],
     least: int = 1,
 ) -> None:
-    """Put one call in place of each run of at least so many nodes that `key` gives the same name; None leaves a node
-    where it is."""
+    """Replace each run of at least `least` nodes with the same `key` by one call; nodes whose key is None stay."""
     for index, (name, nodes) in enumerate(_runs(graph, key)):
-        found = region(parts, nodes)
-        if not found.outputs or len(nodes) < least:
+        block = region(parts, nodes)
+        if not block.outputs or len(nodes) < least:
             continue
         path = f"convmesh_region_{index}_{name.replace('.', '_')}"
-        parts[path] = wrap(found.module)
-        # Right after the last: every input is computed by then, and no user comes before it.
+        parts[path] = wrap(block.module)
+        # After the last node: all inputs are computed by then, and all users come later.
         with graph.inserting_after(nodes[-1]):
-            call = graph.call_module(path, found.inputs)
+            call = graph.call_module(path, block.inputs)
         with graph.inserting_after(call):
-            for place, node in reversed(list(enumerate(found.outputs))):
+            for place, node in reversed(list(enumerate(block.outputs))):
                 node.replace_all_uses_with(graph.call_function(_item, (call, place)))
         for node in reversed(nodes):
             graph.erase_node(node)

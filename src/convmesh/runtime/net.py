@@ -13,16 +13,19 @@ from torch.optim import Optimizer
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ShapeError, UnsupportedError
+from convmesh.gradients.clip import clip_held_
 from convmesh.gradients.reducers import reducer_for
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.scattered import ShardedReducer
-from convmesh.gradients.sharded_optimizer import ShardedOptimizer
+from convmesh.gradients.sharded_optimizer import Params, ShardedOptimizer
 from convmesh.layout import Layout
 from convmesh.lowering.loss_node import target_layout
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.elementwise.dropout import manual_seed
+from convmesh.ops.loss.labels import collecting_labels
 from convmesh.plans import Plan, Program
-from convmesh.private_torch import tree_map
+from convmesh.private_torch import tree_leaves, tree_map
 from convmesh.private_torch.module_tables import share_state
 from convmesh.runtime.direct_engine import LossCheck
 from convmesh.runtime.full_state import (
@@ -41,7 +44,7 @@ from convmesh.runtime.placing import cut, for_batch, marked, on_layout
 
 
 class Engine(Protocol):
-    """What runs a step."""
+    """Runs a step."""
 
     loss: Any
 
@@ -53,12 +56,12 @@ class Engine(Protocol):
         """Use the tensors that `owner` has now."""
 
     def layout_of(self, planned: Layout) -> Layout:
-        """The layout of a whole batch's tensor, from the one that was worked out."""
+        """The layout of a whole batch's tensor, from the lowered one."""
 
 
 @dataclass
 class Running:
-    """What a split network holds besides its weights; in one place, so that no name of the model's is taken."""
+    """All that a split network holds besides its weights; in one place, so that it takes no name of the model's."""
 
     lowered: Lowered
     mesh: OpenMesh
@@ -67,14 +70,14 @@ class Running:
     """None while the weights have no memory."""
     inputs: list[Layout]
     outputs: Any
-    check: LossCheck | None
+    check: LossCheck
     stages: StageWeights | None
-    """In a pipeline: where the weights of other stages are."""
+    """In a pipeline: the ranks that hold the weights of other stages."""
     reads_weights: bool
-    """Whether the network reads weights itself, not through a layer that waits for its own to arrive."""
+    """Whether the network reads weights itself, not through a layer, which waits for its own updates."""
     shapes_seen: bool = False
     replicas_differ: bool = False
-    """Whether ranks along `data` have other running statistics since the last training step."""
+    """Whether running statistics differ along `data` since the last training step."""
 
 
 class ParallelNet(nn.Module):
@@ -85,15 +88,16 @@ class ParallelNet(nn.Module):
         self._running = running
         self.training = model.training
         share_state(self, model)
+        self.register_state_dict_pre_hook(_wait_for_weights)
 
     @property
     def plan(self) -> Plan:
-        """The plan, every algorithm named."""
+        """The plan, with every algorithm named."""
         return self._running.lowered.plan
 
     @property
     def program(self) -> Program:
-        """What this rank computes and sends in a step."""
+        """This rank's computations and transfers in a step."""
         return self._running.lowered.program
 
     @property
@@ -109,23 +113,22 @@ class ParallelNet(nn.Module):
             self._reducer.wait()
         if targets is None:
             return tree_map(lambda y: marked(y) if isinstance(y, Sharded) else y, run.engine.outputs(inputs))
-        with self._reducer.aside():
+        with self._reducer.aside(), collecting_labels() as labels:
             loss, outputs = run.engine.step(inputs, targets)
-        if run.check is not None:
-            run.check.see(loss, outputs)
+        run.check.see(loss, outputs, labels)
         return loss
 
     def _settle_buffers(self) -> None:
-        """Replicas that keep statistics of their own go on with the first one's when training pauses, as with DDP."""
+        """Give replicas with statistics of their own those of the first when training pauses, as DDP does."""
         run = self._running
         if self.training:
-            run.replicas_differ = run.mesh.replica_statistics
+            run.replicas_differ = run.lowered.plan.batchnorm == "replica"
         elif run.replicas_differ:
             copy_buffers_along(self, run.mesh, "data")
             run.replicas_differ = False
 
     def _placed(self, args: tuple[Any, ...]) -> tuple[list[Sharded], Any]:
-        """Inputs and targets with their layouts; at the first step all ranks check theirs together."""
+        """Inputs and targets with their layouts; in the first step all ranks check theirs together."""
         problem: str | None = None
         inputs: list[Sharded] = []
         targets: Any = None
@@ -158,17 +161,15 @@ class ParallelNet(nn.Module):
         return on_layout(given, _planned_target(output, given, self.mesh.rank), self.mesh, "the target")
 
     def _output_layout(self, samples: int | None = None) -> Layout | None:
-        """Of the network's first output, for a batch of so many samples."""
-        found: list[Layout] = []
-        tree_map(lambda at: found.append(at) if isinstance(at, Layout) else None, self._running.outputs)
-        if not found or samples is None or not found[0].shape:
-            return found[0] if found else None
-        planned = self._running.inputs[0].shape[0]
-        grown = found[0].shape[0] == planned
-        return found[0].with_shape((samples, *found[0].shape[1:])) if grown else found[0]
+        """The layout of the network's first output, for a batch of `samples`."""
+        layouts = [leaf for leaf in tree_leaves(self._running.outputs) if isinstance(leaf, Layout)]
+        if not layouts or samples is None:
+            return layouts[0] if layouts else None
+        first, planned = layouts[0], self._running.inputs[0].shape[:1]
+        return first.with_shape((samples, *first.shape[1:])) if first.shape[:1] == planned != () else first
 
     def shard_input(self, *tensors: torch.Tensor) -> Any:
-        """This rank's shard of each global input tensor; other numbers of samples than the plan's are fine."""
+        """This rank's shard of each global input tensor; batches may have another size than the plan's."""
         run = self._running
         if len(tensors) != len(run.inputs):
             raise ShapeError(f"`shard_input` was given {len(tensors)} tensors; the network takes {len(run.inputs)}.")
@@ -221,8 +222,12 @@ class ParallelNet(nn.Module):
             stages = self._running.stages
             reset(self, self.mesh, self._running.lowered.cuts, self if stages is None else stages.template)
 
+    def manual_seed(self, seed: int) -> None:
+        """Restart the masks of dropout, e.g. for each run; pass the same seed on every rank."""
+        manual_seed(self.mesh, seed)
+
     def _give_memory(self) -> None:
-        """A network that was made on the meta device gets memory for this rank's shards alone."""
+        """Allocate this rank's shards of a network that was made on the meta device."""
         run = self._running
         if not is_materialised(self):
             materialise(self, run.mesh.device)
@@ -238,11 +243,35 @@ class ParallelNet(nn.Module):
             )
         return self._running.reducer
 
-    def optimizer(self, kind: type[Optimizer], **options: Any) -> Optimizer:
-        """An optimiser of this rank's weights, sharded if the plan says so: `net.optimizer(AdamW, lr=1e-3)`."""
+    def optimizer(self, kind: type[Optimizer], params: Params | None = None, **options: Any) -> Optimizer:
+        """An optimiser of this rank's weights, whatever the plan's reduction: `net.optimizer(AdamW, lr=1e-3)`.
+
+        `params` are some of the net's parameters, or groups of them with options of their own, as torch takes them.
+        """
+        chosen: list[Any] = list(self.parameters() if params is None else params)
         if isinstance(self._reducer, ShardedReducer):
-            return ShardedOptimizer(self._reducer, kind, **options)
-        return kind(self.parameters(), **options)
+            return ShardedOptimizer(chosen, kind, **options)
+        return kind(chosen, **options)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients so that their norm over the whole network is at most `max_norm`; return the norm before.
+
+        Call it on every rank. Each value counts once, wherever it is held.
+        """
+        held = [pair for parameter in self.parameters() for pair in self._reducer.held(parameter)]
+        return clip_held_([(self.mesh, held)], max_norm, norm_type, error_if_nonfinite)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, those of a sharded optimiser's parts too."""
+        super().zero_grad(set_to_none)
+        reducer = self._running.reducer
+        for part in (t for p in self.parameters() for t, _ in reducer.held(p)) if reducer is not None else ():
+            if set_to_none or part.grad is None:
+                part.grad = None
+            else:
+                part.grad.zero_()
 
     def full_gradients(self) -> State:
         """The single-device gradients of all parameters that have one, on every rank."""
@@ -251,8 +280,15 @@ class ParallelNet(nn.Module):
         return mine if stages is None else stages.everywhere(mine, dict(stages.template.named_parameters()))
 
 
+def _wait_for_weights(net: ParallelNet, *options: Any) -> None:
+    """Before `net.state_dict()`: wait for updates that are on their way."""
+    del options
+    if net._running.reducer is not None:
+        net._running.reducer.wait()
+
+
 def _planned_target(output: Layout | None, given: Any, rank: int) -> Layout | None:
-    """Where a plain target must lie, told by its shape: that of the output's shard, or with its channels left out."""
+    """The layout of a plain target, from its shape: that of the output's shard, with or without channels."""
     if output is None or isinstance(given, Sharded):
         return None
     shape, full = tuple(given.shape), output.shape

@@ -10,48 +10,52 @@ from convmesh.dist import OpenMesh
 from convmesh.errors import ShapeError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch import tree_map
 
 _LAYOUT = "convmesh_layout"
-"""The attribute by which a shard that we cut tells its layout: another batch than the plan's has another."""
+"""The attribute in which a shard that we cut carries its layout: batches of other sizes have other layouts."""
 
 
 def cut(tensor: torch.Tensor, layout: Layout, mesh: OpenMesh) -> torch.Tensor:
-    """This rank's shard of a global tensor, on the mesh's device; it knows where it comes from."""
+    """This rank's shard of a global tensor, on the mesh's device; it carries its layout."""
     local = tensor[layout.box(mesh.rank).slices()].to(mesh.device, copy=True)
     setattr(local, _LAYOUT, layout)
     return local
 
 
 def marked(sharded: Sharded) -> torch.Tensor:
-    """The shard as a plain tensor that knows where it comes from."""
+    """The shard as a plain tensor that carries its layout."""
     setattr(sharded.local, _LAYOUT, sharded.layout)
     return sharded.local
 
 
-def on_layout(local: Any, planned: Layout | None, mesh: OpenMesh, what: str) -> Sharded:
-    """A shard with its layout: its own if it was cut by us, else the planned one, whose shape it must have."""
+def on_layout(local: Any, planned: Layout | None, mesh: OpenMesh, name: str) -> Sharded:
+    """A shard with its layout: the one it carries, else the planned one, whose shape it must have."""
     if isinstance(local, Sharded):
         return local
     layout = getattr(local, _LAYOUT, None) or planned
     if layout is None:
-        raise ShapeError(
-            f"{what} is a plain tensor whose place is not known; cut it with `shard_input` or `shard_target`."
-        )
+        raise ShapeError(f"{name} is a plain tensor of unknown layout; cut it with `shard_input` or `shard_target`.")
     box = layout.box(mesh.rank)
     if not isinstance(local, torch.Tensor) or tuple(local.shape) != box.shape:
         given = tuple(local.shape) if isinstance(local, torch.Tensor) else type(local).__name__
         raise ShapeError(
-            f"{what} must be rank {mesh.rank}'s shard of shape {box.shape} of a global tensor of shape {layout.shape}, "
+            f"{name} must be rank {mesh.rank}'s shard of shape {box.shape} of a global tensor of shape {layout.shape}, "
             f"not {given}; cut a global tensor with `shard_input` or `shard_target`."
         )
     return Sharded(local, layout, mesh)
 
 
-def for_batch(planned: Layout, shape: tuple[int, ...], what: str) -> Layout:
-    """The planned layout for another batch; everything but the number of samples must be as planned."""
+def in_view(value: Any, mesh: OpenMesh) -> Any:
+    """A nested value whose `Sharded` tensors are on another view of their mesh: layers run them by its settings."""
+    return tree_map(lambda x: Sharded(x.local, x.layout, mesh) if isinstance(x, Sharded) else x, value)
+
+
+def for_batch(planned: Layout, shape: tuple[int, ...], name: str) -> Layout:
+    """The planned layout for a batch of another size; all other extents must be as planned."""
     if len(shape) != len(planned.shape) or shape[1:] != planned.shape[1:]:
         raise ShapeError(
-            f"{what} has shape {shape}, but the plan was made for {planned.shape}, whatever the number of samples; "
+            f"{name} has shape {shape}, but the plan was made for {planned.shape}, whatever the number of samples; "
             "make a plan for this shape with `cm.plan`."
         )
     return planned.with_shape(shape)

@@ -1,4 +1,4 @@
-"""Blocks whose activations are not kept but computed again in backward, transfers included."""
+"""Blocks whose activations are recomputed in backward, transfers included."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convmesh.private_torch import tree_flatten, tree_unflatten
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its inputs only. All ranks compute it again at the same point of backward."""
+    """A block that keeps only its inputs. All ranks recompute it at the same point of backward."""
 
     def __init__(self, block: nn.Module, mesh: OpenMesh) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class Recomputed(nn.Module):
         layouts = [x.layout if isinstance(x, Sharded) else None for x in leaves]
         values = [x.local if isinstance(x, Sharded) else x for x in leaves]
         run = _Replay(self._block, self._mesh, layouts, spec)
-        # Whole blocks on every rank: one that stopped early would leave the others waiting in their transfers.
+        # No early stop: a rank that stopped early would leave the others waiting in their transfers.
         with set_checkpoint_early_stop(False):
             results = checkpoint(run, *values, use_reentrant=False)
-        assert run.made is not None
-        made, made_spec = run.made
-        pairs = zip(results, made, strict=True)
-        return tree_unflatten([Sharded(y, at, self._mesh) if at else y for y, at in pairs], made_spec)
+        assert run.outputs is not None
+        output_layouts, output_spec = run.outputs
+        pairs = zip(results, output_layouts, strict=True)
+        return tree_unflatten([Sharded(y, at, self._mesh) if at else y for y, at in pairs], output_spec)
 
 
 class _Replay:
@@ -45,7 +45,8 @@ class _Replay:
     def __init__(self, block: nn.Module, mesh: OpenMesh, layouts: list[Layout | None], spec: Any) -> None:
         self._block, self._mesh, self._layouts, self._spec = block, mesh, layouts, spec
         self._seeds: torch.Tensor | None = None
-        self.made: tuple[list[Layout | None], Any] | None = None
+        self.outputs: tuple[list[Layout | None], Any] | None = None
+        """The layouts of the outputs' leaves, and their structure."""
 
     def __call__(self, *values: Any) -> list[Any]:
         if self._seeds is None:
@@ -58,7 +59,7 @@ class _Replay:
         pairs = zip(values, self._layouts, strict=True)
         args = tree_unflatten([Sharded(x, at, self._mesh) if at else x for x, at in pairs], self._spec)
         leaves, spec = tree_flatten(self._block(*args))
-        self.made = [x.layout if isinstance(x, Sharded) else None for x in leaves], spec
+        self.outputs = [x.layout if isinstance(x, Sharded) else None for x in leaves], spec
         return [x.local if isinstance(x, Sharded) else x for x in leaves]
 
     @contextmanager

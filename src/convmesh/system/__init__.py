@@ -1,4 +1,4 @@
-"""Clusters as numbers: devices, memory, links, collectives, power, and where each number comes from."""
+"""Cluster descriptions: devices, memory, links, collectives and power, each number with its origin."""
 
 from convmesh.system.collective_costs import ALGORITHMS, PROTOCOLS, Collectives, Method
 from convmesh.system.figure import ORIGINS, Figure, Origin

@@ -1,4 +1,4 @@
-"""How a cluster's library moves collectives: algorithms, protocols and what each step costs."""
+"""How a cluster's library runs collectives: algorithms, protocols and the cost of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOCOLS = ("ll", "ll128", "simple")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One algorithm under one protocol: latency to start, latency a step, and the share of a link's bandwidth."""
+    """One algorithm with one protocol: start latency, latency per step, and the fraction of a link's bandwidth."""
 
     name: str
     algorithm: Annotated[str, Text(ALGORITHMS)]
@@ -23,7 +23,7 @@ class Method:
     fraction_bandwidth: Annotated[Figure, FRACTION]
     seconds_start: Annotated[Figure, Rule("s", zero=True)]
     seconds_step: Annotated[Mapping[str, Figure], Rule("s", keys=MEDIA)]
-    """By the medium that a step crosses; the method does not run over the others."""
+    """By the medium that a step crosses; the method does not run over other media."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class Collectives:
     fraction_wire: Annotated[Mapping[str, Figure], Rule(most=1, keys=MEDIA, optional=True)] = field(
         default_factory=dict
     )
-    """By medium: of a link's bandwidth, what data gets beside headers and flow control; all of it unless stated."""
+    """By medium: the fraction of a link's bandwidth left for data after headers and flow control; 1 by default."""
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Those that there is a method for."""
+        """Algorithms that some method uses."""
         return tuple(name for name in ALGORITHMS if any(method.algorithm == name for method in self.methods))
 
     def over(self, medium: str) -> tuple[Method, ...]:

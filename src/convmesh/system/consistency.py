@@ -1,4 +1,4 @@
-"""What the figures of a system must be to each other."""
+"""Checks that the figures of a system agree with each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convmesh.system.hardware import Device, HostNode, LinkLevel, Power
 
 
 def check_device(device: Device, power: Power, file: str, problems: Problems) -> None:
-    """Tensor cores have a fraction; a busy device draws no less than an idle one."""
+    """Tensor cores need a fraction; a busy device draws at least as much as an idle one."""
     if bool(device.tensor_flops_per_second) != (device.fraction_tensor is not None):
         rule = "goes with `device.tensor_flops_per_second`: give both or neither"
         problems.add(file, "device.fraction_tensor", device.fraction_tensor and device.fraction_tensor.value, rule)
@@ -20,7 +20,7 @@ def check_device(device: Device, power: Power, file: str, problems: Problems) ->
 
 
 def check_levels(links: Sequence[LinkLevel], node: HostNode, file: str, problems: Problems) -> None:
-    """Blocks of every level are made of whole blocks of the one inside, and nodes are such blocks."""
+    """Blocks of every level consist of whole blocks of the level inside it, and a node is such a block."""
     inner, at = 1, "one device"
     for level in links:
         extent = int(level.devices) if level.devices is not None else None
@@ -29,7 +29,7 @@ def check_levels(links: Sequence[LinkLevel], node: HostNode, file: str, problems
             problems.add(file, f"links.{level.name}.devices", extent, rule)
         inner, at = extent or inner, f"`links.{level.name}`"
     if unbounded := [level.name for level in links[:-1] if level.devices is None]:
-        rule = "is missing: only the outermost level may join any number"
+        rule = "is missing: only the outermost level may join any number of devices"
         problems.add(file, f"links.{unbounded[0]}.devices", None, rule)
     _check_node(links, node, file, problems)
 
@@ -37,12 +37,13 @@ def check_levels(links: Sequence[LinkLevel], node: HostNode, file: str, problems
 def _check_node(links: Sequence[LinkLevel], node: HostNode, file: str, problems: Problems) -> None:
     extents = [1, *(int(level.devices) for level in links if level.devices is not None)]
     if int(node.devices) not in extents:
-        rule = f"must be what a level of links joins ({', '.join(map(str, extents))}): set that level's `devices` too"
+        counts = ", ".join(map(str, extents))
+        rule = f"must be the devices of some level of links ({counts}): set that level's `devices` too"
         problems.add(file, "node.devices", int(node.devices), rule)
 
 
 def check_methods(links: Sequence[LinkLevel], collectives: Collectives, file: str, problems: Problems) -> None:
-    """Every medium can be crossed, and so can the cluster as a whole."""
+    """Some method can cross every medium of the cluster."""
     media = {level.medium for level in links}
     if not any(media <= set(method.seconds_step) for method in collectives.methods):
         rule = f"must have a method with a `seconds_step` for each of {', '.join(sorted(media))}"

@@ -1,4 +1,4 @@
-"""A number and where it comes from, and the rules that a number in a system file obeys."""
+"""A number with its origin, and the rules for numbers in a system file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number in its base unit, where it comes from, and between what bounds it was seen."""
+    """A number in its base unit, with its origin, source and observed range."""
 
     value: float
     unit: str
@@ -24,7 +24,7 @@ class Figure:
     date: str = ""
     spread: tuple[float, float] | None = None
     inherited: str = ""
-    """The system that this one was inherited from; such a figure is a guess, whatever it was there."""
+    """The system that this figure was inherited from; an inherited figure is a guess, whatever it was there."""
 
     def __float__(self) -> float:
         return self.value
@@ -37,7 +37,7 @@ class Figure:
 
     @property
     def provenance(self) -> str:
-        """The source, its date and the spread, as one line."""
+        """The source, its date and the spread, on one line."""
         parts = [self.source, self.date]
         if self.spread is not None:
             parts.append(f"between {shown(self.spread[0], self.unit)} and {shown(self.spread[1], self.unit)}")
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a figure of a file must obey; it is positive unless its bounds say otherwise."""
+    """Bounds of a figure in a file; it must be positive unless the bounds say otherwise."""
 
     unit: str = ""
     least: float = 0.0
@@ -55,15 +55,15 @@ class Rule:
     zero: bool = False
     optional: bool = False
     keys: tuple[str, ...] = ()
-    """Not one figure but a table of them, by some of these keys."""
+    """If given, the field is a table of figures with some of these keys."""
 
     @property
     def example(self) -> str:
-        """A value as a file has it."""
+        """A valid value as written in a file."""
         return EXAMPLES[self.unit] if self.unit or self.least < 1 else f"{self.least:g}"
 
     def broken(self, value: float) -> str:
-        """What is wrong with a value, or nothing."""
+        """The rule that a value breaks, or an empty string."""
         if self.whole and value != int(value):
             return "must be a whole number"
         if not self.least <= value <= self.most or (value == 0 and not self.zero):
@@ -77,19 +77,19 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A field of words; one of `choices` if there are any."""
+    """A text field; one of `choices` if there are any."""
 
     choices: tuple[str, ...] = ()
 
 
 COUNT = Rule(least=1, whole=True)
-"""Things of which there is at least one."""
+"""A whole number of at least 1."""
 
 FRACTION = Rule(most=1)
-"""A part of a peak."""
+"""A fraction of a peak."""
 
 
 def rules(kind: type) -> dict[str, Rule | Text]:
-    """What each field of a dataclass must obey, from its annotation: `Annotated[Figure, Rule("B")]`, or plain `str`."""
+    """The rule of each field of a dataclass, from its annotation: `Annotated[Figure, Rule("B")]`, or plain `str`."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: next(iter(getattr(hint, "__metadata__", ())), Text()) for name, hint in hints.items()}

@@ -1,4 +1,4 @@
-"""A system file as a tree: tables as they are, every value with where it was written and where it comes from."""
+"""A system file as a tree of tables; every value carries its file and its origin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convmesh.errors import SystemFileError, UnknownNameError
 from convmesh.system.figure import ORIGINS
 
 Tree = dict[str, Any]
-"""Tables by name; leaves are entries."""
+"""Tables by name; the leaves are entries."""
 
 _FIGURE_KEYS = ("value", "from", "origin", "source", "date", "spread", "inherited")
 
@@ -26,27 +26,27 @@ class Entry:
     spread: Any = None
     inherited: str = ""
 
-    def passed_on(self, name: str) -> Entry:
-        """The same in a system that inherits from `name`: what holds there is a guess here."""
+    def inherited_from(self, name: str) -> Entry:
+        """The entry in a system that inherits from `name`: any figure of that system is a guess here."""
         if self.inherited:
             return self
-        source = f"as {name} has it ({self.origin}: {self.source})"
+        source = f"inherited from {name} ({self.origin}: {self.source})"
         return replace(self, origin="guess", source=source, inherited=name)
 
 
 @dataclass(slots=True)
 class Problems:
-    """All that is wrong with a file, to be said at once."""
+    """Collects all problems of a file for one error message."""
 
     name: str
     lines: list[str] = field(default_factory=list)
 
     def add(self, file: str, key: str, value: object, rule: str) -> None:
-        given = "" if value is None else f" (={value!r})"
-        self.lines.append(f"{file}: `{key}`{given} {rule}.")
+        shown_value = "" if value is None else f" (={value!r})"
+        self.lines.append(f"{file}: `{key}`{shown_value} {rule}.")
 
     def unknown(self, file: str, key: str, known: list[str]) -> None:
-        """A key that stands for nothing, with the nearest ones."""
+        """Add an unknown key, with the nearest known ones."""
         message = str(UnknownNameError.of("key", key.rsplit(".", 1)[-1], known)).split(" is unknown. ")[1]
         self.lines.append(f"{file}: `{key}` is unknown. {message}")
 
@@ -58,7 +58,7 @@ class Problems:
 
 
 @dataclass(frozen=True, slots=True)
-class Planter:
+class TreeBuilder:
     """Turns the tables of one file into a tree."""
 
     file: str
@@ -70,7 +70,7 @@ class Planter:
         return {key: self._branch(value, f"{path}.{key}" if path else key) for key, value in table.items()}
 
     def check_default(self, *, stated: bool) -> None:
-        """What figures without an origin of their own get: an origin that is stated needs a source."""
+        """Check the default origin of the file's figures: a stated origin needs a source."""
         self._check(replace(self.default, source="" if stated else self.default.source), "", stated=True)
 
     def _branch(self, value: Any, path: str) -> Tree | Entry:
@@ -83,24 +83,24 @@ class Planter:
             if key not in _FIGURE_KEYS:
                 self.problems.unknown(self.file, f"{path}.{key}", list(_FIGURE_KEYS))
         if "value" not in table:
-            self.problems.add(self.file, f"{path}.value", None, "is missing: a figure needs one")
-        given: dict[str, Any] = {key: table[key] for key in _FIGURE_KEYS[2:] if key in table}
+            self.problems.add(self.file, f"{path}.value", None, "is missing: a figure needs a value")
+        stated: dict[str, Any] = {key: table[key] for key in _FIGURE_KEYS[2:] if key in table}
         if "origin" in table:
-            given.setdefault("source", "")
+            stated.setdefault("source", "")
         if "from" in table:
-            given = {**self._source(table["from"], path), **given}
-        entry = replace(self.default, value=table.get("value"), **given)
-        self._check(entry, path, stated="origin" in given)
+            stated = {**self._source(table["from"], path), **stated}
+        entry = replace(self.default, value=table.get("value"), **stated)
+        self._check(entry, path, stated="origin" in stated)
         return entry
 
     def _source(self, name: object, path: str) -> dict[str, Any]:
-        found = self.sources.get(str(name))
-        if not isinstance(found, dict):
+        source = self.sources.get(str(name))
+        if not isinstance(source, dict):
             rule = f"must be a key of [sources], which has {', '.join(self.sources) or 'none'}"
             self.problems.add(self.file, f"{path}.from", name, rule)
             return {}
-        rest = {key: found.get(key, "") for key in ("date", "inherited")}
-        return {"origin": found.get("origin"), "source": found.get("text"), **rest}
+        rest = {key: source.get(key, "") for key in ("date", "inherited")}
+        return {"origin": source.get("origin"), "source": source.get("text"), **rest}
 
     def _check(self, entry: Entry, path: str, *, stated: bool) -> None:
         key = f"{path}." if path else ""
@@ -112,28 +112,28 @@ class Planter:
 
 
 def _is_figure(table: dict[str, Any]) -> bool:
-    """One that has a value, or would have but for a slip; a table of figures has more keys of its own."""
+    """Whether a table is a figure: it has a value, or only one key that is not a figure's (perhaps a typo)."""
     others = set(table) - set(_FIGURE_KEYS)
     return "value" in table or (len(others) < len(table) and len(others) <= 1)
 
 
-def passed_on(tree: Tree, name: str) -> Tree:
-    """A whole tree as it is inherited from `name`."""
+def inherited_tree(tree: Tree, name: str) -> Tree:
+    """The whole tree in a system that inherits from `name`."""
     return {
-        key: passed_on(branch, name) if isinstance(branch, dict) else branch.passed_on(name)
+        key: inherited_tree(branch, name) if isinstance(branch, dict) else branch.inherited_from(name)
         for key, branch in tree.items()
     }
 
 
 def merged(below: Tree, above: Tree, problems: Problems, path: str = "") -> Tree:
-    """`above` over `below`, table by table; `false` takes away what is below."""
+    """`above` merged over `below`, table by table; `false` removes a key of `below`."""
     result = dict(below)
     for key, branch in above.items():
         here = f"{path}.{key}" if path else key
         under = below.get(key)
         if isinstance(branch, Entry) and branch.value is False:
             if key not in below:
-                problems.add(branch.file, here, False, "takes away an inherited key, and none of that name is there")
+                problems.add(branch.file, here, False, "removes an inherited key, but none of that name is inherited")
             result.pop(key, None)
         elif isinstance(branch, dict) and isinstance(under, dict):
             result[key] = merged(under, branch, problems, here)

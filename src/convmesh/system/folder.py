@@ -1,4 +1,4 @@
-"""Where a user's own systems are kept, `local` among them: the machine at hand as `convmesh calibrate` measured it."""
+"""The folder of a user's own systems, such as `local`: this machine as measured by `convmesh calibrate`."""
 
 from __future__ import annotations
 

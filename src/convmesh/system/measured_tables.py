@@ -1,4 +1,4 @@
-"""Tables that were measured on a system's device and links, and when a system may use one."""
+"""Tables measured on a system's device and links, and when a system may use one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from convmesh.system.transfer_table import TransferTable
 TABLES: dict[str, type[OperatorTable | TransferTable]] = {"operators": OperatorTable, "transfers": TransferTable}
 """By field of a system."""
 
-_ABOUT = {"operators": ("device",), "transfers": ("node", "links", "collectives")}
-"""What a table was measured on: a system that inherits it must have inherited all of that."""
+_MEASURED_ON = {"operators": ("device",), "transfers": ("node", "links", "collectives")}
+"""Parts that a table was measured on: a system may inherit the table only together with all of them."""
 
 
 def read_tables(tree: Tree, problems: Problems) -> dict[str, Any]:
-    """The tables that a file names, for what they were measured on."""
+    """The tables that a file names and that apply to this system."""
     named = tree.get("tables", {})
     for key in set(named) - set(TABLES):
         problems.unknown(named[key].file, f"tables.{key}", list(TABLES))
@@ -25,7 +25,7 @@ def read_tables(tree: Tree, problems: Problems) -> dict[str, Any]:
 
 def _applies(key: str, tree: Tree) -> bool:
     table: Entry = tree["tables"][key]
-    return not table.inherited or all(_all_inherited(tree.get(part, {})) for part in _ABOUT[key])
+    return not table.inherited or all(_all_inherited(tree.get(part, {})) for part in _MEASURED_ON[key])
 
 
 def _all_inherited(branch: Tree | Entry) -> bool:

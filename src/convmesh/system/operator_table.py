@@ -1,4 +1,4 @@
-"""The operator table of a device: measured times of operators at the shapes that ranks have, kept and reused."""
+"""The operator table of a device: measured times of operators at ranks' local shapes, saved and reused."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One operator at its local shapes: what was called, what that computes and moves, and how long it took."""
+    """One operator at its local shapes: the call, its FLOPs and bytes, and its time."""
 
     call: str
-    """As a program's `Work` has it."""
+    """The call as written in a program's `Work`."""
     dtype: str
     inputs: tuple[tuple[int, ...], ...]
     flops: int
     bytes_moved: int
     seconds: float
-    """Of the device, the median."""
+    """Median device time."""
     spread: float
-    """Half of the range that most repeats lay in, as a fraction of the median."""
+    """Half the range of most repeats, as a fraction of the median."""
     seconds_host: float = 0.0
-    """Until the host could ask for the next operator, where a device works beside it."""
+    """Time until the host could launch the next operator, for a device that runs asynchronously."""
     active: int = 1
-    """Ranks of the host that ran the same at once."""
+    """Ranks of the host that ran the same operator at once."""
 
     @property
     def op(self) -> str:
@@ -42,7 +42,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTiming:
-    """An optimiser's step: so much for each tensor, and so much for each element."""
+    """An optimiser's step: seconds per tensor and per element."""
 
     seconds_tensor: float
     seconds_element: float
@@ -51,49 +51,49 @@ class UpdateTiming:
 
 
 def update_key(optimizer: str, dtype: str, active: int = 1) -> str:
-    """`momentum float32`, and `momentum float32 x4` where four ranks were active."""
+    """`momentum float32`, or `momentum float32 x4` if four ranks were active."""
     return f"{optimizer} {dtype}" + (f" x{active}" if active > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the runtime's Python takes of the host that no operator shows."""
+    """Host time of the runtime's Python outside operators."""
 
     seconds_forward: float = 0.0
-    """For each node of a kind that was not measured."""
+    """For each node of an unmeasured kind."""
     seconds_backward: float = 0.0
     seconds_step: float = 0.0
-    """Once a step: placing inputs, checking the loss, clearing gradients."""
+    """Once per step: placing inputs, checking the loss, clearing gradients."""
     waits_for_loss: bool = False
-    """Whether the host waits for the device after forward, as the check of the loss has it do."""
+    """Whether the host waits for the device after forward, because it checks the loss."""
     kinds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Forward and backward of a node, by its kind: `conv`, `batchnorm`, `cat`. One that sends something takes longer,
-    in a way that depends on what its transfers cut: `conv space`, `conv channels`, `batchnorm samples`."""
+    """Forward and backward time of a node, by its kind: `conv`, `batchnorm`, `cat`. A node that sends takes longer,
+    depending on what its transfers cut: `conv space`, `conv channels`, `batchnorm samples`."""
     seconds_sending: float = 0.0
-    """In forward and in backward, for a node that sends something and was not measured so: what it takes beside."""
+    """Extra time, in forward and in backward, of a node that sends and whose kind and cut were not measured."""
 
     def forward(self, kind: str, cut: str | None = None) -> float:
-        """For one node; `cut` is what its transfers cut, None if it has none."""
+        """Time of one node; `cut` is what its transfers cut, None if it has no transfers."""
         return self._node(kind, cut, 0, self.seconds_forward)
 
     def backward(self, kind: str, cut: str | None = None) -> float:
         return self._node(kind, cut, 1, self.seconds_backward)
 
-    def _node(self, kind: str, cut: str | None, phase: int, otherwise: float) -> float:
+    def _node(self, kind: str, cut: str | None, phase: int, default: float) -> float:
         if cut and (split := self.kinds.get(f"{kind} {cut}")):
             return split[phase]
-        alone = self.kinds[kind][phase] if kind in self.kinds else otherwise
+        alone = self.kinds[kind][phase] if kind in self.kinds else default
         return alone + (self.seconds_sending if cut else 0.0)
 
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """`table.find(work.call)`: timings of one kind of device, by call and by how many ranks were active."""
+    """`table.find(work.call)`: timings of one kind of device, by call and number of active ranks."""
 
     device: str
     timings: tuple[Timing, ...]
     updates: Mapping[str, UpdateTiming] = field(default_factory=dict)
-    """By optimiser and number format, and by how many ranks were active: see `update_key`."""
+    """By optimiser, number format and number of active ranks: see `update_key`."""
     overheads: Overheads = Overheads()
     about: Mapping[str, str] = field(default_factory=dict)
     """Machine, date, versions."""
@@ -104,22 +104,22 @@ class OperatorTable:
 
     @cached_property
     def _by_kind(self) -> dict[tuple[str, str, int], list[Timing]]:
-        found: dict[tuple[str, str, int], list[Timing]] = {}
+        by_kind: dict[tuple[str, str, int], list[Timing]] = {}
         for timing in self.timings:
-            found.setdefault((timing.op, timing.dtype, timing.active), []).append(timing)
-        return found
+            by_kind.setdefault((timing.op, timing.dtype, timing.active), []).append(timing)
+        return by_kind
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """Numbers of active ranks that operators were timed under."""
+        """Numbers of active ranks for which operators were timed."""
         return tuple(sorted({timing.active for timing in self.timings}))
 
     def find(self, call: str, active: int = 1) -> Timing | None:
-        """The timing of this very call."""
+        """The timing of exactly this call."""
         return self._by_call.get((call, active))
 
     def update(self, optimizer: str, dtype: str, active: int = 1) -> UpdateTiming | None:
-        """An optimiser's step while so many ranks are active; else alone, if that is what was timed."""
+        """An optimiser's step with this many active ranks, else with one, if timed."""
         return self.updates.get(update_key(optimizer, dtype, active)) or self.updates.get(update_key(optimizer, dtype))
 
     def of_kind(self, op: str, dtype: str, active: int = 1) -> list[Timing]:
@@ -127,19 +127,21 @@ class OperatorTable:
         return self._by_kind.get((op, dtype, active), [])
 
     def merged(self, other: OperatorTable) -> OperatorTable:
-        """Both tables' timings; where both have one, the other's."""
+        """The timings of both tables; `other` wins where both have one."""
         if other.device != self.device:
-            raise SystemFileError(f"tables of {self.device!r} and {other.device!r} cannot be merged: two devices.")
+            raise SystemFileError(
+                f"tables of {self.device!r} and {other.device!r} cannot be merged: they are of two devices."
+            )
         timings = {**self._by_call, **other._by_call}.values()
         return replace(other, timings=tuple(timings), updates={**self.updates, **other.updates})
 
     def without(self, calls: Iterable[str]) -> OperatorTable:
-        """The table as if some calls had not been timed."""
+        """The table without these calls."""
         left_out = set(calls)
         return replace(self, timings=tuple(t for t in self.timings if t.call not in left_out))
 
     def save(self, path: str | Path) -> None:
-        """As JSON; compressed if the name ends in .gz."""
+        """Write JSON; compressed if the name ends in .gz."""
         text = json.dumps(self._plain(), separators=(",", ":"))
         data = text.encode()
         Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
@@ -157,12 +159,12 @@ class OperatorTable:
 
     @classmethod
     def load(cls, path: str | Path) -> OperatorTable:
-        """A table that `save` wrote."""
+        """Read a table written by `save`."""
         data = Path(path).read_bytes()
         try:
             return cls._of(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
         except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
-            fix = "make it anew with `convmesh calibrate`"
+            fix = "recreate it with `convmesh calibrate`"
             raise SystemFileError(f"{Path(path).name}: not an operator table ({error}); {fix}.") from None
 
     @classmethod

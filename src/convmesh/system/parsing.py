@@ -1,4 +1,4 @@
-"""From a tree to values: every figure is checked, and every problem found is kept."""
+"""Turns a tree into values; checks every figure and collects every problem."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads the tables of one system; what it returns is whole only if no problem was found."""
+    """Reads the tables of one system; its results are complete only if there was no problem."""
 
     file: str
     problems: Problems
 
-    def value(self, kind: type[T], table: Tree | Entry | None, path: str, **given: Any) -> T:
+    def value(self, kind: type[T], table: Tree | Entry | None, path: str, **preset: Any) -> T:
         """A dataclass from its table."""
-        known = {key: rule for key, rule in rules(kind).items() if key not in given}
+        expected = {key: rule for key, rule in rules(kind).items() if key not in preset}
         table = self._table(table, path)
         if not table:
-            return kind(**given, **dict.fromkeys(known))
-        self.refuse_unknown(table, list(known), path)
-        read = {key: self._field(rule, table.get(key), f"{path}.{key}") for key, rule in known.items()}
-        return kind(**given, **read)
+            return kind(**preset, **dict.fromkeys(expected))
+        self.refuse_unknown(table, list(expected), path)
+        parsed = {key: self._field(rule, table.get(key), f"{path}.{key}") for key, rule in expected.items()}
+        return kind(**preset, **parsed)
 
     def named(self, kind: type[T], table: Tree | Entry | None, path: str) -> list[T]:
         """Dataclasses from a table of tables; each one's key is its name."""
-        found = self._table(table, path)
-        return [self.value(kind, branch, f"{path}.{name}", name=name) for name, branch in found.items()]
+        entries = self._table(table, path)
+        return [self.value(kind, branch, f"{path}.{name}", name=name) for name, branch in entries.items()]
 
     def refuse_unknown(self, table: Tree, known: list[str], path: str = "") -> None:
-        """Keys that stand for nothing."""
+        """Report unknown keys."""
         for key, branch in table.items():
             if key not in known:
                 self.problems.unknown(_file_of(branch, self.file), f"{path}.{key}".lstrip("."), known)
@@ -75,11 +75,11 @@ class Reader:
         table = self._table(branch, path)
         self.refuse_unknown(table, list(rule.keys), path)
         read = {key: self._figure(rule, table[key], f"{path}.{key}") for key in rule.keys if key in table}
-        return {key: found for key, found in read.items() if found is not None}
+        return {key: figure for key, figure in read.items() if figure is not None}
 
     def _figure(self, rule: Rule, branch: Tree | Entry, path: str) -> Figure | None:
         if not isinstance(branch, Entry):
-            self.problems.add(_file_of(branch, self.file), path, None, "must be a figure, not a table of others")
+            self.problems.add(_file_of(branch, self.file), path, None, "must be a figure, not a table of figures")
             return None
         value = None if branch.value is None else self._amount(rule, branch, branch.value, path)
         if value is None:
@@ -113,8 +113,8 @@ class Reader:
         return low, high
 
 
-def _file_of(branch: Tree | Entry | None, otherwise: str) -> str:
-    """The file that a branch was written in."""
+def _file_of(branch: Tree | Entry | None, default: str) -> str:
+    """The file that defines a branch."""
     while isinstance(branch, dict):
         branch = next(iter(branch.values()), None)
-    return branch.file if isinstance(branch, Entry) else otherwise
+    return branch.file if isinstance(branch, Entry) else default

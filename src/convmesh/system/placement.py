@@ -1,4 +1,4 @@
-"""Where ranks sit, and how the groups of a mesh lie over a cluster's levels: integers only."""
+"""Placement of ranks on devices, and how the groups of a mesh span a cluster's levels; integer arithmetic only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convmesh.layout.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """All groups that some axes make of `world` ranks: members differ by i·stride, i < extent, for each pair."""
+    """All groups that some axes form among `world` ranks: members differ by i·stride, i < extent, for each pair."""
 
     world: int
     strides: tuple[tuple[int, int], ...]
@@ -22,7 +22,7 @@ class RankGroup:
     def of(cls, mesh: Mesh, axes: Iterable[str]) -> RankGroup:
         """The groups along `axes`."""
         chosen, stride, strides = set(axes), 1, []
-        mesh.extent(chosen)  # refuses names that are no axes
+        mesh.extent(chosen)  # refuses names that are not axes
         for name, extent in reversed(mesh.axes.items()):
             if name in chosen:
                 strides.append((stride, extent))
@@ -35,25 +35,25 @@ class RankGroup:
         return math.prod(extent for _, extent in self.strides)
 
     def first(self, rank: int) -> int:
-        """The lowest rank of a rank's group, which names the group."""
+        """The lowest rank of a rank's group, which identifies the group."""
         return rank - sum(rank // stride % extent * stride for stride, extent in self.strides)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpan:
-    """How groups lie over one level, at most: it joins blocks of the level inside it, which their ranks sit in."""
+    """How groups span one level, which joins blocks of the level inside it; each number is the largest of any group."""
 
     blocks: int
-    """Inner blocks that one group has ranks in, within one block of this level."""
+    """Inner blocks that hold ranks of one group, within one block of this level."""
     members: int
     """Ranks of one group in one inner block."""
     sharing: int
-    """Groups that use this level at once and have ranks in one inner block: they share its ports."""
+    """Groups with ranks in the same inner block that use this level at once, and so share its ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Ranks in order on nodes, each on the next device; of every node the first `ranks_per_node` devices are used."""
+    """Ranks in order on nodes, each on the next device; every node uses its first `ranks_per_node` devices."""
 
     extents: tuple[int | None, ...]
     """Devices in a block of each level, from the inside out; None joins all."""
@@ -61,12 +61,12 @@ class Placement:
     ranks_per_node: int
 
     def device(self, rank: int) -> int:
-        """The device that a rank drives, counted through the whole cluster."""
+        """The index, within the whole cluster, of the device that a rank drives."""
         node, place = divmod(rank, self.ranks_per_node)
         return node * self.devices_per_node + place
 
     def block(self, rank: int, level: int) -> int:
-        """The block of a level that a rank sits in; level -1 is the device itself."""
+        """The block of a level that holds a rank; level -1 is the device itself."""
         if level < 0:
             return self.device(rank)
         extent = self.extents[level]
@@ -89,18 +89,18 @@ class Placement:
         )
 
     def nodes(self, group: RankGroup) -> int:
-        """Nodes that one group has ranks on, at most."""
+        """The most nodes that any group has ranks on."""
         return _span(self._inside_nodes(), group, 1).blocks
 
     def spans(self, group: RankGroup) -> tuple[GroupSpan, ...]:
-        """How the groups lie over every level, from the inside out."""
+        """How the groups span every level, from the inside out."""
         return tuple(_span(self, group, level) for level in range(len(self.extents)))
 
     def _inside_nodes(self) -> Placement:
         return Placement((self.devices_per_node, None), self.devices_per_node, self.ranks_per_node)
 
     def ranks_in_block(self, level: int) -> int | None:
-        """Ranks in every full block of a level, 0 if that varies; None if one block joins all."""
+        """Ranks in every full block of a level; 0 if that varies, None if one block joins all."""
         extent = 1 if level < 0 else self.extents[level]
         if extent is None:
             return None
@@ -119,7 +119,7 @@ def _span(placement: Placement, group: RankGroup, level: int) -> GroupSpan:
 
 
 def _regular_span(group: RankGroup, inner: int | None, outer: int | None) -> GroupSpan | None:
-    """Where blocks cut the mesh evenly all blocks are alike, and a product says it; None where they do not."""
+    """The span by products, if blocks divide the mesh evenly and so are all alike; None if they do not."""
     outer = None if outer is not None and outer >= group.world else outer
     if inner is None or inner >= group.world:
         return GroupSpan(1, group.size, 0)

@@ -1,18 +1,21 @@
-"""Systems on disk: the figures as TOML, measured tables as JSON beside it."""
+"""Saves systems: figures as TOML, measured tables as JSON next to it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convmesh.errors import SystemFileError
 from convmesh.system.measured_tables import TABLES
-from convmesh.system.system import System
 from convmesh.system.writing import written
+
+if TYPE_CHECKING:
+    from convmesh.system.system import System
 
 
 def save(system: System, path: Path) -> Path:
-    """The system's file and its tables'; a file that was there stays whole until the new one is."""
+    """Write the system's file and its tables; an existing file stays intact until the new one is complete."""
     if path.suffix != ".toml":
         raise SystemFileError(f"`path` (={str(path)!r}) must end in .toml, such as {path.with_suffix('.toml').name!r}.")
     try:
@@ -31,7 +34,7 @@ def _save_table(system: System, key: str, path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once, so that nobody ever reads half of one."""
+    """Replace a file atomically, so that nobody reads a partial one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

@@ -1,4 +1,4 @@
-"""A cluster as numbers, and where each number comes from."""
+"""A cluster description in numbers, each with its origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from convmesh.system.measured_tables import read_tables
 from convmesh.system.operator_table import OperatorTable
 from convmesh.system.parsing import Reader
 from convmesh.system.placement import GroupSpan, Placement, RankGroup
+from convmesh.system.saving import save
 from convmesh.system.system_files import HEAD, read_tree, short_name, system_names
+from convmesh.system.system_table import render
 from convmesh.system.transfer_table import TransferTable
 
 
@@ -33,31 +35,29 @@ class System:
     collectives: Collectives
     power: Power
     operators: OperatorTable | None = None
-    """Measured times of operators on the device, where there are some."""
+    """Measured times of operators on the device, if any."""
     transfers: TransferTable | None = None
-    """Measured times of transfers over the links, where there are some."""
+    """Measured times of transfers over the links, if any."""
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> System:
-        """A system that ships with ConvMesh, or one from a file of yours."""
+        """Load a system that ships with ConvMesh, or your own from a file."""
         problems = Problems(str(name_or_path))
         tree = read_tree(name_or_path, problems)
         return _system(tree, short_name(name_or_path), problems)
 
     @staticmethod
     def names() -> list[str]:
-        """The systems that ship with ConvMesh, and yours: `local`, once `convmesh calibrate` has measured it."""
+        """The systems that ship with ConvMesh, and your own, such as `local` after `convmesh calibrate`."""
         return system_names()
 
     def save(self, path: str | Path) -> Path:
-        """Write a file that loads back to this system, with measured tables beside it."""
-        from convmesh.system.saving import save  # which is made of systems
-
+        """Write a file that loads back to this system, with measured tables next to it."""
         return save(self, Path(path))
 
     @property
     def torch_device(self) -> str:
-        """The kind of device that torch runs on: where cores are counted, ranks are processes on them."""
+        """The torch device type: with a number of cores, ranks are processes on a CPU."""
         return "cuda" if self.node.cores is None else "cpu"
 
     @property
@@ -67,11 +67,11 @@ class System:
         return None if outermost is None else int(outermost)
 
     def placement(self, ranks_per_node: int | None = None) -> Placement:
-        """Ranks in order on nodes, on all devices of each or on the first few."""
+        """Place ranks in order on nodes, on all devices of each node or on the first `ranks_per_node`."""
         devices = int(self.node.devices)
         ranks = devices if ranks_per_node is None else ranks_per_node
         if not 1 <= ranks <= devices:
-            raise MeshError(f"`ranks_per_node` (={ranks}) must be from 1 to {devices}, the devices a node has.")
+            raise MeshError(f"`ranks_per_node` (={ranks}) must be from 1 to {devices}, the devices of a node.")
         extents = tuple(None if level.devices is None else int(level.devices) for level in self.links)
         return Placement(extents, devices, ranks)
 
@@ -89,25 +89,25 @@ class System:
         return tuple(self.links[level] for level in placement.levels_for(members))
 
     def spans(self, mesh: Mesh, axes: Iterable[str], ranks_per_node: int | None = None) -> dict[str, GroupSpan]:
-        """By level: how the groups along `axes` lie over it, and how many share its ports."""
+        """By level: how the groups along `axes` span it, and how many share its ports."""
         placement = self.placement(ranks_per_node)
         self._check_ranks(placement, (mesh.size - 1,))
-        found = placement.spans(RankGroup.of(mesh, axes))
-        return {level.name: span for level, span in zip(self.links, found, strict=True)}
+        spans = placement.spans(RankGroup.of(mesh, axes))
+        return {level.name: span for level, span in zip(self.links, spans, strict=True)}
 
     def nodes(self, mesh: Mesh, axes: Iterable[str], ranks_per_node: int | None = None) -> int:
-        """Nodes that a group along `axes` has ranks on, at most."""
+        """The most nodes that a group along `axes` has ranks on."""
         return self.placement(ranks_per_node).nodes(RankGroup.of(mesh, axes))
 
     def _check_ranks(self, placement: Placement, ranks: Iterable[int]) -> None:
         most = self.most_devices
         for rank in ranks:
             if rank < 0 or (most is not None and placement.device(rank) >= most):
-                have = "devices from 0 on" if most is None else f"{most} devices, from 0 to {most - 1}"
-                raise MeshError(f"rank {rank} has no place on {self.name}, whose links join {have}.")
+                available = "devices from 0 on" if most is None else f"{most} devices, from 0 to {most - 1}"
+                raise MeshError(f"rank {rank} has no place on {self.name}, whose links join {available}.")
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Every number, by the key that a file has it under."""
+        """Every number, with its key in a file."""
         for part in ("device", "node"):
             yield from _figures(getattr(self, part), part)
         for level in self.links:
@@ -119,8 +119,6 @@ class System:
 
     def render(self) -> str:
         """A table of all figures with their origins."""
-        from convmesh.system.system_table import render  # which is made of systems
-
         return render(self)
 
     def __str__(self) -> str:
@@ -129,11 +127,11 @@ class System:
 
 def _figures(value: object, path: str) -> Iterator[tuple[str, Figure]]:
     for f in fields(value):  # type: ignore[arg-type]
-        found = getattr(value, f.name)
-        if isinstance(found, Figure):
-            yield f"{path}.{f.name}", found
-        elif isinstance(found, Mapping):
-            yield from ((f"{path}.{f.name}.{key}", figure) for key, figure in found.items())
+        member = getattr(value, f.name)
+        if isinstance(member, Figure):
+            yield f"{path}.{f.name}", member
+        elif isinstance(member, Mapping):
+            yield from ((f"{path}.{f.name}.{key}", figure) for key, figure in member.items())
 
 
 def _system(tree: Tree, name: str, problems: Problems) -> System:

@@ -1,8 +1,7 @@
-"""Finding system files, and reading one with all that it inherits and includes."""
+"""Finds system files, and reads one with everything that it inherits and includes."""
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -10,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.errors import SystemFileError, UnknownNameError
-from convmesh.system.file_tree import Entry, Planter, Problems, Tree, merged, passed_on
+from convmesh.system.file_tree import Entry, Problems, Tree, TreeBuilder, inherited_tree, merged
 from convmesh.system.folder import LOCAL, user_systems
+from convmesh.toml_files import NotTomlError, parse_toml
 
 _DATA = files("convmesh.system").joinpath("data")
 HEAD = ("summary", "inherits", "includes", "origin", "source", "sources", "tables")
-"""Keys of a file that are about the file."""
+"""Keys that describe the file itself."""
 
 
 def system_names() -> list[str]:
-    """The systems that ship with ConvMesh, and those in the user's folder: `local`, once it is calibrated."""
+    """The systems that ship with ConvMesh, and those in the user's folder, such as `local` after calibration."""
     return sorted({*_stems(_DATA), *user_systems()})
 
 
@@ -33,12 +33,12 @@ def _stems(folder: Traversable) -> list[str]:
 
 
 def read_tree(name_or_path: str | Path, problems: Problems) -> Tree:
-    """The file's tree, with what it inherits (as guesses) and includes (as it is)."""
+    """The file's tree, with inherited entries as guesses and included ones unchanged."""
     return _Reader(problems).system(name_or_path, Path())
 
 
 def short_name(name_or_path: str | Path) -> str:
-    """What a system is called: its name, or its file's without the ending."""
+    """A system's name, or its file's name without the suffix."""
     return Path(name_or_path).name.removesuffix(".toml")
 
 
@@ -46,32 +46,32 @@ def short_name(name_or_path: str | Path) -> str:
 class _Reader:
     problems: Problems
     chain: list[str] = field(default_factory=list)
-    """The files that are being read, each because the one before it inherits from it."""
+    """The files being read; each inherits from the next."""
 
     def system(self, name_or_path: str | Path, folder: Path) -> Tree:
-        where = _find(name_or_path, folder)
-        if str(where) in self.chain:
-            names = [short_name(path) for path in (*self.chain, str(where))]
+        path = _find(name_or_path, folder)
+        if str(path) in self.chain:
+            names = [short_name(link) for link in (*self.chain, str(path))]
             raise SystemFileError(
                 f"{short_name(self.chain[-1])}.toml: `inherits` (={str(name_or_path)!r}) leads back to itself: "
-                f"{' -> '.join(names)}. Inherit from one of {', '.join(system_names())}, or from none."
+                f"{' -> '.join(names)}. Inherit from one of {', '.join(system_names())}, or remove `inherits`."
             )
-        self.chain.append(str(where))
-        tree = self._read(where, Path(str(where)).parent)
+        self.chain.append(str(path))
+        tree = self._read(path, Path(str(path)).parent)
         self.chain.pop()
         return tree
 
-    def _read(self, where: Traversable, folder: Path) -> Tree:
-        table = _toml(where)
+    def _read(self, path: Traversable, folder: Path) -> Tree:
+        table = _toml(path)
         tree: Tree = {}
         if "inherits" in table:
             name = table["inherits"]
             if not isinstance(name, str):
-                raise SystemFileError(f"{where.name}: `inherits` (={name!r}) must be the name or path of one system.")
-            tree = passed_on(self.system(name, folder), short_name(name))
-        for part in self._parts(table, where.name):
-            tree = merged(tree, self._planted(_DATA.joinpath("parts", f"{part}.toml")), self.problems)
-        return merged(tree, self._plant(table, where), self.problems)
+                raise SystemFileError(f"{path.name}: `inherits` (={name!r}) must be the name or path of one system.")
+            tree = inherited_tree(self.system(name, folder), short_name(name))
+        for part in self._parts(table, path.name):
+            tree = merged(tree, self._part(_DATA.joinpath("parts", f"{part}.toml")), self.problems)
+        return merged(tree, self._tree(table, path), self.problems)
 
     def _parts(self, table: dict[str, Any], file: str) -> list[str]:
         wanted = table.get("includes", [])
@@ -81,27 +81,27 @@ class _Reader:
                 self.problems.unknown(file, f"includes.{name}", part_names())
         return [name for name in wanted if name in part_names()]
 
-    def _planted(self, where: Traversable) -> Tree:
-        return self._plant(_toml(where), where)
+    def _part(self, path: Traversable) -> Tree:
+        return self._tree(_toml(path), path)
 
-    def _plant(self, table: dict[str, Any], where: Traversable) -> Tree:
-        file = where.name
+    def _tree(self, table: dict[str, Any], path: Traversable) -> Tree:
+        file = path.name
         source = table.get("source", f"stated in {file} without an origin")
         default = Entry(None, file, table.get("origin", "guess"), source)
-        planter = Planter(file, self._sources(table, file), default, self.problems)
-        planter.check_default(stated="origin" in table and "source" not in table)
+        builder = TreeBuilder(file, self._sources(table, file), default, self.problems)
+        builder.check_default(stated="origin" in table and "source" not in table)
         body = {key: value for key, value in table.items() if key not in HEAD}
         about = {"summary": Entry(table.get("summary", ""), file)}
-        return planter.tree(body) | about | self._tables(table, where)
+        return builder.tree(body) | about | self._tables(table, path)
 
-    def _tables(self, table: dict[str, Any], where: Traversable) -> Tree:
-        """Measured tables: their paths are relative to the file that names them."""
+    def _tables(self, table: dict[str, Any], path: Traversable) -> Tree:
+        """The measured tables; their paths are relative to the file that names them."""
         named = table.get("tables", {})
-        if not isinstance(named, dict) or not all(isinstance(path, str) for path in named.values()):
-            self.problems.add(where.name, "tables", named, "must be a table of paths, relative to the file")
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            self.problems.add(path.name, "tables", named, "must be a table of paths, relative to the file")
             return {}
-        folder = Path(str(where)).parent
-        return {"tables": {key: Entry(folder / path, where.name) for key, path in named.items()}} if named else {}
+        folder = Path(str(path)).parent
+        return {"tables": {key: Entry(folder / name, path.name) for key, name in named.items()}} if named else {}
 
     def _sources(self, table: dict[str, Any], file: str) -> dict[str, Any]:
         sources = table.get("sources", {})
@@ -121,14 +121,16 @@ def _find(name_or_path: str | Path, folder: Path) -> Traversable:
     if path.suffix == ".toml" or path.is_file() or isinstance(name_or_path, Path):
         return path.resolve()
     if name == LOCAL:
-        raise UnknownNameError("`system` (='local') is not there yet: measure this machine with `convmesh calibrate`.")
+        raise UnknownNameError(
+            "`system` (='local') does not exist yet: measure this machine with `convmesh calibrate`."
+        )
     raise UnknownNameError.of("system", name, [*system_names(), LOCAL])
 
 
-def _toml(where: Traversable) -> dict[str, Any]:
+def _toml(path: Traversable) -> dict[str, Any]:
     try:
-        return tomllib.loads(where.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes())
     except OSError as error:
-        raise SystemFileError(f"`system` (={str(where)!r}): {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SystemFileError(f"{where.name}: not TOML: {error}.") from None
+        raise SystemFileError(f"`system` (={str(path)!r}): {error.strerror}.") from None
+    except NotTomlError as error:
+        raise SystemFileError(f"{path.name}: {error}.") from None

@@ -1,15 +1,18 @@
-"""A system as a table for people: every figure, its origin and its source."""
+"""Renders a system as a table: every figure, its origin and its source."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from convmesh.system.figure import ORIGINS
-from convmesh.system.system import System
+
+if TYPE_CHECKING:
+    from convmesh.system.system import System
 
 
 def render(system: System) -> str:
-    """What the system is, all figures, and how many of them are guesses."""
+    """The system's title, all figures, and how many have each origin."""
     rows = [("figure", "value", "origin", "source")]
     rows += [(key, str(figure), figure.origin, figure.provenance) for key, figure in system.figures()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -20,11 +23,13 @@ def render(system: System) -> str:
 def _title(system: System) -> str:
     levels = ", ".join(f"{level.name} ({level.medium})" for level in system.links)
     return (
-        f"{system.name}: {system.summary}\n{int(system.node.devices)} × {system.device.kind} a node; links from the "
+        f"{system.name}: {system.summary}\n{int(system.node.devices)} × {system.device.kind} per node; links from the "
         f"inside out: {levels}; collectives: {system.collectives.library} ({', '.join(system.collectives.algorithms)})"
     )
 
 
 def _origins(system: System) -> str:
-    found = Counter(figure.origin for _, figure in system.figures())
-    return f"{found.total()} figures: " + ", ".join(f"{found[origin]} {origin}" for origin in ORIGINS if found[origin])
+    counts = Counter(figure.origin for _, figure in system.figures())
+    return f"{counts.total()} figures: " + ", ".join(
+        f"{counts[origin]} {origin}" for origin in ORIGINS if counts[origin]
+    )

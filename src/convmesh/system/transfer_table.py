@@ -1,4 +1,4 @@
-"""The transfer table of a machine: measured times of what its ranks send, and what transfers do to computations."""
+"""The transfer table of a machine: measured times of transfers, and how they and computations slow each other down."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from convmesh.errors import SystemFileError
 from convmesh.system.curves import TransferCurve
 
 NEAREST = 4
-"""Measured group shapes that an unmeasured one is taken from."""
+"""Number of measured group shapes from which an unmeasured one is interpolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What a transfer and a computation beside it do to each other, while `active` ranks of a host do the same."""
+    """How a transfer and a concurrent computation slow each other down while `active` ranks of a host do both."""
 
     active: int
     compute_slowdown: float
-    """How many times as long a computation takes while a transfer is under way."""
+    """Factor on a computation's time while a transfer is under way."""
     transfer_slowdown: float
-    """How many times as long a transfer takes while its ranks compute."""
+    """Factor on a transfer's time while its ranks compute."""
     hidden: float
-    """Of the shorter of the two, the fraction that takes no extra time: 1 on separate hardware, 0 on one busy core."""
+    """Fraction of the shorter of the two that takes no extra time: 1 on separate hardware, 0 on one busy core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of a transfer as the table has them, and how far from measurements that is."""
+    """The time of a transfer according to the table, and its uncertainty."""
 
     seconds: float
     spread: float
     measured: bool
-    """Whether this very size and group was timed."""
+    """Whether exactly this size and group was timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferTable:
-    """`table.seconds("all_reduce", ranks=4, active=8, bytes_sent=1 << 20)`: by curves measured on one host."""
+    """`table.seconds("all_reduce", ranks=4, active=8, bytes_sent=1 << 20)`, from curves measured on one host."""
 
     backend: str
     """The library that moved the messages: gloo or nccl."""
     cores: int
-    """That the host's ranks share. On devices of their own, as many as there are ranks."""
+    """Cores that the host's ranks share; the number of ranks if each has its own device."""
     curves: tuple[TransferCurve, ...]
     overlaps: tuple[Overlap, ...] = ()
     date: str = ""
@@ -58,11 +58,11 @@ class TransferTable:
         return {name: tuple(curve for curve in self.curves if curve.carrier == name) for name in names}
 
     def turns(self, active: int) -> float:
-        """How many times as long ranks take because they share cores."""
+        """Factor by which ranks slow down because they share cores."""
         return max(1.0, active / self.cores)
 
     def seconds(self, carrier: str, *, ranks: int, active: int, bytes_sent: float) -> Timed | None:
-        """Of one transfer in each of active / ranks groups at once; None for a carrier that was not measured."""
+        """Time of one transfer in each of active / ranks groups at once; None if the carrier was not measured."""
         curves = self._by_carrier.get(carrier, ())
         for curve in curves:
             if (curve.ranks, curve.active) == (ranks, active):
@@ -71,23 +71,23 @@ class TransferTable:
             return None
         near = sorted(curves, key=lambda curve: _distance(curve, ranks, active))[:NEAREST]
         weights = [_distance(curve, ranks, active) ** -2 for curve in near]
-        found = [curve.rescaled(bytes_sent, ranks, self.turns(active) / self.turns(curve.active)) for curve in near]
-        mean = sum(w * math.log(s) for w, s in zip(weights, found, strict=True)) / sum(weights)
+        rescaled = [curve.rescaled(bytes_sent, ranks, self.turns(active) / self.turns(curve.active)) for curve in near]
+        mean = sum(w * math.log(s) for w, s in zip(weights, rescaled, strict=True)) / sum(weights)
         return Timed(math.exp(mean), 0.3 + max(curve.spread for curve in near), False)
 
     def overlap(self, active: int) -> Overlap | None:
-        """As measured with that many ranks on a host, or with the nearest number of them; None if never measured."""
+        """Overlap measured with the nearest number of active ranks; None if never measured."""
         return min(self.overlaps, key=lambda o: abs(math.log(o.active / active)), default=None)
 
     def save(self, path: str | Path) -> Path:
         """Write the table as JSON."""
-        where = Path(path)
-        where.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        return where
+        target = Path(path)
+        target.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        return target
 
     @classmethod
     def load(cls, path: str | Path) -> TransferTable:
-        """Read what `save` wrote; a file that is none of those is refused."""
+        """Read a table written by `save`; refuse any other file."""
         try:
             return _read(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, TypeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Amounts as people write them: `"25 GB/s"`, `"9 us"`, `80e9`; kept in one base unit each."""
+"""Amounts as people write them: `"25 GB/s"`, `"9 us"`, `80e9`; stored in one base unit each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ UNITS: dict[str, dict[str, float]] = {
     "g/kWh": {"g/kWh": 1.0, "kg/kWh": 1e3},
     "": {"": 1.0, "%": 1e-2},
 }
-"""By base unit: the units that an amount may be written in, and what each is worth."""
+"""By base unit: the units in which an amount may be written, with their factors."""
 
 EXAMPLES = {
     "B": '"16 GiB"', "B/s": '"25 GB/s"', "s": '"5 us"', "FLOP/s": '"15.7 TFLOP/s"', "W": '"300 W"',
     "J/bit": '"10 pJ/bit"', "$/h": '"7.20 $/h"', "g/kWh": '"481 g/kWh"', "": "0.9",
 }  # fmt: skip
-"""By base unit: an amount as a file has it, for error messages."""
+"""By base unit: an example for error messages, as written in a file."""
 
 _SHOWN = {
     "B": ("B", "KiB", "MiB", "GiB", "TiB"),
@@ -41,11 +41,11 @@ _WRITTEN = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:na
 
 
 _MOST = 1e300
-"""Below what floats end at: whole numbers of a file have no end."""
+"""Below the largest float: integers in a file have no limit."""
 
 
 def amount(written: object, unit: str, example: str = "") -> float:
-    """What was written, in the base unit; ValueError says what is wrong with it."""
+    """The amount in the base unit; a ValueError says what is wrong with it."""
     like = example or EXAMPLES[unit]
     if isinstance(written, bool) or not isinstance(written, (int, float, str)):
         raise ValueError(f"must be an amount, like {like}")
@@ -56,25 +56,25 @@ def amount(written: object, unit: str, example: str = "") -> float:
 
 
 def _read(text: str, unit: str, like: str) -> float:
-    found = _WRITTEN.fullmatch(text)
-    if found is None:
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
         raise ValueError(f"must be an amount, like {like}")
-    number, name = found.groups()
-    known = UNITS[unit]
-    if name and name not in known:
-        raise ValueError(f"has the unit {name!r}, not one of {', '.join(filter(None, known)) or 'none'}")
-    return float(number) * known.get(name, 1.0)
+    number, name = match.groups()
+    factors = UNITS[unit]
+    if name and name not in factors:
+        raise ValueError(f"has the unit {name!r}, not one of {', '.join(filter(None, factors)) or 'none'}")
+    return float(number) * factors.get(name, 1.0)
 
 
 def shown(value: float, unit: str) -> str:
-    """The amount in the unit that a person would choose: `900 GB/s`."""
+    """The amount in the most readable unit: `900 GB/s`."""
     fitting = [name for name in _SHOWN.get(unit, ()) if abs(value) >= UNITS[unit][name] * (1 - 1e-12)]
     name = fitting[-1] if fitting else _SHOWN.get(unit, (unit,))[0]
     return f"{value / UNITS[unit][name]:.4g} {name}".rstrip()
 
 
 def written_amount(value: float, unit: str) -> str | float | int:
-    """The amount as a file has it: with a unit if that reads back to the very number, else the plain number."""
+    """The amount for a file: with a unit if that reads back to exactly the same number, else the plain number."""
     name = shown(value, unit).rpartition(" ")[2] if unit else ""
     text = f"{value / UNITS[unit][name]:.9g} {name}"
     if unit and amount(text, unit) == value:

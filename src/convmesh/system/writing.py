@@ -1,20 +1,23 @@
-"""A system as a file that `System.load` reads back to the same value, and that a person can edit."""
+"""Writes a system as a file that `System.load` reads back unchanged and a person can edit."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from convmesh.system.figure import Figure, Text, rules
-from convmesh.system.system import System
 from convmesh.system.units import written_amount
+
+if TYPE_CHECKING:
+    from convmesh.system.system import System
 
 _Source = tuple[str, str, str, str]
 
 
 class _Sources:
-    """Names for where figures come from: one each, in the order of use."""
+    """Names each distinct source of figures, in the order of use."""
 
     def __init__(self) -> None:
         self._names: dict[_Source, str] = {}
@@ -27,8 +30,8 @@ class _Sources:
     def lines(self) -> Iterator[str]:
         yield "[sources]"
         for (origin, source, date, inherited), name in self._names.items():
-            given = {"origin": origin, "text": source, "date": date, "inherited": inherited}
-            yield f"{name} = {_inline({key: value for key, value in given.items() if value})}"
+            source_fields = {"origin": origin, "text": source, "date": date, "inherited": inherited}
+            yield f"{name} = {_inline({key: value for key, value in source_fields.items() if value})}"
 
 
 def written(system: System, tables: Mapping[str, str] | None = None) -> str:
@@ -58,22 +61,22 @@ def _table(path: str, value: object, sources: _Sources) -> Iterator[str]:
     yield from ("", f"[{path}]")
     kinds = rules(type(value))
     for field in fields(value):  # type: ignore[arg-type]
-        found = getattr(value, field.name)
-        if isinstance(found, tuple):
+        member = getattr(value, field.name)
+        if isinstance(member, tuple):
             continue
         if isinstance(kinds[field.name], Text):
-            yield from [f"{field.name} = {_text(found)}"] * (field.name != "name")
-        elif isinstance(found, Mapping):
-            yield from (f"{field.name}.{key} = {_figure(figure, sources)}" for key, figure in found.items())
-        elif found is not None:
-            yield f"{field.name} = {_figure(found, sources)}"
+            yield from [f"{field.name} = {_text(member)}"] * (field.name != "name")
+        elif isinstance(member, Mapping):
+            yield from (f"{field.name}.{key} = {_figure(figure, sources)}" for key, figure in member.items())
+        elif member is not None:
+            yield f"{field.name} = {_figure(member, sources)}"
 
 
 def _figure(figure: Figure, sources: _Sources) -> str:
-    given: dict[str, object] = {"value": written_amount(figure.value, figure.unit), "from": sources.name(figure)}
+    parts: dict[str, object] = {"value": written_amount(figure.value, figure.unit), "from": sources.name(figure)}
     if figure.spread is not None:
-        given["spread"] = [written_amount(end, figure.unit) for end in figure.spread]
-    return _inline(given)
+        parts["spread"] = [written_amount(end, figure.unit) for end in figure.spread]
+    return _inline(parts)
 
 
 def _inline(table: Mapping[str, object]) -> str:
@@ -81,5 +84,5 @@ def _inline(table: Mapping[str, object]) -> str:
 
 
 def _text(value: object) -> str:
-    """JSON's text, numbers and lists are TOML's too."""
+    """JSON text, which is also valid TOML for strings, numbers and lists."""
     return json.dumps(value, ensure_ascii=False)

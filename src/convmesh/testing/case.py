@@ -9,18 +9,17 @@ from typing import Any
 import torch
 
 from convmesh.dist import OpenMesh, open_mesh
+from convmesh.kernels.memory_format import CHANNELS_LAST
 from convmesh.layout import Mesh
+from convmesh.layout.mesh import space_axes
 from convmesh.testing.compare import check_split
-
-SPATIAL_AXES = ("depth", "height", "width")
 
 Cut = Mapping[int, str | tuple[str, ...]]
 
 
 def natural_cut(mesh: Mesh, dims: int) -> dict[int, str]:
     """Samples cut by `data`, the last dims of a tensor with `dims` dims by `depth`, `height` and `width`."""
-    spatial = SPATIAL_AXES[-(dims - 2) :] if dims > 2 else ()
-    cut = {2 + i: name for i, name in enumerate(spatial) if name in mesh.axes}
+    cut = {2 + i: name for i, name in enumerate(space_axes(dims - 2)) if name in mesh.axes}
     return ({0: "data"} if "data" in mesh.axes else {}) | cut
 
 
@@ -56,7 +55,7 @@ class SplitCase:
         if index in self.integer_inputs:
             return torch.randint(0, self.classes, shape, generator=generator).to(self.device)
         values = self._values(shape, generator)
-        wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+        wanted = CHANNELS_LAST.get(len(shape))
         return values.to(memory_format=self.memory_format) if self.memory_format == wanted else values
 
     def _values(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Real ranks for tests: forked processes in a Gloo process group, with a hard time limit."""
+"""Real ranks for tests: forked processes joined by Gloo or NCCL, with a hard time limit."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ class _Failure(NamedTuple):
     text: str
 
 
-def run_ranks(n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0) -> list[Any]:
-    """Run `fn(*args)` on `n` forked ranks of one Gloo job; return what each returned, in rank order.
+def run_ranks(
+    n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0, backend: str = "gloo"
+) -> list[Any]:
+    """Run `fn(*args)` on `n` forked ranks of one job; return what each returned, in rank order.
 
     Where torch sees a GPU, call it before this process runs a backward pass or CUDA: neither survives a fork.
     `fn` may be a closure. If a rank raises, dies or outlasts the time limit, all are killed and `RankError` tells why.
     """
-    with RankPool(n, seconds_timeout=seconds_timeout, first=(fn, args)) as ranks:
+    with RankPool(n, seconds_timeout=seconds_timeout, first=(fn, args), backend=backend) as ranks:
         return ranks.results()
 
 
@@ -59,8 +61,11 @@ class RankPool:
         n: int,
         seconds_timeout: float = 60.0,
         first: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+        backend: str = "gloo",
     ) -> None:
         self.n = n
+        self.backend = backend
+        """`nccl` gives ranks this machine's GPUs in turn."""
         self.seconds_timeout = seconds_timeout
         self._logs = tempfile.TemporaryDirectory(prefix="convmesh-ranks-")
         # Rank 0 serves the store: a server thread in this process could hold a lock while a later rank is forked.
@@ -196,7 +201,9 @@ class RankPool:
             os.close(listener)
             options = {"is_master": False, "timeout": timeout}
         store = dist.TCPStore("127.0.0.1", port, **options)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=self.n, timeout=timeout)
+        if self.backend == "nccl":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+        dist.init_process_group(self.backend, store=store, rank=rank, world_size=self.n, timeout=timeout)
 
 
 def _reply(pipe: Connection, who: str, fn: Callable[..., Any], *args: Any) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from convmesh.layout import AXES, Cut, Layout, Mesh, Partition
-from convmesh.testing.case import SPATIAL_AXES
+from convmesh.layout.mesh import SPACE_AXES
 
 
 def spatial_dims(mesh: Mesh) -> st.SearchStrategy[int]:
     """How many spatial dims a tensor may have so that every axis of `mesh` cuts one of them."""
-    fewest = max((3 - SPATIAL_AXES.index(name) for name in mesh.axes if name in SPATIAL_AXES), default=1)
+    fewest = max((3 - SPACE_AXES.index(name) for name in mesh.axes if name in SPACE_AXES), default=1)
     return st.integers(fewest, 3)
 
 

@@ -1,7 +1,7 @@
-"""What anchors say about a series: how fast its code computes and sends, and what a step costs beside that.
+"""Calibrating a series on its anchors: how fast its code computes and sends, and the overhead of a step.
 
-The most probable values, given what is thought before any run is seen. A single anchor moves mostly what is known
-least, the speed of computing; two of different batches tell time per sample from time per step.
+The calibration is the most probable one under a prior. A single anchor mostly moves the least certain value, the speed
+of computing; two anchors with different batches separate time per sample from time per step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Factors on the oracle's times, seconds of each step beside them, and how far off (in log) a prediction may be."""
+    """Factors on the oracle's times, overhead of a step, and the error of a prediction in log."""
 
     compute: float = 1.0
     transfer: float = 1.0
@@ -27,25 +27,25 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is thought before: logarithms are normal, with these means and deviations."""
+    """The prior: logarithms are normal, with these means and deviations."""
 
     compute: float = 0.0
     compute_spread: float = 0.7
-    """Codes of the last ten years reach from half of to twice what the device's figures say."""
+    """Codes of the last ten years take from half to twice the time that the device's figures say."""
     transfer_spread: float = 0.15
-    """Links' figures hold; libraries differ."""
+    """The figures of links are reliable; libraries differ."""
     seconds_overhead: float = 1e-3
-    """Python, launches and input that no kernel hides: about one in a step."""
+    """Python, launches and input that nothing overlaps: about a millisecond a step."""
     overhead_spread: float = 1.0
     noise: float = 0.01
-    """Of a measured step."""
+    """Relative noise of a measured step."""
     noise_compute: float = 0.05
-    """Of the part of it that was measured as computing."""
+    """Relative noise of its measured computing time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorPoint:
-    """An anchor: its parts at factors of one, and what was measured."""
+    """An anchor: its parts uncalibrated, and its measured times."""
 
     compute: float
     waiting: float
@@ -54,11 +54,11 @@ class AnchorPoint:
 
     @property
     def rest(self) -> float:
-        """What was measured beyond the parts."""
+        """Measured seconds beyond the parts."""
         return self.measured - (self.measured_compute or self.compute) - self.waiting
 
     def misses(self, logs: np.ndarray, prior: Prior) -> list[float]:
-        """How far the parts are off what was measured, in deviations."""
+        """Differences between parts and measurement, in standard deviations."""
         off = [math.log(self.step(logs) / self.measured) / prior.noise]
         if self.measured_compute is not None:
             off.append((logs[0] + math.log(self.compute / self.measured_compute)) / prior.noise_compute)
@@ -81,16 +81,16 @@ def fit(points: Sequence[AnchorPoint], prior: Prior) -> Calibration:
         misses = [miss for point in points for miss in point.misses(logs, prior)]
         return np.array([*misses, *((logs - centre) / widths)])
 
-    # Time that is missing may belong to computing or to the step as such: the search begins on both sides.
+    # Unexplained time may belong to computing or to the step's overhead: the fit starts from both.
     late = np.array([*centre[:2], math.log(max([prior.seconds_overhead, *(point.rest for point in points)]))])
-    found = min((least_squares(residuals, start) for start in (centre, late)), key=lambda end: float(end.cost))
-    compute, transfer, overhead = np.exp(found.x)
+    best = min((least_squares(residuals, start) for start in (centre, late)), key=lambda end: float(end.cost))
+    compute, transfer, overhead = np.exp(best.x)
     spread = SPREAD_ANCHORED if points else prior.compute_spread
     return Calibration(float(compute), float(transfer), float(overhead), spread, len(points))
 
 
 def pooled(known: Sequence[tuple[float, Calibration]], prior: Prior) -> Calibration:
-    """For a series without an anchor: the mean of others by their weights, and how far they lie apart."""
+    """For a series without an anchor: the weighted mean of others, and their spread."""
     if not known:
         return replace(fit((), prior), spread=prior.compute_spread)
     weights = np.array([weight for weight, _ in known])

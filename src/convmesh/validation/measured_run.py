@@ -6,17 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from convmesh.layout.mesh import Mesh
-from convmesh.plans.split import SPATIAL
+from convmesh.layout.mesh import SPACE_AXES, Mesh, space_axes
 
 Role = Literal["anchor", "test"]
 PRECISIONS = ("fp32", "tf32", "amp", "fp16", "bf16")
-PARTS = ("data", "spatial", *SPATIAL, "filter", "channel", "pipeline")
-"""What a run's strategy may be made of."""
+PARTS = ("data", "spatial", *SPACE_AXES, "filter", "channel", "pipeline")
+"""The parts of a run's strategy."""
+
+MOST = 10**9
+"""Of anything that a file counts."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number that was written, or None; Python refuses to read thousands of digits, and nobody has as many GPUs."""
+    is_short = text.isdecimal() and len(text) <= len(str(MOST))
+    return int(text) if is_short and int(text) <= MOST else None
 
 
 class Series(NamedTuple):
-    """Runs that share a device, a network, a number format and a code: one calibration holds for all."""
+    """Runs with the same device, network, number format and code, which share a calibration."""
 
     system: str
     model: str
@@ -35,11 +43,11 @@ class MeasuredRun:
     model: str
     precision: str
     strategy: Mapping[str, int] = field(hash=False)
-    """Parts and how many ranks each has: {"data": 4, "spatial": 4}."""
+    """Ranks by part: {"data": 4, "spatial": 4}."""
     batch: int
     seconds_step: float
     seconds_compute: float | None = None
-    """Of it, what the device computed, where that was measured too; only anchors' is looked at."""
+    """Computing time, if it was measured; only anchors use it."""
     gpus_per_node: int | None = None
     contaminated: bool = False
     source: str = ""
@@ -50,7 +58,7 @@ class MeasuredRun:
 
     @property
     def kind(self) -> str:
-        """The strategy's name: "data+spatial"; a part of one rank splits nothing."""
+        """The strategy's name: "data+spatial"; parts of one rank do not count."""
         split = [_name(part) for part in PARTS if self.strategy.get(part, 1) > 1]
         return "+".join(dict.fromkeys(split)) or "data"
 
@@ -63,11 +71,11 @@ class MeasuredRun:
         return {"amp": "float16", "fp16": "float16", "bf16": "bfloat16"}.get(self.precision, "float32")
 
     def mesh(self, spatial_dims: int) -> Mesh:
-        """Its ranks as a grid; `spatial` without a dim cuts the first one, as all codes that we have runs of do."""
-        first = SPATIAL[len(SPATIAL) - max(1, spatial_dims)]
+        """Its ranks as a mesh; `spatial` cuts the first dim of space, as in all codes with public runs."""
+        first = space_axes(max(1, spatial_dims))[0]
         names = {"spatial": first, "pipeline": "pipe"}
         return Mesh(**{names.get(part, part): ranks for part, ranks in self.strategy.items()})
 
 
 def _name(part: str) -> str:
-    return "spatial" if part in SPATIAL else part
+    return "spatial" if part in SPACE_AXES else part

@@ -1,4 +1,4 @@
-"""One run's step in seconds: the oracle's own models under a calibration and the habits of the code that ran."""
+"""Seconds of one run's step: the oracle's models, calibrated, with the habits of the code that ran."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.stragglers import seconds_straggling
 from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.oracle.simulate.step import schedule
-from convmesh.plans.program import Program, Transfer, Work
-from convmesh.plans.split import SPATIAL
+from convmesh.plans.program import Program
+from convmesh.plans.steps import Transfer, Work
 from convmesh.system import LinkLevel, System
 from convmesh.validation.anchors import Calibration
 from convmesh.validation.code_habits import Practice
 from convmesh.validation.measured_run import MeasuredRun
 
 REDUCES = ("all_reduce",)
-"""Carriers that stay with NCCL where a code sends all else through the host: sums of gradients."""
+"""Carriers that use NCCL even where a code sends everything else through the host: gradient sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run with what it takes to price it."""
+    """A run and all that its price depends on."""
 
     run: MeasuredRun
     system: System
@@ -48,12 +48,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class PricedRun:
-    """What a step's seconds consist of."""
+    """The parts of a step's seconds."""
 
     compute: float
-    """Work and update, as calibrated."""
+    """Work and update, calibrated."""
     waiting: float
-    """Transfers that nothing hides, waits for other ranks, and input that is handed out."""
+    """Exposed transfers, waits for other ranks, and distribution of input."""
     overhead: float
 
     @property
@@ -62,7 +62,7 @@ class PricedRun:
 
 
 class CalibratedCompute(ComputeModel):
-    """A device that takes longer or shorter than its figures say by one factor."""
+    """A device that differs from its figures by a constant factor."""
 
     def __init__(self, system: System, assumptions: Assumptions, factor: float) -> None:
         super().__init__(system, assumptions)
@@ -73,7 +73,7 @@ class CalibratedCompute(ComputeModel):
 
 
 class PractisedTransfers(TransferModel):
-    """Links as a code uses them: directly, or through the host's memory."""
+    """Links as a code uses them: directly, or through host memory."""
 
     def __init__(self, case: Case, factor: float) -> None:
         practice = case.practice
@@ -82,7 +82,7 @@ class PractisedTransfers(TransferModel):
         self._reducing = TransferModel(reducing, case.mesh, case.assumptions)
         self._staged = case.run.kind in practice.staged
         self._bandwidth_staged = practice.bytes_per_second_staged
-        self._hops = case.mesh.extent(name for name in SPATIAL if name in case.mesh.axes) - 1 if practice.chained else 1
+        self._hops = case.mesh.extent(SPACE_AXES) - 1 if practice.chained else 1
         self._factor = factor
 
     def transfer(self, transfer: Transfer, rank: int) -> Estimate:
@@ -98,7 +98,7 @@ class PractisedTransfers(TransferModel):
 
 
 def _with_network(system: System, fraction: float) -> System:
-    """The system as a code sees it that does not use its network ports fully."""
+    """The system with a fraction of its network bandwidth."""
     if fraction == 1.0:
         return system
     links = (_slower(level, fraction) if level.medium == "network" else level for level in system.links)
@@ -111,7 +111,7 @@ def _slower(level: LinkLevel, fraction: float) -> LinkLevel:
 
 
 def price(case: Case, calibration: Calibration) -> PricedRun:
-    """A step's parts."""
+    """The parts of a step."""
     compute = CalibratedCompute(case.system, case.assumptions, calibration.compute)
     transfers = PractisedTransfers(case, calibration.transfer)
     if case.practice.overlaps or "pipeline" in case.run.strategy:
@@ -124,7 +124,7 @@ def price(case: Case, calibration: Calibration) -> PricedRun:
 
 
 def _in_turn(program: Program, compute: ComputeModel, transfers: TransferModel) -> tuple[float, float]:
-    """Seconds of work and of transfers where a code does one thing after the other."""
+    """Seconds of work and of transfers for a code without overlap."""
     worked = sum(compute.update(weight.elements, weight.dtype).value for weight in program.weights if weight.learns)
     waited = 0.0
     for phase, _, step in program.steps():
@@ -137,11 +137,11 @@ def _in_turn(program: Program, compute: ComputeModel, transfers: TransferModel) 
 
 
 def _input(case: Case) -> float:
-    """What a step waits for its batch, beside what loads it ahead."""
+    """Seconds that a step waits for its batch, besides prefetching."""
     groups = case.run.strategy.get("data", 1)
     bytes_group, ranks = case.bytes_input * case.run.batch / groups, case.run.gpus // groups
     copied = bytes_group / case.practice.bytes_per_second_paged if case.practice.copies_input else 0.0
     if not case.practice.hands_out_input or "pipeline" in case.run.strategy:
         return copied
-    # From rank to rank along a tree, between hosts' processes.
+    # Along a tree of processes, through host memory.
     return copied + math.ceil(math.log2(ranks)) * bytes_group / case.practice.bytes_per_second_copied

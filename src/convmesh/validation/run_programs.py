@@ -1,4 +1,4 @@
-"""Measured runs as programs: the reference network that ran, planned as it ran, lowered for the ranks that matter."""
+"""Measured runs as programs: the reference network, planned as it ran and lowered for representative ranks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Change = Callable[[Practice], Practice]
 
 
 def model_names() -> list[str]:
-    """The networks that a file of runs may name."""
+    """The networks that a runs file may name."""
     return sorted({*models.names(), *ALIASES})
 
 
 def case_of(run: MeasuredRun, change: Change | None = None) -> Case:
-    """The run with its system, what is known of its code, changed if that is wanted, and its programs."""
-    known = practice_of(run.source)
-    practice = known if change is None else change(known)
+    """The run with its system, its code's habits (as changed by `change`) and its programs."""
+    habits = practice_of(run.source)
+    practice = habits if change is None else change(habits)
     name, variant = network_of(run.model, practice)
     sample = variant.sample or models.find(name).sample
     try:
@@ -61,7 +61,7 @@ def _system(name: str) -> System:
 
 
 class _Problem:
-    """What decides about a run's programs: equal ones are lowered once."""
+    """All that a run's programs depend on; equal problems are lowered once."""
 
     def __init__(self, run: MeasuredRun, name: str, practice: Practice, sample: tuple[int, ...]) -> None:
         self.run, self.name, self.practice, self.sample = run, name, practice, sample
@@ -80,7 +80,7 @@ class _Problem:
         return network_of(self.run.model, self.practice)[1]
 
     def in_few_groups(self) -> _Problem:
-        """The same work of each group with two of them; as it is where that would change more than sums."""
+        """The same problem with two groups of the same work; unchanged where more than gradient sums would differ."""
         groups = self.run.strategy.get("data", 1)
         if "pipeline" in self.run.strategy or self.run.batch % groups:
             return self
@@ -95,11 +95,11 @@ class _Problem:
 
 
 def _programs(problem: _Problem) -> dict[int, Program]:
-    """Of the ranks that matter. Groups of ranks that share a batch do the same but for the sums of their gradients."""
+    """Of representative ranks. Groups that share a batch differ in their gradient sums only."""
     lowered = _lowered(problem.in_few_groups())
     if lowered.mesh == problem.mesh:
-        return {rank: found.program for rank, found in lowered.ranks.items()}
-    return {rank: _on(problem.mesh, rank, found) for rank, found in lowered.ranks.items()}
+        return {rank: one.program for rank, one in lowered.ranks.items()}
+    return {rank: _on(problem.mesh, rank, one) for rank, one in lowered.ranks.items()}
 
 
 class _Lowered(NamedTuple):
@@ -110,7 +110,7 @@ class _Lowered(NamedTuple):
 @cache
 def _lowered(problem: _Problem) -> _Lowered:
     captured = _captured(problem)
-    made = plan(
+    planned = plan(
         captured,
         problem.shape,
         problem.mesh,
@@ -118,14 +118,14 @@ def _lowered(problem: _Problem) -> _Lowered:
         batchnorm="replica",
         least_rows=problem.practice.least_rows,
     )
-    return _Lowered(problem.mesh, {rank: lower_plan(made, rank) for rank in representatives(problem.mesh)})
+    return _Lowered(problem.mesh, {rank: lower_plan(planned, rank) for rank in representatives(problem.mesh)})
 
 
-def _on(mesh: Mesh, rank: int, found: Lowered) -> Program:
-    """A rank of the first group, where there are more groups or fewer."""
-    sums = {weight: tuple(name for name in axes if name in mesh.axes) for weight, axes in found.sum_axes.items()}
+def _on(mesh: Mesh, rank: int, lowered: Lowered) -> Program:
+    """A rank of the first group, on a mesh with another number of groups."""
+    sums = {weight: tuple(name for name in axes if name in mesh.axes) for weight, axes in lowered.sum_axes.items()}
     summed = {weight: axes for weight, axes in sums.items() if axes}
-    return with_sums(replace(found.program, mesh=mesh), summed, dry_mesh(mesh, rank), found.plan.reduction)
+    return with_sums(replace(lowered.program, mesh=mesh), summed, dry_mesh(mesh, rank), lowered.plan.reduction)
 
 
 def _captured(problem: _Problem) -> Captured:
@@ -137,7 +137,7 @@ def _captured(problem: _Problem) -> Captured:
 
 
 def _splits(problem: _Problem, captured: Captured) -> str | dict[str, Split]:
-    """A strategy's name, or the splits of one that gathers space early and then lets all ranks do the same."""
+    """A strategy's name, or its splits if it gathers space early and all ranks then do the same."""
     until = problem.variant.spatial_until
     if until is None or problem.run.kind != "data+spatial":
         return problem.run.kind
@@ -154,7 +154,7 @@ def _samples(mesh: Mesh) -> tuple[str, ...]:
 
 
 def validate_file(path: Path | None = None, change: Change | None = None) -> Validation:
-    """The oracle against the measured runs of a file, or of the one that ships."""
+    """The oracle against the measured runs of a file; by default the shipped one."""
     names, systems = model_names(), System.names()
     runs = read_runs(path or SHIPPED["public_runs"], names, systems)
     published = read_runs(SHIPPED["published_anchors"], names, systems)

@@ -1,4 +1,4 @@
-"""Files of measured runs: rows of a CSV as values, and everything that is wrong with one said at once."""
+"""Files of measured runs: rows of a CSV as values, with all errors reported at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convmesh.errors import RunsFileError, UnknownNameError
-from convmesh.validation.measured_run import PARTS, PRECISIONS, MeasuredRun
+from convmesh.validation.measured_run import MOST, PARTS, PRECISIONS, MeasuredRun, whole_number
 from convmesh.validation.paradl_figure import is_figure, rows_of_figure
 
 Row = Mapping[str, str]
@@ -23,7 +23,7 @@ _MOST_SHOWN = 40
 
 @dataclass
 class _Problems:
-    """What is wrong, by line and column."""
+    """Errors by row and column."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Problems:
 
 
 def read_runs(path: Path, models: Collection[str], systems: Collection[str]) -> list[MeasuredRun]:
-    """The runs of a file; rows are counted as an editor does, the header being the first."""
+    """The runs of a file; rows are numbered as in an editor, the header being row 1."""
     rows = _rows(path)
     problems = _Problems(path)
     reader = _RunsReader(problems, models, systems)
@@ -64,7 +64,7 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
         return list(rows_of_figure(rows))
     _check_header(path, header)
     if not rows:
-        raise RunsFileError(f"`{path}` is empty: below the header there must be a row for each measured run.")
+        raise RunsFileError(f"`{path}` is empty: the header must be followed by a row for each measured run.")
     return [(line, {name.strip(): value for name, value in row.items() if name}) for line, row in rows]
 
 
@@ -74,15 +74,15 @@ def _check_header(path: Path, header: list[str]) -> None:
         problems.lines.append(f"the file is empty; its first row must name the columns {', '.join(NEEDED)}.")
     elif missing := [name for name in NEEDED if name not in header]:
         problems.lines += [f"row 1: column `{name}` is missing.{_nearest(name, header)}" for name in missing]
-    problems.lines += [f"row 1: column `{name}` is there twice." for name in header if header.count(name) > 1]
+    problems.lines += [f"row 1: column `{name}` occurs twice." for name in header if header.count(name) > 1]
     problems.lines[:] = dict.fromkeys(problems.lines)
     problems.raise_any()
 
 
 def _nearest(name: str, header: Iterable[str]) -> str:
-    unknown = [given for given in header if given not in (*NEEDED, *OPTIONAL)]
-    found = str(UnknownNameError.of("column", name, unknown))
-    return f" {found.split('is unknown. ')[1]}".replace("Did you mean", "Is it") if "mean" in found else ""
+    unknown = [column for column in header if column not in (*NEEDED, *OPTIONAL)]
+    error = str(UnknownNameError.of("column", name, unknown))
+    return f" {error.split('is unknown. ')[1]}".replace("Did you mean", "Is it") if "mean" in error else ""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _RunsReader:
     systems: Collection[str]
 
     def run(self, line: int, row: Row) -> MeasuredRun | None:
-        """The row as a value; None where something was wrong with it."""
+        """The row as a value; None if it has an error."""
         before = len(self.problems.lines)
         strategy = self._strategy(line, row)
         gpus = self._count(line, row, "gpus")
@@ -118,7 +118,7 @@ class _RunsReader:
         seen: set[str] = set()
         for run in runs:
             if run.id in seen:
-                self.problems.lines.append(f"column `id` (={run.id!r}): two rows have it; give each its own.")
+                self.problems.lines.append(f"column `id` (={run.id!r}): two rows have it; give each row its own.")
             seen.add(run.id)
 
     def _number(self, line: int, row: Row, column: str) -> float:
@@ -135,8 +135,8 @@ class _RunsReader:
     def _count(self, line: int, row: Row, column: str) -> int:
         before = len(self.problems.lines)
         value = self._number(line, row, column)
-        if len(self.problems.lines) == before and value != int(value):
-            self.problems.add(line, column, row[column], "must be a whole number")
+        if len(self.problems.lines) == before and (value != int(value) or value > MOST):
+            self.problems.add(line, column, row[column], f"must be a whole number, at most {MOST}")
         return int(value) if math.isfinite(value) else 0
 
     def _among(self, line: int, row: Row, column: str, known: Collection[str]) -> str:
@@ -161,12 +161,13 @@ class _RunsReader:
     def _strategy(self, line: int, row: Row) -> dict[str, int]:
         parts: dict[str, int] = {}
         for text in row["strategy"].split(","):
-            name, equals, ranks = (piece.strip() for piece in text.partition("="))
-            if name not in PARTS or not equals or not ranks.isdecimal() or int(ranks) < 1 or name in parts:
+            name, _, written = (piece.strip() for piece in text.partition("="))
+            ranks = whole_number(written)
+            if name not in PARTS or not ranks or name in parts:
                 rule = f"must be parts and their ranks, such as data=4,spatial=4; parts are {', '.join(PARTS)}"
                 self.problems.add(line, "strategy", row["strategy"], rule)
                 return {}
-            parts[name] = int(ranks)
+            parts[name] = ranks
         return parts
 
     def _check_ranks(self, line: int, row: Row, strategy: Mapping[str, int], gpus: int) -> None:

@@ -1,4 +1,4 @@
-"""How near predictions came: by run, by strategy and in all."""
+"""Accuracy of predictions by run, by strategy and overall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A run that was predicted."""
+    """A test run and its prediction."""
 
     run: MeasuredRun
     predicted: Estimate
@@ -28,7 +28,7 @@ class Scored:
 
     @property
     def accuracy(self) -> float:
-        """ParaDL's: one less the error as a fraction of what was measured."""
+        """As in ParaDL: one minus the relative error."""
         return 1 - abs(self.predicted.value - self.run.seconds_step) / self.run.seconds_step
 
     def to_plain(self) -> dict[str, Any]:
@@ -47,13 +47,13 @@ class Scored:
 
 @dataclass(frozen=True)
 class Validation:
-    """All test runs of a file with what was predicted for them; anchors are not scored."""
+    """All test runs of a file with their predictions; anchors are not scored."""
 
     rows: tuple[Scored, ...]
 
     @property
     def accuracy(self) -> float | None:
-        """The mean without contaminated runs; None if there is none."""
+        """The mean over uncontaminated runs; None if there are none."""
         return _mean(row for row in self.rows if not row.run.contaminated)
 
     @property
@@ -64,8 +64,8 @@ class Validation:
         """The mean for every strategy, with contaminated runs or without."""
         kept = [row for row in self.rows if contaminated or not row.run.contaminated]
         names = dict.fromkeys([*PUBLISHED, *(row.run.kind for row in kept)])
-        found = {name: _mean(row for row in kept if row.run.kind == name) for name in names}
-        return {name: mean for name, mean in found.items() if mean is not None}
+        means = {name: _mean(row for row in kept if row.run.kind == name) for name in names}
+        return {name: mean for name, mean in means.items() if mean is not None}
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -79,5 +79,5 @@ class Validation:
 
 
 def _mean(rows: Iterable[Scored]) -> float | None:
-    found = [row.accuracy for row in rows]
-    return fmean(found) if found else None
+    accuracies = [row.accuracy for row in rows]
+    return fmean(accuracies) if accuracies else None

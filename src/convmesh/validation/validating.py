@@ -13,7 +13,7 @@ from convmesh.validation.run_pricing import Case, price
 from convmesh.validation.score import Scored, Validation
 
 ROUNDS = 3
-"""What hides behind computing depends on how long that takes: a fit is repeated with the parts that it leads to."""
+"""Overlap depends on the speed of computing, so the fit is repeated with the parts that it leads to."""
 
 CaseOf = Callable[[MeasuredRun], Case]
 
@@ -21,21 +21,21 @@ CaseOf = Callable[[MeasuredRun], Case]
 def validate(
     runs: Sequence[MeasuredRun], case_of: CaseOf, published: Sequence[MeasuredRun] = (), prior: Prior | None = None
 ) -> Validation:
-    """Predict the test runs; what was measured of them is only looked at to score.
+    """Predict the test runs; their measured times are used only to score.
 
-    A series without an anchor is calibrated by those that are most like it, `published` anchors among them.
+    A series without an anchor is calibrated on the most similar ones, including `published` anchors.
     """
-    thought = prior or Prior()
+    assumed = prior or Prior()
     anchors = [run for run in (*runs, *published) if run.role == "anchor"]
     tests = [run for run in runs if run.role == "test"]
     wanted = {run.series for run in tests}
     alone = wanted <= {run.series for run in anchors}
-    known = calibrations([run for run in anchors if not alone or run.series in wanted], case_of, thought)
-    return Validation(tuple(_scored(case_of(run), _for(run, known, thought)) for run in tests))
+    calibrated = calibrations([run for run in anchors if not alone or run.series in wanted], case_of, assumed)
+    return Validation(tuple(_scored(case_of(run), _for(run, calibrated, assumed)) for run in tests))
 
 
 def calibrations(anchors: Iterable[MeasuredRun], case_of: CaseOf, prior: Prior) -> dict[Series, Calibration]:
-    """Of every series that has an anchor."""
+    """The calibration of every series with an anchor."""
     grouped: dict[Series, list[Case]] = defaultdict(list)
     for run in anchors:
         grouped[run.series].append(case_of(run))
@@ -43,10 +43,10 @@ def calibrations(anchors: Iterable[MeasuredRun], case_of: CaseOf, prior: Prior) 
 
 
 def _calibrated(cases: Sequence[Case], prior: Prior) -> Calibration:
-    found = fit((), prior)
+    calibration = fit((), prior)
     for _ in range(ROUNDS):
-        found = fit([_point(case, found) for case in cases], prior)
-    return found
+        calibration = fit([_point(case, calibration) for case in cases], prior)
+    return calibration
 
 
 def _point(case: Case, calibration: Calibration) -> AnchorPoint:
@@ -67,7 +67,7 @@ def _for(run: MeasuredRun, known: Mapping[Series, Calibration], prior: Prior) ->
 
 
 def _likeness(run: MeasuredRun, series: Series) -> float:
-    """How much a series tells about a run of another one: the network most, then the device, number format and code."""
+    """Weight of a series for a run of another one: the network counts most, then device, number format and code."""
     weight = 100.0 if series.model == run.model else 30.0 if _family(series.model) == _family(run.model) else 1.0
     weight *= 10.0 if series.system == run.system else 1.0
     weight *= 3.0 if series.precision == run.precision else 1.0

@@ -11,7 +11,7 @@ from torch import fx
 from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
-from convmesh.lowering.dry_run import Dry
+from convmesh.lowering.dry_values import Dry
 from convmesh.lowering.lower import Lowering
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.plans import Plan

@@ -36,6 +36,6 @@ def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "au
 def _with_stages(captured: Captured, plan: Plan) -> Plan:
     """With stages by the cost of layers; without, if some layers cannot run, which the survey then lists."""
     try:
-        return with_stages(captured, plan, StageOptions())
+        return with_stages(captured, plan, StageOptions(), "cpu")  # verification runs on processors
     except UnsupportedError:
         return plan

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
+from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.module_tables import copy_state
 
 
@@ -15,12 +16,14 @@ def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Te
     for node in graph.nodes:
         node.type = None  # annotations of the user's code need not resolve here
     module = fx.GraphModule(nn.Module(), fx.Graph(), type(model).__name__)
+    forget_source_of(module)
     module.__dict__.update(_tensors(model))
     module.training = model.training
     copy_state(module, model)
     for name, tensor in constants.items():
         module.register_buffer(name, tensor, persistent=False)
     module.graph = graph
+    forget_source_of(module)
     return module
 
 

@@ -1,4 +1,4 @@
-"""A layer with cut channels as an autograd function: gather, work, sum-scatter, and the same backwards."""
+"""A layer with cut channels as an autograd function: gather, compute, sum-scatter, and the same backwards."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class CutLayer:
     outputs: ExchangePlan
     """Adjoint: partial outputs, summed to their owners. Forward: the gradients to gather."""
     reduce_axes: tuple[str, ...]
-    """The axes along which ranks hold the same weight but other samples or space."""
+    """The axes along which ranks hold the same weight but different samples or space."""
     has_bias_duty: bool
-    """One of the ranks whose partial outputs are summed adds the bias."""
+    """Whether this rank adds the bias: one of the ranks whose partial outputs are summed does."""
     keeps_gathered: bool
     """Whether the gathered input is kept for backward, or gathered again to save its memory."""
     wire: torch.memory_format
-    """The order in which tensors travel: that in which the local layer works."""
+    """The memory format in which tensors travel: that of the local layer."""
 
 
 class CutLayerFunction(torch.autograd.Function):
-    """Backward posts the input's gradient before it finds the weight's, so that one travels behind the other."""
+    """Backward posts the input's gradient before it computes the weight's, which hides the transfer."""
 
     @staticmethod
     def forward(
@@ -71,7 +71,9 @@ class CutLayerFunction(torch.autograd.Function):
         grads = [layer.local.weight_gradient(dy, x, weight)] if wants_w else []
         grads += [dy.sum([0, *range(2, dy.dim())])] if wants_b else []
         sums = Reduction(grads, layer.mesh, layer.reduce_axes) if grads else None
-        dx = None if returning is None or dx_part is None else accumulate(layer.inputs, dx_part, returning.wait())
+        dx = None
+        if returning is not None and dx_part is not None:
+            dx = accumulate(layer.mesh, layer.inputs, dx_part, returning.wait())
         reduced = iter(sums.wait() if sums else ())
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
 
@@ -88,4 +90,4 @@ def _gather(layer: CutLayer, plan: ExchangePlan, tensor: torch.Tensor) -> torch.
 
 def _sum_scatter(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> torch.Tensor:
     partial = partial.contiguous(memory_format=layer.wire)
-    return accumulate(plan, partial, post_partial(layer, plan, partial).wait())
+    return accumulate(layer.mesh, plan, partial, post_partial(layer, plan, partial).wait())

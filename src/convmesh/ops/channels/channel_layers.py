@@ -1,6 +1,6 @@
 """Convolution, transposed convolution and dense layers whose weights are cut by channel and filter.
 
-The weight's placement says what happens: a DTensor cut by filters gathers its input, one cut by input channels
+The weight's placement decides: a DTensor cut by filters gathers its input, one cut by input channels
 sum-scatters its output, one cut by both does both (stationary-y, -x and -w; see `layout/channels.py`).
 """
 
@@ -18,7 +18,7 @@ from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
-from convmesh.layout.channels import ChannelSplit, channel_layouts
+from convmesh.layout.channels import ChannelSplit, channel_layouts, groups_divide, largest_split
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
@@ -54,9 +54,9 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
 
 @cache
 def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
-    found = channel_layouts(source, maps, filters, split, groups)
-    inputs = plan_exchange(source, found.input_needs, rank)
-    return found.output, inputs, plan_exchange(found.output, found.output_parts, rank)
+    layouts = channel_layouts(source, maps, filters, split, groups)
+    inputs = plan_exchange(source, layouts.input_needs, rank)
+    return layouts.output, inputs, plan_exchange(layouts.output, layouts.output_parts, rank)
 
 
 def cut_conv(
@@ -70,7 +70,7 @@ def cut_conv(
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
     local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
     term = _covering_term(x.layout, output, windows, x.mesh.rank)
-    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups)
+    local = LocalConv(term, outputs.frame.shape, stride, dilation, local_groups, x.device_kind)
     return _run(x, weight, bias, split, plans_of(split), local)
 
 
@@ -84,7 +84,7 @@ def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], ra
 def cut_conv_transpose(
     x: Sharded, weight: CutWeight, bias: torch.Tensor | None, steps: tuple[Transposed, ...], groups: int
 ) -> Sharded:
-    """Transposed convolution with a cut weight; groups are cut where their channels are, in the weight's first dim."""
+    """Transposed convolution with a cut weight; groups are cut with their channels, in the weight's first dim."""
     filter_dim = transposed_filter_dim(groups)
     plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1] * groups, groups, x.mesh.rank)
     split = _split(x, weight, plans_of, groups, filter_dim)
@@ -118,7 +118,7 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Shar
         )
     plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
     split = _split(x, weight, plans_of, 1)
-    if x.mesh.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+    if x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
         return _run_streamed(x, weight, bias, split, plans_of(split)[0])
     return _run(x, weight, bias, split, plans_of(split), LocalDense())
 
@@ -126,12 +126,12 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Shar
 def _run_streamed(
     x: Sharded, weight: CutWeight, bias: torch.Tensor | None, split: ChannelSplit, output: Layout
 ) -> Sharded:
-    """A dense layer whose input comes from all ranks, sub-batch by sub-batch."""
+    """A dense layer that receives its input from all ranks, one sub-batch at a time."""
     rank = x.mesh.rank
-    batches = sub_batches(x.layout, output, rank, x.mesh.sub_batches)
+    batches = sub_batches(x.layout, output, rank, x.mesh.settings.sub_batches)
     x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split))
     plans = [_plans(b.layout, (Same(), Same()), weight.shape[0], 1, rank, split) for b in batches]
-    parts = tuple(_layer(x, weight, weight_here, split, found, LocalDense()) for found in plans)
+    parts = tuple(_layer(x, weight, weight_here, split, batch_plans, LocalDense()) for batch_plans in plans)
     layer = StreamedLayer(parts, batches, tuple(x.local.shape), output.box(rank).shape)
     with without_autocast(x.device):
         y = StreamedFunction.apply(x.local, weight_here, bias_here, layer)
@@ -141,7 +141,7 @@ def _run_streamed(
 def _split(
     x: Sharded, weight: CutWeight, plans_of: Callable[[ChannelSplit], Plans], groups: int, filter_dim: int = 0
 ) -> ChannelSplit:
-    """The weight's cut: given, or decided now."""
+    """The weight's cut: its placement, or, for an undecided weight, the decision made now."""
     if isinstance(weight, PlannedWeight):
         assert weight.decide is not None
         weight.decided = weight.decide(x, plans_of, groups)
@@ -153,13 +153,12 @@ def _split(
 
 
 def check_groups(split: ChannelSplit, groups: int, mesh: OpenMesh) -> None:
-    """Groups are cut like channels: every rank must have whole ones."""
+    """Groups are cut like channels: every rank must have whole groups."""
     ranks = mesh.mesh.extent(split.axes)
-    if groups > 1 and (split.kept or groups % ranks):
-        most = max(n for n in range(1, ranks + 1) if groups % n == 0)
+    if groups > 1 and (split.kept or not groups_divide(groups, ranks)):
         raise UnsupportedError(
-            f"`groups` (={groups}) must be a multiple of the {ranks} ranks that cut the channels, and the weight be "
-            f"cut by filters; the largest split that works is {most} ways."
+            f"`groups` (={groups}) must be a multiple of the {ranks} ranks that cut the channels, and the weight must "
+            f"be cut by filters; the largest split that works is {largest_split(groups, ranks)} ways."
         )
 
 
@@ -198,7 +197,7 @@ def _layer(
         reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
-        wire=best_format(x.dtype, x.device, x.dim(), weight_here.shape[2:]),
+        wire=best_format(x.dtype, x.device_kind, x.dim(), weight_here.shape[2:]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Parameters of one value a channel, for inputs whose channels may be cut."""
+"""Per-channel parameters, for inputs whose channels may be cut."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Param = torch.Tensor | None
 
 
 def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
-    """The values for this rank's channels, about to be used for its samples and space: gradients are summed there.
+    """The values for this rank's channels; gradients are summed over the ranks that cut samples and space.
 
-    Shards (DTensors) are cut as the channels are; of whole ones the rank takes its part, and its gradient is shared.
+    Shards (DTensors) must be cut like the channels. The rank slices a whole parameter and shares its gradient.
     """
     channel_axes = x.layout.axes_of([1])
     others = tuple(name for name in x.layout.axes if name not in channel_axes)
@@ -25,7 +25,7 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
 
 
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
-    """The values for this rank's channels, to be read or updated in place; whole buffers must not be cut up."""
+    """The values for this rank's channels, to be read or updated in place; whole buffers cannot be sliced."""
     for buffer in buffers:
         if buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, DTensor) and not x.mesh.is_dry:
             raise UnsupportedError(

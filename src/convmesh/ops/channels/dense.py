@@ -1,6 +1,6 @@
 """Dense layers over the last dim: `F.linear`, and `torch.matmul` with a matrix of weights.
 
-The contracted dim must be whole: where it is cut, its axes are freed as for a reshape. Leading dims keep their cuts.
+The contracted dim must be whole: if it is cut, its axes are freed as for a reshape. Leading dims keep their cuts.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def matmul(input: Any, other: Weight) -> Sharded:  # noqa: A002
 
 @implements(torch.Tensor.__rmatmul__)
 def right_matmul(weight: torch.Tensor, input: Any) -> Sharded:  # noqa: A002
-    """`x @ weight`, which Python hands to the plain tensor on the right."""
+    """`x @ weight`, which Python dispatches to the plain tensor on the right."""
     return matmul(input, weight)
 
 
 def _input(name: str, x: Any, weight: Weight, contracted: int) -> Sharded:
-    """The input, once all ranks know that the product exists."""
+    """The input, after checking on every rank that the product exists."""
     if not isinstance(x, Sharded) or weight.dim() != 2:
         raise UnsupportedError(
             f"`{name}` of {_shape(x)} and {_shape(weight)}: the left operand must be a Sharded tensor and the right "
-            "one a matrix of weights. For other products gather the operands first, with `x.gather()`."
+            "one a matrix of weights. For other products, gather the operands first with `x.gather()`."
         )
     if not x.dim() or x.shape[-1] != weight.shape[contracted]:
         raise ValueError(
@@ -66,7 +66,7 @@ def _shape(x: Any) -> str:
 
 @cache
 def _with_features(layout: Layout, features: int) -> Layout:
-    """With a last dim of so many elements, which is not cut."""
+    """The layout with an uncut last dim of `features` elements."""
     return layout.replacing({len(layout.cuts) - 1: Cut((), Partition.even(features, 1))})
 
 

@@ -1,4 +1,4 @@
-"""The layers that can have their channels cut, on one rank: forward and both gradients."""
+"""One rank's part of the layers whose channels can be cut: forward and both gradients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Pads = list[tuple[int, int]]
 
 
 def constant(shape: tuple[int, ...], like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """An output that no input reaches: empty, or windows that lie in the padding alone."""
+    """An output that no input reaches: an empty one, or one whose windows cover only padding."""
     y = like.new_zeros(shape)
     return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
 
 
 def term_call(term: Term, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> tuple[ConvParams, Pads]:
     """The local convolution for a term, and the explicit pads that its input needs first."""
-    found = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
-    params = ConvParams(stride, tuple(both for *_, both in found), dilation, groups)
-    return params, [(low, high) for low, high, _ in found]
+    paddings = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
+    params = ConvParams(stride, tuple(both for *_, both in paddings), dilation, groups)
+    return params, [(low, high) for low, high, _ in paddings]
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,20 @@ class LocalConv:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    kind: str
+    """The kind of device whose kernels it calls."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.term is None or not weight.numel():
             return constant(self.shape, x, bias)
         params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
-        return convolution(pad_dims(x, pads), weight, bias, params)
+        return convolution(pad_dims(x, pads), weight, bias, params, self.kind)
 
     def input_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.term is None or not weight.numel():
             return torch.zeros_like(x)
         params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
-        dx, _ = convolution_backward(dy, pad_dims(x, pads), weight, params, (True, False))
+        dx, _ = convolution_backward(dy, pad_dims(x, pads), weight, params, (True, False), self.kind)
         assert dx is not None
         return unpad_dims(dx, pads)
 
@@ -54,14 +56,14 @@ class LocalConv:
         if self.term is None or not weight.numel():
             return torch.zeros_like(weight)
         params, pads = term_call(self.term, self.stride, self.dilation, self.groups)
-        _, dw = convolution_backward(dy, pad_dims(x, pads), weight, params, (False, True))
+        _, dw = convolution_backward(dy, pad_dims(x, pads), weight, params, (False, True), self.kind)
         assert dw is not None
         return dw
 
 
 @dataclass(frozen=True)
 class LocalTransposed:
-    """Transposed convolution: all that the gathered inputs write, cut (or filled up) to the rank's output by `pads`."""
+    """Transposed convolution of the gathered inputs, cropped (or zero-padded) to the rank's output by `pads`."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""A layer with cut channels on one sub-batch after another: while one travels, another is computed.
+"""A layer with cut channels that processes one sub-batch after another: while one travels, another is computed.
 
 This is how convolutions cut by samples meet dense layers cut by filters over the same ranks (Krizhevsky's "one weird
-trick"): every rank needs all samples, and can start with the first ones before the last have come.
+trick"): every rank needs all samples, and can start with the first ones before the last arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convmesh.ops.channels.channel_function import CutLayer, post_partial
 
 @dataclass(frozen=True, slots=True)
 class SubBatch:
-    """Which samples of this rank's input and output belong to one sub-batch, and the layout of its input."""
+    """The rows of this rank's input and output in one sub-batch, and the layout of its input."""
 
     layout: Layout
     rows_in: tuple[int, ...]
@@ -30,31 +30,31 @@ class SubBatch:
 
 @cache
 def sub_batches(source: Layout, output: Layout, rank: int, count: int) -> tuple[SubBatch, ...]:
-    """Every rank's samples in `count` parts as even as can be; the parts of one number are a sub-batch."""
+    """Split every rank's samples into `count` parts as evenly as possible; the ranks' k-th parts form sub-batch k."""
     (axes, samples), shares = source.cuts[0], []
     for part in range(samples.parts):
         span = samples.span(part)
         inner = Partition.even(span.extent, count)
         shares.append([Span(span.start + s.start, span.start + s.stop) for s in map(inner.span, range(count))])
-    held, made = source.box(rank).spans[0], output.box(rank).spans[0]
-    found = []
+    held, produced = source.box(rank).spans[0], output.box(rank).spans[0]
+    batches = []
     for k in range(count):
         spans = [share[k] for share in shares]
         cut = Cut(axes, Partition.of_sizes([span.extent for span in spans]))
         rows = [row for span in spans for row in range(span.start, span.stop)]
-        found.append(
+        batches.append(
             SubBatch(
                 layout=source.replacing({0: cut}),
                 rows_in=tuple(row - held.start for row in rows if held.start <= row < held.stop),
-                rows_out=tuple(row - made.start for row in rows if made.start <= row < made.stop),
+                rows_out=tuple(row - produced.start for row in rows if produced.start <= row < produced.stop),
             )
         )
-    return tuple(found)
+    return tuple(batches)
 
 
 @dataclass(frozen=True)
 class StreamedLayer:
-    """One rank's part of a streamed layer: the layer for every sub-batch, and whose rows each has."""
+    """One rank's part of a streamed layer: the layer and the rows of every sub-batch."""
 
     parts: tuple[CutLayer, ...]
     batches: tuple[SubBatch, ...]
@@ -63,7 +63,7 @@ class StreamedLayer:
 
 
 class StreamedFunction(torch.autograd.Function):
-    """All sub-batches are posted first; each is computed as it arrives, and what it gives leaves at once."""
+    """Posts all sub-batches first; computes each as it arrives, and sends its result at once."""
 
     @staticmethod
     def forward(
@@ -91,9 +91,9 @@ class StreamedFunction(torch.autograd.Function):
             if wants_x:
                 partial = part.local.input_gradient(grads[-1], x, weight)
                 leaving.append((partial, post_partial(part, part.inputs, partial)))
-        found = [_weight_gradient(layer, grads, gathered, weight)] if wants_w else []
-        found += [torch.stack([g.sum([0, *range(2, g.dim())]) for g in grads]).sum(0)] if wants_b else []
-        sums = Reduction(found, layer.parts[0].mesh, layer.parts[0].reduce_axes) if found else None
+        weight_grads = [_weight_gradient(layer, grads, gathered, weight)] if wants_w else []
+        weight_grads += [torch.stack([g.sum([0, *range(2, g.dim())]) for g in grads]).sum(0)] if wants_b else []
+        sums = Reduction(weight_grads, layer.parts[0].mesh, layer.parts[0].reduce_axes) if weight_grads else None
         rows = [b.rows_in for b in layer.batches]
         dx = _collected(layer, rows, layer.shape_in, leaving, outputs=False) if wants_x else None
         reduced = iter(sums.wait() if sums else ())
@@ -105,7 +105,7 @@ def _pairs(layer: StreamedLayer) -> Any:
 
 
 def _rows(rows: tuple[int, ...]) -> torch.Tensor | slice:
-    """Rows in a row are a view."""
+    """An index for these rows; consecutive rows become a slice, which is a view."""
     if not rows or rows == tuple(range(rows[0], rows[-1] + 1)):
         return slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)
     return torch.tensor(rows)
@@ -118,7 +118,7 @@ def _fetching(part: CutLayer, plan: Any, rows: torch.Tensor) -> Fetching:
 def _weight_gradient(
     layer: StreamedLayer, grads: list[torch.Tensor], gathered: list[torch.Tensor], weight: torch.Tensor
 ) -> torch.Tensor:
-    """Found last: the inputs' gradients travel behind it."""
+    """Sum over the sub-batches; computed last, while the inputs' gradients travel."""
     parts = [p.local.weight_gradient(g, x, weight) for p, g, x in zip(layer.parts, grads, gathered, strict=True)]
     total = parts[0]
     for part in parts[1:]:
@@ -133,9 +133,9 @@ def _collected(
     leaving: list[tuple[torch.Tensor, PendingExchange]],
     outputs: bool,
 ) -> torch.Tensor:
-    """What the sub-batches gave, each in its rows."""
+    """The results of all sub-batches, each in its rows."""
     whole = leaving[0][0].new_empty(shape)
     for part, chosen, (partial, transfer) in zip(layer.parts, rows, leaving, strict=True):
         plan = part.outputs if outputs else part.inputs
-        whole[_rows(chosen)] = accumulate(plan, partial, transfer.wait())
+        whole[_rows(chosen)] = accumulate(part.mesh, plan, partial, transfer.wait())
     return whole

@@ -1,4 +1,4 @@
-"""Weights of a dry run whose cut is not decided yet: they decide when they meet their input."""
+"""Weights of a dry run whose cut is decided only when they meet their input."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int], ChannelSplit]
 
 
 class PlannedWeight(torch.Tensor):
-    """A meta tensor of a whole weight with a rule that picks its cut from the input and the plans of each candidate."""
+    """A meta tensor for a whole weight, with a rule that picks its cut from the input and each candidate's plans."""
 
     decide: Decide | None
-    """None: the weight is cut as the channels of its input are."""
+    """None: the weight is cut like the channels of its input."""
     decided: ChannelSplit | None
-    """What was decided."""
+    """The cut that was chosen."""
 
     @classmethod
     def of(cls, weight: torch.Tensor, decide: Decide | None = None) -> PlannedWeight:
-        made = as_subclass_leaf(cls, torch.empty_like(weight, device="meta"), weight.requires_grad)
-        made.decide, made.decided = decide, None
-        return made
+        planned = as_subclass_leaf(cls, torch.empty_like(weight, device="meta"), weight.requires_grad)
+        planned.decide, planned.decided = decide, None
+        return planned

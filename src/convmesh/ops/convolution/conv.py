@@ -23,15 +23,14 @@ from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, halo, output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import extend
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
-
-Ints = int | Sequence[int]
 
 
 @implements(F.conv1d, F.conv2d, F.conv3d, takes_cut_weights=True)
 def conv(
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     stride: Ints = 1,
@@ -55,8 +54,8 @@ def _overlapped(
 ) -> Sharded:
     maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
-    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.overlap)
-    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain):
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, x.mesh.settings.overlap, x.device_kind)
+    if split.plain is not None and is_best_left_alone(x.local, weight, split.plain, x.device_kind):
         return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
     with without_autocast(x.device):
         y = SplitConvFunction.apply(x.local, weight, bias, split, x.mesh, x.mesh.weight_axes(work.axes))
@@ -66,7 +65,7 @@ def _overlapped(
 def _alone(
     x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, work: Layout
 ) -> torch.Tensor:
-    """Whole samples: torch's own convolution, with torch's own backward, and nothing of ours to pay for."""
+    """Whole samples: torch's own convolution and backward, without our overhead."""
     weight_here, bias_here = weights_over(x.mesh, work.axes, weight, bias)
     assert weight_here is not None
     none = [0] * len(params.stride)
@@ -76,20 +75,20 @@ def _alone(
 
 
 @cache
-def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool) -> SplitConv:
+def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool, kind: str) -> SplitConv:
     held, out = source.box(rank), work.box(rank)
     windows = tuple(m for m in maps if isinstance(m, Window))
     terms = Terms(None, ())
     if out.size:
         terms = split_terms(windows, Box(held.spans[2:]), Box(out.spans[2:]), source.shape[2:], overlap)
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
-    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups)
+    return split_conv(halo(source, work, maps, rank), terms, out, stride, dilation, groups, kind)
 
 
 def _folded(
     x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
 ) -> Sharded:
-    """Borders that repeat the input (circular, reflect, replicate): fetch, put the border on, convolve."""
+    """Borders that repeat the input (circular, reflect, replicate): fetch, add the border, convolve."""
     maps: tuple[DimMap, ...] = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
     local = fetch(x, work, maps)
@@ -109,7 +108,7 @@ def _folded(
 def check_operands(
     x: Any, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, transposed: bool = False
 ) -> None:
-    """What torch would refuse, refused here before anything is sent."""
+    """Refuse what torch would refuse, before anything is sent."""
     if not isinstance(x, Sharded) or isinstance(weight, Sharded) or isinstance(bias, Sharded):
         raise UnsupportedError("a split convolution takes a Sharded input and plain (replicated) `weight` and `bias`.")
     if bias is not None and is_cut(bias) and not is_cut(weight):
@@ -117,7 +116,7 @@ def check_operands(
     spatial = weight.dim() - 2
     if x.dim() != weight.dim():
         raise UnsupportedError(
-            f"`input` (shape {tuple(x.shape)}) must have a sample and a channel dim and {spatial} spatial ones for a "
+            f"`input` (shape {tuple(x.shape)}) must have a sample dim, a channel dim and {spatial} spatial dims for a "
             f"`weight` of shape {tuple(weight.shape)}; add the sample dim before you shard a single sample."
         )
     filters = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -134,15 +133,15 @@ def check_operands(
 def _windows(
     extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
 ) -> tuple[Window, ...]:
-    """The windows of a layer's spatial dims; modules hand over the same tuples at every call."""
-    given = stride, padding, dilation
-    if any(isinstance(value, list) for value in given):
-        return _made_windows.__wrapped__(extents, kernel, *given, mode)
-    return _made_windows(extents, kernel, *given, mode)
+    """The windows of a layer's spatial dims; cached, since modules pass the same tuples on every call."""
+    options = stride, padding, dilation
+    if any(isinstance(value, list) for value in options):
+        return _cached_windows.__wrapped__(extents, kernel, *options, mode)
+    return _cached_windows(extents, kernel, *options, mode)
 
 
 @cache
-def _made_windows(
+def _cached_windows(
     extents: Sequence[int], kernel: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, mode: str
 ) -> tuple[Window, ...]:
     dims = len(extents)
@@ -153,7 +152,8 @@ def _made_windows(
         window = Window(k, s, d, low, high, check_padding(mode, (low, high), n))
         if window.reach > n + low + high:
             raise UnsupportedError(
-                f"the kernel reaches over {window.reach} indices, but the padded input has {n + low + high}."
+                f"`weight`: the kernel spans {window.reach} indices, but the padded input has {n + low + high}; use a "
+                "larger input or more padding."
             )
         windows.append(window)
     return tuple(windows)
@@ -167,19 +167,10 @@ def _pads(
     if padding == "same":
         if any(s != 1 for s in strides):
             raise UnsupportedError(
-                f"`padding` (='same') needs stride 1, not {tuple(strides)}; give the padding in numbers."
+                f"`padding` (='same') needs stride 1, not {tuple(strides)}; give the padding as numbers."
             )
         totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
     if isinstance(padding, str):
         raise UnsupportedError(f"`padding` (={padding!r}) must be whole numbers, 'same' or 'valid'.")
     return [(p, p) for p in spread("padding", padding, len(kernel), smallest=0)]
-
-
-def spread(name: str, value: Ints, dims: int, smallest: int = 1) -> tuple[int, ...]:
-    """One number for all dims, or one a dim."""
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
-    values = values * dims if len(values) == 1 else values
-    if len(values) != dims or min(values) < smallest:
-        raise UnsupportedError(f"`{name}` (={value}) must be one or {dims} whole numbers of at least {smallest}.")
-    return values

@@ -26,11 +26,11 @@ class Part:
 
     params: ConvParams
     pads: Pads
-    """What its input is padded by before the kernel pads."""
+    """Padding of its input before the kernel's own."""
     source: Region
     """The input that it reads, with all samples and channels that this rank needs."""
     outputs: Slices
-    """What it adds to of this rank's output."""
+    """The part of this rank's output that it adds to."""
     taps: Slices
 
 
@@ -43,10 +43,12 @@ class SplitConv:
     late: tuple[Part, ...]
     out: Box
     """This rank's output box, samples and channels included."""
+    kind: str
+    """The kind of device whose kernels run."""
 
     @cached_property
     def plain(self) -> ConvParams | None:
-        """The arguments of the one ordinary convolution that this is where nothing travels, on any rank."""
+        """The arguments of the one ordinary convolution that this is if nothing travels, on any rank."""
         travels = (self.plan.carrier, self.plan.adjoint_carrier) != ("none", "none")
         if travels or self.own is None or self.late or any(low or high for low, high in self.own.pads):
             return None
@@ -54,7 +56,13 @@ class SplitConv:
 
 
 def split_conv(
-    plan: ExchangePlan, terms: Terms, out: Box, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    plan: ExchangePlan,
+    terms: Terms,
+    out: Box,
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    kind: str,
 ) -> SplitConv:
     """A rank's part, from its terms and the exchange that brings what they read."""
 
@@ -64,12 +72,12 @@ def split_conv(
         near = term.out.relative_to(Box(out.spans[2:]))
         return Part(params, pads, source, (*_ALL, *near.slices()), (*_ALL, *term.taps.slices()))
 
-    return SplitConv(plan, part(terms.own) if terms.own else None, tuple(map(part, terms.late)), out)
+    return SplitConv(plan, part(terms.own) if terms.own else None, tuple(map(part, terms.late)), out, kind)
 
 
 class SplitConvFunction(torch.autograd.Function):
-    """Forward: post halos, convolve what is here, add the halos' terms. Backward: post the halos' gradients, find the
-    weight's gradient, post its sum, find the input's own gradient, add what arrives."""
+    """Forward: post halos, convolve what is here, add the halos' terms. Backward: post the halos' gradients, compute
+    the weight's gradient, post its sum, compute the input's own gradient, add what arrives."""
 
     @staticmethod
     def forward(
@@ -83,7 +91,7 @@ class SplitConvFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         plan = split.plan
         transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces([(plan.held, x)], x))
-        x = in_best_format(x, weight)  # once: backward reads the same copy
+        x = in_best_format(x, weight, split.kind)  # once: backward reads the same copy
         y = None if split.own is None else _apply(split, x, [], split.own, weight, bias)
         arrived = transfer.wait()
         y = _late_terms(split, y, x, weight, bias, arrived)
@@ -97,7 +105,7 @@ class SplitConvFunction(torch.autograd.Function):
         x, weight, *values = ctx.saved_tensors
         split: SplitConv = ctx.split
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        dy = in_best_format(dy, weight)
+        dy = in_best_format(dy, weight, split.kind)
         back = _Backward(split, x, list(zip(ctx.arrived_regions, values, strict=True)), dy, weight)
         halos = back.halos(wants_x, wants_w)
         transfer = _send_back(ctx.mesh, split.plan, halos, dy) if wants_x else None
@@ -106,7 +114,7 @@ class SplitConvFunction(torch.autograd.Function):
         dx = None
         if wants_x and transfer is not None:
             dx = back.of_input(halos)
-            add_arrived(split.plan, dx, transfer.wait())
+            add_arrived(ctx.mesh, split.plan, dx, transfer.wait())
         reduced = iter(sums.wait() if sums else ())
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None, None, None
 
@@ -115,7 +123,7 @@ def _apply(
     split: SplitConv, x: torch.Tensor, arrived: Arrived, part: Part, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     source = Pieces([(split.plan.held, x), *arrived], x).gather(part.source)
-    return convolution(pad_dims(source, part.pads), weight, bias, part.params)
+    return convolution(pad_dims(source, part.pads), weight, bias, part.params, split.kind)
 
 
 def _late_terms(
@@ -164,7 +172,7 @@ class _Backward:
         return dw
 
     def of_input(self, halos: Arrived) -> torch.Tensor:
-        """The gradient of what this rank holds, as far as its own outputs give it."""
+        """The gradient of what this rank holds, as far as it comes from its own outputs."""
         own, pieces = self.split.own, halos
         if own is not None:
             dx, _ = self._gradients(own, (True, False))
@@ -175,7 +183,7 @@ class _Backward:
     def _gradients(self, part: Part, wanted: tuple[bool, bool]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         source = pad_dims(self._inputs.gather(part.source), part.pads)
         near, taps = self.dy[part.outputs], self.weight[part.taps]
-        dx, dw = convolution_backward(near, source, taps, part.params, wanted)
+        dx, dw = convolution_backward(near, source, taps, part.params, wanted, self.split.kind)
         return None if dx is None else unpad_dims(dx, part.pads), dw
 
 

@@ -12,19 +12,20 @@ from convmesh.kernels.local_conv_transpose import conv_transpose as conv_transpo
 from convmesh.layout import Box
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess
 from convmesh.ops.channels.channel_layers import cut_conv_transpose, is_cut
-from convmesh.ops.convolution.conv import Ints, check_operands, spread
+from convmesh.ops.convolution.conv import check_operands
 from convmesh.ops.core.autocast import autocast_inputs
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import pad_dim
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 
 
 @implements(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, takes_cut_weights=True)
 def conv_transpose(
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     stride: Ints = 1,
@@ -47,7 +48,7 @@ def conv_transpose(
     out = work.box(x.mesh.rank)
     if fetched.numel():
         crop = excess(steps, Box(out.spans[2:]), x.shape[2:])
-        y = _local(fetched, weight_here, bias_here, steps, groups, crop)
+        y = _local(fetched, weight_here, bias_here, steps, groups, crop, x.device_kind)
     else:  # an empty box, or one that no input writes to
         y = _with_bias(empty_result(fetched, out.shape, weight_here), bias_here)
     return Sharded(y, work, x.mesh)
@@ -60,12 +61,13 @@ def _local(
     steps: tuple[Transposed, ...],
     groups: int,
     excess: list[tuple[int, int]],
+    kind: str,
 ) -> torch.Tensor:
-    """Everything that the fetched inputs write, cut to (or filled up to) the rank's output box."""
+    """Everything that the fetched inputs write, cropped (or zero-padded) to the rank's output box."""
     crop = tuple(max(0, min(low, high)) for low, high in excess)
     params = ConvParams(tuple(s.stride for s in steps), crop, tuple(s.dilation for s in steps), groups)
-    filled = any(min(low, high) < 0 for low, high in excess)  # with zeros, to which the bias is still to be added
-    y = conv_transpose_here(x, weight, None if filled else bias, params)
+    filled = any(min(low, high) < 0 for low, high in excess)  # with zeros, which still need the bias
+    y = conv_transpose_here(x, weight, None if filled else bias, params, kind)
     for dim, ((low, high), both) in enumerate(zip(excess, crop, strict=True), start=2):
         y = pad_dim(y, dim, both - low, both - high)
     return _with_bias(y, bias) if filled else y

@@ -1,1 +1,1 @@
-"""What every split operator stands on: sharded tensors, the registry, exchange plans, probes."""
+"""Foundations of every split operator: sharded tensors, the registry, exchange plans, probes."""

@@ -1,4 +1,4 @@
-"""Results of ranks that have nothing to compute."""
+"""The result of a rank that has nothing to compute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def empty_result(x: torch.Tensor, shape: Sequence[int], *params: torch.Tensor | None) -> torch.Tensor:
-    """An empty result that still hangs on its inputs, so that this rank takes part in their gradients' transfers."""
+    """An empty result that depends on its inputs, so that this rank takes part in their gradients' transfers."""
     nothing = x.sum() * 0
     for param in params:
         nothing = nothing if param is None else nothing + param.sum() * 0

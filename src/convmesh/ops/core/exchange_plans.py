@@ -1,4 +1,4 @@
-"""Exchange plans and layouts, made once for each layout and operator and kept."""
+"""Exchange plans and layouts, cached by layout and operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def conversion(source: Layout, target: Layout, rank: int) -> ExchangePlan:
 
 @cache
 def replicated_layout(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
-    """Of a tensor that every rank holds whole."""
+    """The layout of a tensor that every rank holds whole."""
     return Layout.of(mesh, shape)
 
 

@@ -1,4 +1,4 @@
-"""The step before every local computation: get the part of the input that the output box needs."""
+"""The step before every local computation: fetch the part of the input that the output box needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting the padding of a rank's input in place once the input's own indices are here."""
+"""Adds padding to a rank's input after its own indices have been fetched."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from convmesh.layout.box import merge
 def extend(
     local: torch.Tensor, dim: int, extended: Span, extent: int, mode: PaddingMode = "zeros", value: float = 0.0
 ) -> torch.Tensor:
-    """The values of `extended` in dim `dim`, beyond the borders too, from a fetched tensor.
+    """The values of `extended` in dim `dim`, including those beyond the borders, from a fetched tensor.
 
-    `local` holds what `fold(extended, extent, mode)` asks for, back to back. `value` fills the "zeros".
+    `local` holds the indices that `fold(extended, extent, mode)` needs, back to back. `value` fills the "zeros".
     """
     pieces = fold(extended, extent, mode)
     if mode == "zeros":
@@ -40,7 +40,7 @@ def extend(
 def outside(extended: Span, extent: int) -> tuple[int, int]:
     """How many indices of `extended` lie below and above `[0, extent)`."""
     inside = extended.intersect(Span(0, extent))
-    # A span that lies wholly outside has no inside; all of it is padding.
+    # A span entirely outside is all padding.
     low = inside.start - extended.start if inside.extent else extended.extent
     return low, extended.extent - low - inside.extent
 

@@ -1,4 +1,4 @@
-"""Which type sums and statistics are computed in."""
+"""The types in which sums and statistics are computed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def result_type(x: Sharded) -> torch.dtype:
     """The type of results of operators that autocast on GPUs computes in float32."""
-    asked = x.is_cuda and torch.is_autocast_enabled("cuda")
-    return wide(x.dtype) if asked else x.dtype
+    has_autocast = x.is_cuda and torch.is_autocast_enabled("cuda")
+    return wide(x.dtype) if has_autocast else x.dtype
 
 
 def as_autocast_asks(x: Sharded) -> Sharded:
-    """`x` in the type that such operators compute in."""
+    """`x` in the type of `result_type`."""
     return x.like(x.local.to(result_type(x)))

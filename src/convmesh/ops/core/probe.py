@@ -1,4 +1,4 @@
-"""Letting torch itself read an operator's arguments."""
+"""Runs torch functions on tensors without data, so that torch itself checks an operator's arguments."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from convmesh.ops.core.sharded import Sharded
 
 
 class Probe(torch.Tensor):
-    """A tensor of which only the shape is asked: what is computed with it costs a device nothing."""
+    """A tensor used only for its shape: computing with it costs nothing on a device."""
 
     is_made = False
-    """While one is being made: whoever counts memory looks away."""
+    """True while a probe is being created, so that memory counters ignore it."""
 
 
 def probe(x: Sharded | torch.Tensor) -> torch.Tensor:
-    """A tensor of the global shape without data: run on it, a torch function refuses what it would refuse of `x`.
+    """A tensor of the global shape without data: on it a torch function raises the errors it would raise on `x`.
 
-    Every rank does so before anything is sent, so all of them stop with torch's own error, or none.
+    Every rank does this before anything is sent, so either all ranks stop with torch's own error or none does.
     """
     return probe_of(x.shape, x.dtype)
 
 
 def probe_of(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The same for a shape."""
+    """A probe of this shape."""
     Probe.is_made = True
     try:
         return torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Probe)
@@ -35,6 +35,6 @@ def probe_of(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Te
 
 
 def is_probing(args: Any) -> bool:
-    """Whether an operator only reads its arguments; among the types that torch dispatches on, `Probe` is not listed."""
+    """Whether an operator runs on a probe; `Probe` is not among the types that torch dispatches on."""
     first = args[0] if args else None
     return isinstance(first[0] if isinstance(first, (list, tuple)) and first else first, Probe)

@@ -9,16 +9,17 @@ import torch
 
 from convmesh.errors import UnsupportedError
 
-Handler = TypeVar("Handler", bound=Callable[..., Any])
+Function = Callable[..., Any]
+Handler = TypeVar("Handler", bound=Function)
 
-_handlers: dict[Callable[..., Any], Callable[..., Any]] = {}
-_take_cut_weights: set[Callable[..., Any]] = set()
+_handlers: dict[Function, Function] = {}
+_take_cut_weights: set[Function] = set()
 
 
-def implements(*functions: Callable[..., Any], takes_cut_weights: bool = False) -> Callable[[Handler], Handler]:
+def implements(*functions: Function, takes_cut_weights: bool = False) -> Callable[[Handler], Handler]:
     """Register the split version of torch functions; it takes their arguments, with `Sharded` in place of tensors.
 
-    Only one that `takes_cut_weights` is ever given a DTensor.
+    Only a handler that `takes_cut_weights` ever receives a DTensor.
     """
 
     def register(handler: Handler) -> Handler:
@@ -31,35 +32,46 @@ def implements(*functions: Callable[..., Any], takes_cut_weights: bool = False) 
     return register
 
 
-def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The split version of a torch function, or one error that says what there is."""
+def handler_of(function: Function) -> Function:
+    """The split version of a torch function; UnsupportedError if there is none."""
     if function in _handlers:
         return _handlers[function]
-    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", str(function))
     raise UnsupportedError(
-        f"`{name}` has no split version, so it cannot run on a Sharded tensor. Use one of: {', '.join(supported())}; "
-        "or gather the tensor first with `x.gather()`."
+        f"`{name_of(function)}` has no split version, so it cannot run on a Sharded tensor. Use one of: "
+        f"{', '.join(supported())}; or gather the tensor first with `x.gather()`."
     )
 
 
-def has_handler(function: Callable[..., Any]) -> bool:
+def name_of(function: Function) -> str:
+    """A torch function's name as users write it."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", str(function))
+    owner, _, last = str(name).rpartition(".")
+    return f"Tensor.{last}" if owner in ("Tensor", "TensorBase") else last
+
+
+def has_handler(function: Function) -> bool:
     return function in _handlers
 
 
-def takes_cut_weights(function: Callable[..., Any]) -> bool:
+def takes_cut_weights(function: Function) -> bool:
     return function in _take_cut_weights
 
 
+def handled() -> list[Function]:
+    """The torch functions that have a split version."""
+    return list(_handlers)
+
+
 def supported() -> list[str]:
-    """The names of the torch functions that run on `Sharded` tensors."""
+    """Their names."""
     names = {str(getattr(f, "__name__", f)) for f in _handlers}
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def tensor_method(name: str) -> Callable[..., Any] | None:
-    """The split version of the `torch.Tensor` method called `name`."""
-    method = getattr(torch.Tensor, name, None)
+def tensor_method(name: str) -> Function | None:
+    """The `torch.Tensor` method called `name`, if it has a split version."""
+    method: Function | None = getattr(torch.Tensor, name, None)
     try:
-        return _handlers.get(method) if method is not None else None
-    except TypeError:  # an unhashable descriptor is no method of ours
+        return method if method in _handlers else None
+    except TypeError:  # an unhashable descriptor is not a method
         return None

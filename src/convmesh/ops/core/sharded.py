@@ -1,9 +1,9 @@
-"""One rank's shard of a global tensor: what split operators take and give."""
+"""One rank's shard of a global tensor: what split operators take and return."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, exchange
-from convmesh.errors import LayoutError, UnsupportedError
+from convmesh.errors import ConvMeshError, LayoutError, OperatorError, UnsupportedError
 from convmesh.layout import Box, Layout
 from convmesh.ops.core.exchange_plans import conversion, replicated_layout
-from convmesh.ops.core.registry import handler_of, takes_cut_weights, tensor_method
+from convmesh.ops.core.operators import ShardedOperators, operand_name
+from convmesh.ops.core.registry import handler_of, name_of, takes_cut_weights, tensor_method
 
 CutOf = Mapping[int, str | Sequence[str]]
 
@@ -23,16 +24,7 @@ class MissingMethodError(UnsupportedError, AttributeError):
     """A tensor method without a split version; an AttributeError too, so that `hasattr` works."""
 
 
-def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
-    """A Python operator as the torch function behind it."""
-
-    def method(self: Sharded, other: Any) -> Any:
-        return handler_of(function)(*((other, self) if swapped else (self, other)))
-
-    return method
-
-
-class Sharded:
+class Sharded(ShardedOperators):
     """The local shard, the global layout and the mesh. Torch functions on it run their split versions.
 
     `layout` describes the global tensor; `shape`, `dim()` and `size()` are the global ones.
@@ -49,21 +41,34 @@ class Sharded:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run the split version of `func`. Whatever goes wrong in it is raised as an error of ours."""
         del types  # torch leaves DTensors out of it
-        if not takes_cut_weights(func):
-            for argument in (*args, *kwargs.values()) if kwargs else args:
-                if not isinstance(argument, Sharded):
-                    for value in argument if isinstance(argument, (list, tuple)) else (argument,):
-                        _refuse_dtensor(value)
-        return handler_of(func)(*args, **(kwargs or {}))
+        _check_operands(func, (*args, *kwargs.values()) if kwargs else args)
+        handler = handler_of(func)
+        if kwargs and kwargs.get("out") is not None:
+            raise UnsupportedError(f"`{name_of(func)}`: `out=` has no split version; use the result, `x = f(...)`.")
+        try:
+            return handler(*args, **(kwargs or {}))
+        except Exception as error:
+            if _says_enough(error):
+                raise
+            raise OperatorError.of(name_of(func), _named(args), error) from error
 
     def __getattr__(self, name: str) -> Any:
         method = tensor_method(name)
         if method is None:
             raise MissingMethodError(
-                f"`Sharded.{name}`: this tensor method has no split version; see `ops.supported()`."
+                f"`Sharded.{name}`: this tensor method has no split version; see `ops.supported()`{_instead(name)}."
             )
-        return partial(method, self)
+        return partial(_call_method, method, self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            object.__setattr__(self, name, value)
+        except AttributeError:
+            raise MissingMethodError(
+                f"`Sharded.{name} = ...`: this attribute cannot be set; only `local`, `layout` and `requires_grad` can."
+            ) from None
 
     def __repr__(self) -> str:
         return f"Sharded(shape={self.shape}, local={tuple(self.local.shape)}, {self.layout.mesh}, dtype={self.dtype})"
@@ -81,8 +86,25 @@ class Sharded:
         return self.local.device
 
     @property
+    def device_kind(self) -> str:
+        """`cpu`, `cuda`, …: where the shard is, or would be if it had data."""
+        return self.mesh.device_kind(self.local)
+
+    @property
     def requires_grad(self) -> bool:
         return self.local.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, value: bool = True) -> Sharded:
+        """Ask for gradients, which `x.local.grad` then holds; on every rank alike, for backward is collective."""
+        try:
+            self.local.requires_grad_(value)
+        except RuntimeError as error:
+            raise OperatorError.of("Tensor.requires_grad_", operand_name(self), error) from error
+        return self
 
     @property
     def is_cuda(self) -> bool:
@@ -101,7 +123,10 @@ class Sharded:
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        try:
+            return self.shape if dim is None else self.shape[dim]
+        except (IndexError, TypeError) as error:
+            raise OperatorError.of("Tensor.size", operand_name(self), error) from error
 
     def numel(self) -> int:
         return self.shape.numel()
@@ -109,16 +134,14 @@ class Sharded:
     def is_floating_point(self) -> bool:
         return self.local.is_floating_point()
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def item(self) -> float:
-        """The value of a tensor of one element, e.g. a loss."""
-        return float(self.gather().item())
-
-    def backward(self, gradient: torch.Tensor | None = None) -> None:
+    def backward(self, gradient: torch.Tensor | Sharded | None = None, **options: Any) -> None:
         """Backpropagate from a tensor that every rank holds whole (a loss), or with this rank's gradient shard."""
-        self.local.backward(gradient)
+        try:
+            self.local.backward(gradient.local if isinstance(gradient, Sharded) else gradient, **options)
+        except Exception as error:
+            if _says_enough(error):
+                raise
+            raise OperatorError.of("backward", operand_name(self), error) from error
 
     def detach(self) -> Sharded:
         return self.like(self.local.detach())
@@ -127,8 +150,20 @@ class Sharded:
         """Another tensor of the same layout."""
         return Sharded(local, self.layout, self.mesh)
 
-    def redistribute(self, target: Layout) -> Sharded:
-        """The same tensor in another layout; differentiable."""
+    def __copy__(self) -> Sharded:
+        return self.like(self.local)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
+        """On the same mesh; as in torch, of leaves of autograd only."""
+        try:
+            return self.like(copy.deepcopy(self.local, memo))
+        except RuntimeError as error:
+            raise OperatorError.of("copy.deepcopy", operand_name(self), error) from error
+
+    def redistribute(self, target: Layout | CutOf) -> Sharded:
+        """The same tensor in another layout, or cut as `x.redistribute({0: "data"})` says; differentiable."""
+        if not isinstance(target, Layout):
+            target = Layout.of(self.mesh.mesh, self.layout.shape, target)
         if target == self.layout:
             return self
         if (target.mesh, target.shape) != (self.layout.mesh, self.layout.shape):
@@ -144,26 +179,6 @@ class Sharded:
         """The whole global tensor, on every rank; differentiable."""
         return self.redistribute(Layout.of(self.mesh.mesh, self.layout.shape)).local
 
-    __add__, __radd__ = _operator(torch.add), _operator(torch.add, swapped=True)
-    __sub__, __rsub__ = _operator(torch.sub), _operator(torch.sub, swapped=True)
-    __mul__, __rmul__ = _operator(torch.mul), _operator(torch.mul, swapped=True)
-    __truediv__, __rtruediv__ = _operator(torch.div), _operator(torch.div, swapped=True)
-    __pow__, __rpow__ = _operator(torch.pow), _operator(torch.pow, swapped=True)
-    __lt__, __le__, __gt__, __ge__ = (_operator(f) for f in (torch.lt, torch.le, torch.gt, torch.ge))
-    __eq__, __ne__ = _operator(torch.eq), _operator(torch.ne)
-    __getitem__ = _operator(operator.getitem)
-    __hash__ = object.__hash__
-
-    def __neg__(self) -> Sharded:
-        result: Sharded = handler_of(torch.neg)(self)
-        return result
-
-    def __bool__(self) -> bool:
-        return bool(self.gather())
-
-    def __float__(self) -> float:
-        return self.item()
-
 
 _DTENSOR = (
     "a DTensor cannot take part in a split operator: torch's convolution on spatially sharded DTensors returns wrong "
@@ -175,6 +190,66 @@ _DTENSOR = (
 def _refuse_dtensor(value: object) -> None:
     if isinstance(value, DTensor):
         raise UnsupportedError(_DTENSOR)
+
+
+_READ_BY_TORCH = frozenset(
+    "all amax amin any argmax argmin count_nonzero log_softmax logsumexp max mean min prod softmax std sum var".split()  # noqa: SIM905
+)
+"""Methods whose arguments torch itself reads, as the function of the same name: it knows what each may be."""
+
+
+def _says_enough(error: Exception) -> bool:
+    """Whether an error is not about the call: ours, memory, lost ranks, or torch's own signals, which it must see.
+
+    Those have types of their own; what a wrong call raises is one of Python's.
+    """
+    return type(error).__module__ != "builtins" or isinstance(error, (Warning, MemoryError, OSError))
+
+
+def _call_method(method: Callable[..., Any], x: Sharded, *args: Any, **kwargs: Any) -> Any:
+    name = method.__name__
+    if name not in _READ_BY_TORCH:
+        return Sharded.__torch_function__(method, (), (x, *args), kwargs)
+    try:
+        return getattr(torch, name)(x, *args, **kwargs)
+    except TypeError as error:
+        if isinstance(error, ConvMeshError):
+            raise
+        raise OperatorError.of(name_of(method), operand_name(x), error) from error
+
+
+def _instead(name: str) -> str:
+    """Which method serves in place of one that changes its tensor."""
+    plain = name.removesuffix("_")
+    return f"; use `x = x.{plain}(...)`" if plain != name and tensor_method(plain) is not None else ""
+
+
+def _check_operands(function: Callable[..., Any], arguments: Iterable[Any]) -> None:
+    """Refuse DTensors where no weight is expected, and tensors of two meshes."""
+    takes_dtensors, first = takes_cut_weights(function), None
+    for argument in arguments:
+        for value in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(value, Sharded):
+                first = first or value.mesh
+                _refuse_other_mesh(function, first, value.mesh)
+            elif not takes_dtensors:
+                _refuse_dtensor(value)
+
+
+def _refuse_other_mesh(function: Callable[..., Any], first: OpenMesh, other: OpenMesh) -> None:
+    if other is first or (other.mesh == first.mesh and [*other.world_ranks] == [*first.world_ranks]):
+        return
+    raise LayoutError(
+        f"`{name_of(function)}`: one operand lives on {first.mesh}, another on {other.mesh} (world ranks "
+        f"{[*first.world_ranks][:8]} and {[*other.world_ranks][:8]}); bring them to one mesh: "
+        "`shard(x.gather(), mesh, cut)`."
+    )
+
+
+def _named(args: Iterable[Any]) -> str:
+    """The sharded operands of a call."""
+    values = [v for arg in args for v in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    return ", ".join(operand_name(v) for v in values if isinstance(v, Sharded)) or "a Sharded tensor"
 
 
 def shard(tensor: torch.Tensor, mesh: OpenMesh, cut: CutOf | Layout) -> Sharded:

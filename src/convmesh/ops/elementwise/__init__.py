@@ -1,1 +1,1 @@
-"""Operators that work on each index by itself."""
+"""Operators that work on each index independently."""

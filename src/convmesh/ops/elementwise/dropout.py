@@ -1,4 +1,4 @@
-"""Dropout whose masks depend on a seed and the global index alone, so they do not change with the mesh."""
+"""Dropout whose masks depend only on a seed and the global index, so they are the same on every mesh."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.masks import keep_mask
 
 ALPHA = 1.7580993408473766
-"""Minus the value that SELU tends to at −∞: what alpha dropout puts in place of dropped elements."""
+"""The limit of SELU at −∞, negated: alpha dropout replaces dropped elements by its negative."""
 
 Fill = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 """Local values, mask and probability → local result."""
 
 
 def manual_seed(mesh: OpenMesh, seed: int) -> None:
-    """Start the masks anew, e.g. for each run; give every rank the same seed."""
+    """Restart the masks, e.g. for each run; give every rank the same seed."""
     mesh.seeds.manual_seed(seed)
 
 
@@ -52,7 +52,7 @@ def _register_channelwise(function: Callable[..., Any], dims: int) -> None:
         if x.dim() != dims:
             raise UnsupportedError(
                 f"`input` of {function.__name__} has shape {tuple(x.shape)}, but its split version takes samples, "
-                f"channels and {dims - 2} spatial dims; use the function for the dims that there are."
+                f"channels and {dims - 2} spatial dims; use the dropout function for {x.dim() - 2} spatial dims."
             )
         return _drop(x, 2, _zeroed, p, training, inplace)
 
@@ -62,7 +62,7 @@ for _dims, _function in ((3, F.dropout1d), (4, F.dropout2d), (5, F.dropout3d)):
 
 
 def _drop(x: Sharded, masked_dims: int, fill: Fill, p: float, training: bool, inplace: bool) -> Sharded:
-    """Draw a mask over the first `masked_dims` dims and put it to use."""
+    """Draw a mask over the first `masked_dims` dims and apply it."""
     if not 0 <= p <= 1:
         raise ValueError(f"`p` (={p}) must be a probability, between 0 and 1.")
     if not training or p == 0:
@@ -70,7 +70,7 @@ def _drop(x: Sharded, masked_dims: int, fill: Fill, p: float, training: bool, in
     local = x.local * 0 if p == 1 else fill(x.local, _draw(x, masked_dims, p), p)
     if not inplace:
         return x.like(local)
-    # What holds for its owner: `x` is changed. Its memory may be another tensor's too, so that is left alone.
+    # In place for its owner: `x` gets a new tensor. Its old memory may belong to another tensor too, so it stays.
     x.local = local
     return x
 

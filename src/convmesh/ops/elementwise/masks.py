@@ -1,8 +1,9 @@
 """Random masks as a function of a seed and the global index.
 
-A row is all that differs in the last dim only. A 64-bit hash of seed and row (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", 2014) gives two 32-bit keys, which a 32-bit hash (MurmurHash3's finaliser) mixes with
-the index in the row. Torch's integers wrap around on every device; its right shift copies the sign, so it is masked.
+A row holds all elements that differ only in the last dim. A 64-bit hash of seed and row (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", 2014) yields two 32-bit keys, which a 32-bit hash (MurmurHash3's finaliser)
+mixes with the index in the row. Torch's integers wrap around on every device; its right shift copies the sign, so the
+result is masked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from convmesh.layout import Box, Span
 
 CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements hashed at a time: on CPUs what stays in the cache, on GPUs enough to hide the launches of kernels."""
+"""Elements hashed at a time: on CPUs few enough for the cache, on GPUs enough to hide kernel launches."""
 
 
 def _signed(value: int, bits: int) -> int:
@@ -29,7 +30,7 @@ _COLUMN_STEP, _MIX_1, _MIX_2 = (_signed(v, 32) for v in (0x9E3779B1, 0x85EBCA6B,
 
 
 def keep_mask(box: Box, shape: Sequence[int], seed: int, p: float, device: torch.device) -> torch.Tensor:
-    """The `box` of a mask of global `shape` that is True with probability `1 - p`, each index by itself."""
+    """The `box` of a mask of global `shape` that is True with probability `1 - p`, independently for each index."""
     rows, last = Box(box.spans[:-1]), box.spans[-1] if box.spans else Span(0, 1)
     mask = torch.empty(rows.size, last.extent, dtype=torch.bool, device=device)
     columns = torch.arange(last.start, last.stop, dtype=torch.int32, device=device).mul_(_COLUMN_STEP)
@@ -43,18 +44,18 @@ def keep_mask(box: Box, shape: Sequence[int], seed: int, p: float, device: torch
 
 
 def _global_rows(part: Span, rows: Box, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """The numbers in the whole tensor of some of the box's rows."""
+    """Row numbers, within the whole tensor, of some of the box's rows."""
     left = torch.arange(part.start, part.stop, device=device)
-    found = torch.zeros_like(left)
+    numbers = torch.zeros_like(left)
     for dim in reversed(range(len(rows.spans))):
         span = rows.spans[dim]
-        found += (left % span.extent + span.start) * math.prod(shape[dim + 1 : -1])
+        numbers += (left % span.extent + span.start) * math.prod(shape[dim + 1 : -1])
         left = left.div(span.extent, rounding_mode="floor")
-    return found
+    return numbers
 
 
 def _row_keys(rows: torch.Tensor, seed: int) -> torch.Tensor:
-    """Two 32-bit keys a row, from its 64-bit hash."""
+    """Two 32-bit keys per row, from its 64-bit hash."""
     keys = rows * _ROW_STEP + seed
     _xor_shifted(keys, 30).mul_(_ROW_MIX_1)
     _xor_shifted(keys, 27).mul_(_ROW_MIX_2)
@@ -62,7 +63,7 @@ def _row_keys(rows: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _hash(keys: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """32 random bits for every row and column; the last xor of the finaliser is left out, it only mends low bits."""
+    """32 random bits for every row and column; the finaliser's last xor is omitted, since it only affects low bits."""
     bits = keys[:, :1] ^ columns
     _xor_shifted(bits, 16).mul_(_MIX_1).bitwise_xor_(keys[:, 1:])
     return _xor_shifted(bits, 13).mul_(_MIX_2)

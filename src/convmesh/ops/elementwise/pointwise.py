@@ -1,4 +1,4 @@
-"""Operators that work on each index by itself: nothing travels, except to line up two operands."""
+"""Operators that work on each index independently: nothing travels, except to line up two operands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNARY: tuple[Callable[..., Any], ...] = (
     torch.sin, _T.sin, torch.cos, _T.cos, torch.erf, _T.erf, torch.square, _T.square, torch.reciprocal, _T.reciprocal,
     torch.sign, _T.sign, torch.floor, _T.floor, torch.ceil, _T.ceil, torch.round, _T.round, torch.clamp, _T.clamp,
     torch.clip, _T.clip, torch.clone, _T.clone, _T.contiguous, _T.float, _T.double, _T.half, _T.bfloat16, _T.long,
-    _T.int, _T.bool, _T.to, _T.type_as, torch.zeros_like, torch.ones_like, torch.isnan, torch.isfinite,
+    _T.int, _T.bool, torch.zeros_like, torch.ones_like, torch.isnan, torch.isfinite,
     torch.logical_not,
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ def _register_unary(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
         if kwargs.get("inplace"):
-            # A shard may be a view that an exchange gave out, which autograd lets nobody overwrite.
+            # A shard may be a view returned by an exchange, which autograd does not allow to be overwritten.
             x.local = function(x.local, *args, **{**kwargs, "inplace": not is_view(x.local)})
             return x
         return x.like(function(x.local, *args, **kwargs))
@@ -79,7 +79,7 @@ def prelu(x: Sharded, weight: torch.Tensor) -> Sharded:
 def line_up(*operands: Any) -> tuple[list[Any], Layout, Any]:
     """Each operand's local part for a broadcast result, the result's layout, and the mesh. Numbers stay numbers."""
     first = next(o for o in operands if isinstance(o, Sharded))
-    if all(isinstance(o, Sharded) and o.layout == first.layout for o in operands):  # most often: nothing to line up
+    if all(isinstance(o, Sharded) and o.layout == first.layout for o in operands):  # the usual case: nothing to line up
         return [o.local for o in operands], first.layout, first.mesh
     tensors = [on_mesh(o, first.mesh) if isinstance(o, (Sharded, torch.Tensor)) else o for o in operands]
     layout = broadcast_layout(tuple(t.layout for t in tensors if isinstance(t, Sharded)))
@@ -112,7 +112,7 @@ def _local_part(x: Sharded, work: Layout) -> torch.Tensor:
 
 @cache
 def _spread_onto(source: Layout, work: Layout) -> tuple[Layout, Maps]:
-    """An operand's layout with dims of extent 1 in front of it as far as they lack, and how it spreads over `work`."""
+    """An operand's layout with leading dims of extent 1 added as needed, and how it spreads over `work`."""
     lead = Layout.of(source.mesh, (1,) * (len(work.cuts) - len(source.cuts)))
     layout = Layout(source.mesh, (*lead.cuts, *source.cuts))
     pairs = zip(layout.shape, work.shape, strict=True)

@@ -14,6 +14,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.ops.loss.labels import checked_labels, for_replicas, settle_labels
 from convmesh.ops.loss.value_losses import check_reduction, reduced
 from convmesh.ops.shape.reshape import make_whole
 
@@ -61,12 +62,17 @@ def nll_loss(
 def _of_indices(
     loss: Callable[..., torch.Tensor], x: Any, target: Any, weight: Any, ignore_index: int, reduction: str
 ) -> Sharded:
-    """A mean divides by the weights of all targets that are not ignored; nan if all are, as in torch."""
-    scores, labels = line_up_classes(x, target)
+    """A mean divides by the weights of all targets that are not ignored; NaN if all are, as in torch."""
+    scores, given = line_up_classes(x, target)
+    layout, mesh = without_classes(scores.layout), scores.mesh
+    labels, poison, note = checked_labels(given, scores.shape[1], ignore_index)
     weight = _plain(weight)
     losses = loss(scores.local, labels, weight=weight, ignore_index=ignore_index, reduction="none")
+    poison = for_replicas(poison, losses, layout, mesh)
     divisor = _weights(labels, weight, ignore_index) if reduction == "mean" else None
-    return reduced(losses, without_classes(scores.layout), scores.mesh, reduction, divisor)
+    result = reduced(losses, layout, mesh, reduction, divisor, poison)
+    settle_labels(result, note)
+    return result
 
 
 def _weights(labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:

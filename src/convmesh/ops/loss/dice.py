@@ -12,7 +12,8 @@ from convmesh.dist import sum_over
 from convmesh.errors import UnsupportedError
 from convmesh.ops.core.precision import wide
 from convmesh.ops.core.sharded import Sharded, replicated
-from convmesh.ops.loss.class_losses import check_target, line_up_classes
+from convmesh.ops.loss.class_losses import check_target, line_up_classes, without_classes
+from convmesh.ops.loss.labels import LabelNote, checked_labels, for_replicas, raise_here, settle_labels
 
 Activation = Literal["softmax", "sigmoid", "none"]
 Either = torch.Tensor | Sharded
@@ -39,16 +40,20 @@ def dice_loss(
     """
     _check(activation, include_background, ignore_index, input, target)
     check_target(input, target, soft=True)
-    local, goal, add_up = _parts(input, target)
-    probable, actual = _without_ignored(_ACTIVATIONS[activation](local), goal, ignore_index)
+    scores, given, add_up = _parts(input, target)
+    goal, poison, note = _checked(given, scores, ignore_index)
+    probable, actual = _without_ignored(_ACTIVATIONS[activation](_local(scores)), goal, ignore_index)
     sums = _sums_over_space(probable, actual)[..., 0 if include_background else 1 :]
+    sums = sums if poison is None else sums + poison
     summed = sums.sum(1, keepdim=True) if batch else sums
     common, predicted, present = add_up(summed, [d for d in range(input.dim()) if d > 1 or (batch and d == 0)])
     scores = (2 * common + smooth) / (predicted + present + smooth)
     count = scores.shape[1] * (1 if batch else input.shape[0])
     loss: torch.Tensor = (1 - add_up(scores.sum(), [] if batch else [0]) / count).to(probable.dtype)
     if isinstance(input, Sharded):
-        return replicated(loss, input.mesh)
+        result = replicated(loss, input.mesh)
+        settle_labels(result, note)
+        return result
     return loss
 
 
@@ -59,13 +64,30 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _parts(x: Either, target: Either) -> tuple[torch.Tensor, torch.Tensor, AddUp]:
-    """Local scores and target, and how their sums are completed; on plain tensors they are complete."""
+def _parts(x: Either, target: Either) -> tuple[Either, torch.Tensor, AddUp]:
+    """Scores, the local target, and how sums over ranks are completed; on plain tensors they are complete."""
     if not isinstance(x, Sharded):
         assert isinstance(target, torch.Tensor)
         return x, target, lambda sums, _: sums
     scores, goal = line_up_classes(x, target)
-    return scores.local, goal, lambda sums, dims: sum_over(sums, scores.mesh, scores.layout.axes_of(dims))
+    return scores, goal, lambda sums, dims: sum_over(sums, scores.mesh, scores.layout.axes_of(dims))
+
+
+def _local(scores: Either) -> torch.Tensor:
+    return scores.local if isinstance(scores, Sharded) else scores
+
+
+def _checked(
+    goal: torch.Tensor, scores: Either, ignore_index: int | None
+) -> tuple[torch.Tensor, torch.Tensor | None, LabelNote | None]:
+    """A target of labels with wrong ones replaced, NaN to add if there are any, and what to tell of them."""
+    if goal.dim() == scores.dim():
+        return goal, None, None
+    labels, poison, note = checked_labels(goal, scores.shape[1], ignore_index)
+    if not isinstance(scores, Sharded):
+        raise_here(note)
+        return labels, None, note
+    return labels, for_replicas(poison, goal, without_classes(scores.layout), scores.mesh), note
 
 
 def _without_ignored(

@@ -1,4 +1,4 @@
-"""Losses of one value an element, and what all losses share: a mean is that of the whole global batch.
+"""Losses of one value an element, and the reduction of all losses: a mean is that of the whole global batch.
 
 A reduced loss is the same on every rank; `loss.backward()` then gives the gradients of a single device.
 """
@@ -24,15 +24,22 @@ from convmesh.ops.elementwise.pointwise import line_up
 
 
 def reduced(
-    losses: torch.Tensor, layout: Layout, mesh: OpenMesh, reduction: str, divisor: torch.Tensor | None = None
+    losses: torch.Tensor,
+    layout: Layout,
+    mesh: OpenMesh,
+    reduction: str,
+    divisor: torch.Tensor | None = None,
+    poison: torch.Tensor | None = None,
 ) -> Sharded:
-    """This rank's `losses`, laid out as `layout`, as they are, summed or averaged over the global tensor.
+    """This rank's `losses`, laid out as `layout`: as they are, summed, or averaged over the global tensor.
 
-    A mean divides by the sum of `divisor`, of which this rank gives its part too, or else by the number of losses.
+    A mean divides by the sum of all ranks' `divisor`, or else by the number of losses. `poison` is added first: NaN
+    where this rank's targets are wrong, so that every rank learns of it.
     """
     if reduction == "none":
-        return Sharded(losses, layout, mesh)
+        return Sharded(losses if poison is None else losses + poison, layout, mesh)
     total = losses.sum(dtype=wide(losses.dtype))
+    total = total if poison is None else total + poison
     if reduction == "sum":
         total = sum_over(total, mesh, layout.axes)
     elif divisor is None:
@@ -45,11 +52,11 @@ def reduced(
 
 
 def check_reduction(name: str, reduction: str, legacy: Sequence[bool | None]) -> None:
-    """Refuse what no loss knows, and torch's old `size_average` and `reduce`."""
+    """Refuse unknown reductions, and torch's old `size_average` and `reduce`."""
     if reduction not in {"mean", "sum", "none"} or any(flag is not None for flag in legacy):
         raise UnsupportedError(
             f"`{name}` with reduction={reduction!r}, size_average={legacy[0]}, reduce={legacy[1]}: `reduction` must be "
-            "'mean', 'sum' or 'none'; `size_average` and `reduce`, which torch deprecates, are left out."
+            "'mean', 'sum' or 'none'; `size_average` and `reduce`, which torch deprecates, have no split version."
         )
 
 

@@ -31,17 +31,17 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Sharded:
-    """Statistics of all samples and all of space, on whatever ranks; running statistics are updated on each rank."""
+    """Statistics over all samples and all of space, on all ranks; every rank updates its running statistics."""
     if not training:
         return normalise_given(x, running_mean, running_var, weight, bias, eps)
     dims = (0, *range(2, x.dim()))
     population = _population(x, dims)
     require_several(population.count, x)
-    rows = rows_of_channels(x.local)
+    rows = rows_of_channels(x.local, x.device_kind)
     weight, bias = channel_params(x, weight, bias)
     running_mean, running_var = channel_buffers(x, running_mean, running_var)
     in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
-    if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels do as well, in fewer calls
+    if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels are as good, in fewer calls
         return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))
     moments = statistics(rows, population)
     update_running(running_mean, running_var, moments, population.count, momentum)
@@ -52,7 +52,7 @@ def batch_norm(
 def _population(x: Sharded, dims: tuple[int, ...]) -> Population:
     """All values of a channel: in the global batch, or in this rank's data-parallel replica."""
     axes = x.layout.axes_of(dims)
-    if not x.mesh.replica_statistics or "data" not in x.layout.cuts[0].axes:
+    if not x.mesh.settings.replica_statistics or "data" not in x.layout.cuts[0].axes:
         return Population(x.mesh, axes, math.prod(x.shape[dim] for dim in dims))
     within = tuple(name for name in axes if name != "data")
     return Population(x.mesh, within, _replica_samples(x.layout, x.mesh.rank) * math.prod(x.shape[2:]))
@@ -70,12 +70,12 @@ def normalise_given(x: Sharded, mean: Buffer, variance: Buffer, weight: Buffer, 
     """Normalisation with statistics that every rank has: nothing travels but the parameters' gradients."""
     if mean is None or variance is None:
         raise UnsupportedError(
-            "`running_mean` and `running_var` must both be given to normalise without the input's own statistics."
+            "`running_mean` and `running_var` (=None) must both be given to normalise without the input's statistics."
         )
     mean, variance = channel_buffers(x, mean, variance)
     assert mean is not None
     assert variance is not None
-    rows = rows_of_channels(x.local)
+    rows = rows_of_channels(x.local, x.device_kind)
     moments = rows.spread(torch.stack([mean, variance]).view(2, 1, -1, 1))
     weight, bias = (per_row(p, rows.shape) for p in channel_params(x, weight, bias))
     return x.like(rows.restored(apply_moments(rows, moments[0], moments[1], (weight, bias), eps), x.local.shape))

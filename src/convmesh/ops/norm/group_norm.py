@@ -66,7 +66,7 @@ def instance_norm(
 
 
 def _whole_groups(x: Sharded, groups: int) -> int | None:
-    """How many groups of channels this rank has, if every rank has whole ones."""
+    """How many groups of channels this rank has, if every rank has whole groups; else None."""
     size = x.shape[1] // groups
     if any(bound % size for bound in x.layout.cuts[1].partition.bounds):
         return None
@@ -85,11 +85,12 @@ def _population(x: Sharded, groups: int) -> Population:
 
 
 def _rows(x: Sharded, groups: int) -> Rows:
-    return rows_of_groups(x.local, x.local.shape[0], groups, x.local.shape[1] // max(1, groups))
+    channels = x.local.shape[1] // max(1, groups)
+    return rows_of_groups(x.local, x.local.shape[0], groups, channels, x.device_kind)
 
 
 def _suits_torch(x: Sharded, population: Population) -> bool:
-    """Whether torch's own kernels do as well, in fewer calls: all values are here and there are rows enough."""
+    """Whether torch's own kernels are as good, in fewer calls: all values are here and there are enough rows."""
     samples, channels, *space = x.local.shape
     return population.is_here and samples > 0 and channels > 0 and pieces(samples * channels, math.prod(space)) == 1
 

@@ -1,4 +1,4 @@
-"""Means and variances over values that several ranks hold, in float64.
+"""Means and variances of values spread over several ranks, in float64.
 
 Moments are one tensor: mean and biased variance, stacked in a first dim of extent 2.
 """
@@ -25,7 +25,7 @@ class Population:
 
     @property
     def is_here(self) -> bool:
-        """Whether this rank has all of it."""
+        """Whether this rank has all values."""
         return self.mesh.mesh.extent(self.axes) == 1
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def moments_of_parts(parts: torch.Tensor, dims: Sequence[int], size: int, popula
 def moments_over(x: torch.Tensor, dims: Sequence[int], population: Population) -> torch.Tensor:
     """Moments over `dims` (kept with extent 1) of a tensor whose shard here is `x`; not differentiable.
 
-    As precise as on one device, however small the variance, by a second all-reduce.
+    A second all-reduce makes it as precise as one device, however small the variance.
     """
     (mean_here, variance_here), share = _moments_here(x, dims), _share(x, dims, population)
     mean = population.sum(mean_here * share)
@@ -62,6 +62,6 @@ def _moments_here(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 def _share(x: torch.Tensor, dims: Sequence[int], population: Population) -> float:
-    """The part of the population that is here."""
+    """The fraction of the population that is here."""
     here = math.prod(x.shape[dim] for dim in dims)
     return here / population.count if population.count else torch.nan

@@ -3,8 +3,8 @@
     y = w · x̂ + b        x̂ = (x - mean) · s        s = 1 / √(variance + eps)
     dx = s · (w·dy - avg(w·dy) - x̂ · avg(w·dy·x̂))
 
-Both averages run over the values behind a statistic, wherever they are: one all-reduce each way. Only `x` and the
-small statistics are kept for the backward pass, never a normalised copy.
+Both averages run over all values behind a statistic, on all ranks: one all-reduce each way. Only `x` and the small
+statistics are kept for the backward pass, never a normalised copy.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from convmesh.dist.wire import memory_format_of
-from convmesh.kernels.device_kind import kind_of
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.rows import Rows
 
@@ -27,7 +26,7 @@ Params = tuple[torch.Tensor | None, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """What a normalisation needs beside its tensors. `even_weights`: rows that share a statistic share a weight too."""
+    """The settings of a normalisation. `even_weights`: rows that share a statistic also share a weight."""
 
     population: Population
     eps: float
@@ -35,20 +34,20 @@ class Normaliser:
 
 
 def normalise(rows: Rows, moments: torch.Tensor, params: Params, how: Normaliser) -> torch.Tensor:
-    """Normalised `rows.values`, scaled and shifted by `params` (a value a row), with moments of `rows` themselves."""
+    """`rows.values` normalised with their own moments, scaled and shifted by `params` (one value per row)."""
     result: torch.Tensor = _Normalise.apply(rows.values, *params, rows, moments, how)
     return result
 
 
 def apply_moments(rows: Rows, mean: torch.Tensor, variance: torch.Tensor, params: Params, eps: float) -> torch.Tensor:
-    """The same with moments that are given, a value a row."""
+    """`rows.values` normalised with the given moments, one value per row."""
     if not rows.values.numel():
-        return _nothing(rows, params)
+        return _empty(rows, params)
     weight, bias = (None if p is None else p.to(mean.dtype) for p in params)
     return F.batch_norm(rows.values, mean, variance, weight, bias, training=False, eps=eps)
 
 
-def _nothing(rows: Rows, params: Params) -> torch.Tensor:
+def _empty(rows: Rows, params: Params) -> torch.Tensor:
     """An empty result that depends on all operands, so that every rank joins in the sums of their gradients."""
     result = rows.values.clone()
     for param in params:
@@ -57,7 +56,7 @@ def _nothing(rows: Rows, params: Params) -> torch.Tensor:
 
 
 def per_row(param: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None:
-    """A parameter of one value a channel, repeated for the rows of `shape` = (samples, channels, pieces)."""
+    """A per-channel parameter, repeated for the rows of `shape` = (samples, channels, pieces)."""
     return None if param is None else param.view(1, -1, 1).expand(tuple(shape)).reshape(-1)
 
 
@@ -96,6 +95,7 @@ class _NormBackward:
         self, rows: Rows, moments: torch.Tensor, weight: torch.Tensor | None, how: Normaliser, grad: torch.Tensor
     ) -> None:
         self.rows, self.how = rows, how
+        self.kind = how.population.mesh.device_kind(grad)
         self.grad = grad.contiguous(memory_format=memory_format_of(rows.values))
         self.mean, self.variance = moments
         self.inverse = (self.variance + how.eps).rsqrt_()
@@ -107,7 +107,7 @@ class _NormBackward:
         if not self.grad.numel():
             return torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         grad, values, mean = self.grad, self.rows.values, self.mean
-        if kind_of(grad.device) == "cuda":
+        if self.kind == "cuda":
             return torch.batch_norm_backward_reduce(grad, values, mean, self.inverse, None, True, False, False)[:2]
         backward = torch.ops.aten.native_batch_norm_backward
         ones = torch.ones_like(mean)  # in place of 1 / √variance, so that deviations are not divided by it
@@ -118,7 +118,7 @@ class _NormBackward:
         average, deviation = self._averages()
         if not self.grad.numel():
             return torch.zeros_like(self.rows.values)
-        if kind_of(self.grad.device) == "cuda" and self.how.even_weights:
+        if self.kind == "cuda" and self.how.even_weights:
             # One pass by SyncBatchNorm's kernel. It would divide by a 32-bit count, so averages are passed instead.
             tensors = (self.grad, self.rows.values, self.mean, self.inverse, self.weight, average, deviation)
             return torch.batch_norm_backward_elemt(*tensors, self.mean.new_ones(1, dtype=torch.int32))
@@ -130,7 +130,7 @@ class _NormBackward:
         return shifted.addcmul_(self.grad, self.rows.along(scale))
 
     def _averages(self) -> torch.Tensor:
-        """Averages behind each row's statistic of dy and dy·(x - mean); of w·dy where weights are not even."""
+        """Averages of dy and dy·(x - mean) over the values behind each row's statistic; of w·dy for uneven weights."""
         sums = torch.stack([self.sums, self.deviations])
         if self.weight is not None and not self.how.even_weights:
             sums *= self.weight

@@ -11,9 +11,9 @@ from convmesh.ops.core.sharded import Sharded
 
 
 def normalise_groups(x: Sharded, groups: int, eps: float) -> torch.Tensor:
-    """This rank's shard with the mean of its groups taken off, divided by their deviation; differentiable.
+    """This rank's shard minus the means of its groups, divided by their deviations; differentiable.
 
-    Two sums over the ranks that share samples: of the values, then of their squared distances from the mean.
+    Takes two sums over the ranks that share samples: of the values, then of their squared distances from the mean.
     """
     mean = _group_means(x, x.local, groups)
     centred = x.local - mean

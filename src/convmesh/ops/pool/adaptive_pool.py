@@ -1,7 +1,7 @@
 """Adaptive average and max pooling, 1D to 3D.
 
-A cut dim that is pooled to one index (global pooling) is not gathered: each rank pools its own indices, then the ranks
-combine their results, and each of them holds the outcome.
+A cut dim that is pooled to one index (global pooling) is not gathered: each rank pools its own indices, then all ranks
+combine their results, and each holds the outcome.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ OutputSize = int | Sequence[int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How an adaptive pooling is divided, seen from one rank."""
+    """How an adaptive pooling is split, for one rank."""
 
     maps: Maps
     work: Layout
-    """The output's layout, but dims pooled to one index are still as in the input where they are cut."""
+    """The output's layout, except that cut dims pooled to one index are still as in the input."""
     result: Layout
     combined: tuple[int, ...]
     """The cut dims that are pooled to one index."""
     irregular: dict[int, list[Span]]
-    """The windows of cut dims of which torch, given a part, would make others."""
+    """Windows of the cut dims in which torch, given only a part, would choose different ones."""
     out: Box
 
     @property
@@ -83,7 +83,7 @@ def _dim_map(is_pooled: bool, out: int) -> DimMap:
 
 def adaptive_avg_pool(
     dims: int,
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     output_size: OutputSize,
 ) -> Sharded:
     """Adaptive average pooling; over all of a cut dim by a sum of the ranks' shares."""
@@ -107,21 +107,21 @@ def _share(local: torch.Tensor, x: Sharded, split: _Split) -> float:
 
 
 def _unroll_with_zeros(local: torch.Tensor, dim: int, windows: list[Span]) -> torch.Tensor:
-    """Windows side by side, all of one length; the shorter ones end in zeros."""
+    """Windows back to back, all of one length; shorter ones end in zeros."""
     start, zero = windows[0].start, local.shape[dim]
     rows = tuple(zero if i is None else i - start for i in unrolled(windows))
     return pad_dim(local, dim, 0, 1).index_select(dim, vector(rows, torch.int64, local.device))
 
 
 def _correct(average: torch.Tensor, dim: int, windows: list[Span]) -> torch.Tensor:
-    """Averages over the longest window's length as averages over each window's own."""
+    """Turn averages over the longest window's length into averages over each window's own."""
     longest = max(window.extent for window in windows)
     ratios = tuple(longest / window.extent for window in windows)
     return average * vector(ratios, average.dtype, average.device).view(-1, *[1] * (average.dim() - 1 - dim))
 
 
 def _sum(share: torch.Tensor, mesh: OpenMesh, axes: tuple[str, ...]) -> torch.Tensor:
-    """The sum over ranks, in float32 at least."""
+    """The sum over ranks, in at least float32."""
     if not axes:
         return share
     wide = share.float() if share.dtype in (torch.float16, torch.bfloat16) else share
@@ -130,11 +130,11 @@ def _sum(share: torch.Tensor, mesh: OpenMesh, axes: tuple[str, ...]) -> torch.Te
 
 def adaptive_max_pool(
     dims: int,
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     output_size: OutputSize,
     return_indices: bool = False,
 ) -> Sharded | tuple[Sharded, Sharded]:
-    """Adaptive max pooling; `return_indices` gives flat indices into the global spatial dims."""
+    """Adaptive max pooling; `return_indices` adds flat indices into the global spatial dims."""
     name = f"adaptive_max_pool{dims}d"
     split = _split(input, name, dims, output_size)
     local = fetch(input, split.work, split.maps)
@@ -152,12 +152,12 @@ def adaptive_max_pool(
 
 
 def adaptive_max_pool_with_indices(dims: int, *args: Any, **options: Any) -> Any:
-    """The form that returns indices without being asked."""
+    """The variant that always returns indices."""
     return adaptive_max_pool(dims, *args, **{**options, "return_indices": True})
 
 
 def _rows(windows: list[Span], device: torch.device) -> torch.Tensor:
-    """Windows side by side, all of one length; the shorter ones repeat their last index, which wins no more by that."""
+    """Windows back to back, all of one length; shorter ones repeat their last index, which keeps the maximum."""
     rows: list[int] = []
     for i in unrolled(windows):
         rows.append(rows[-1] if i is None else i)
@@ -165,7 +165,7 @@ def _rows(windows: list[Span], device: torch.device) -> torch.Tensor:
 
 
 def _global_indices(flat: torch.Tensor, held: torch.Size, x: Sharded, split: _Split) -> torch.Tensor:
-    """Indices into the local input as indices into the global one."""
+    """Turn indices into the local input into indices into the global one."""
     dims = len(held)
     spans = split.work.box(x.mesh.rank).spans
     coordinates = []

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Span
 from convmesh.layout.maps import Window
-from convmesh.ops.convolution.conv import Ints
 from convmesh.ops.core.empty_result import empty_result
+from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape, vector
@@ -20,7 +20,7 @@ from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one
 
 def avg_pool(
     dims: int,
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     kernel_size: Ints,
     stride: Ints | None = None,
     padding: Ints = 0,
@@ -58,14 +58,14 @@ def _torch_average(covered: Covered, pooling: Pooling, count_include_pad: bool, 
     if pooling.dims == 2:
         plane = _row_major(covered.local, covered.padding)
         return F.avg_pool2d(plane, pooling.kernel, pooling.stride, covered.padding, *counting)
-    # Only planes take a divisor, so a line is pooled as a plane of height 1.
+    # Only the 2D function takes a divisor, so one spatial dim is pooled as a plane of height 1.
     (kernel,), (stride,), (padding,) = pooling.kernel, pooling.stride, covered.padding
     plane = _row_major(covered.local.unsqueeze(-2), covered.padding)
     return F.avg_pool2d(plane, (1, kernel), (1, stride), (0, padding), *counting).squeeze(-2)
 
 
 def _row_major(plane: torch.Tensor, padding: Numbers) -> torch.Tensor:
-    """CUDA's adjoint of padded average pooling gives wrong gradients to channels-last planes (torch 2.11)."""
+    """CUDA's padded average pooling computes wrong gradients for channels-last planes (torch 2.11)."""
     if plane.is_cuda and any(padding) and plane.stride(-3) == 1:
         return plane.clone(memory_format=torch.contiguous_format)
     return plane
@@ -74,7 +74,7 @@ def _row_major(plane: torch.Tensor, padding: Numbers) -> torch.Tensor:
 def _correct(
     averages: torch.Tensor, covered: Covered, pooling: Pooling, shape: torch.Size, count_include_pad: bool
 ) -> torch.Tensor:
-    """Averages over full kernels, corrected where windows are clipped."""
+    """Correct averages over full kernels where windows are clipped."""
     product = None
     for dim, window in enumerate(pooling.windows, start=-pooling.dims):
         ratios = _ratios(window, covered.out.spans[dim], shape[dim], count_include_pad)
@@ -96,7 +96,7 @@ def _ratios(window: Window, out: Span, extent: int, count_include_pad: bool) -> 
 
 def lp_pool(
     dims: int,
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     norm_type: float,
     kernel_size: Ints,
     stride: Ints | None = None,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from convmesh.dist import OpenMesh, Reduction, all_reduce
 
 NOBODY = torch.iinfo(torch.int64).max
-"""The index that a rank without any values puts up."""
+"""The index that a rank without values contributes."""
 
 
 def elect(
@@ -16,7 +16,7 @@ def elect(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ranks' largest values along `axes` and their global indices; only the winning rank's values get gradients.
 
-    As on one device, the first of equal values wins, and NaN wins over all numbers, the last of them.
+    As on one device, the first of equal values wins; NaN beats every number, and the last NaN wins.
     """
     if mesh.mesh.extent(axes) == 1:
         return values, indices
@@ -26,9 +26,9 @@ def elect(
         [own.nan_to_num(-torch.inf, torch.inf, -torch.inf), is_nan.to(own.dtype)], mesh, axes, dist.ReduceOp.MAX
     ).wait()
     top = torch.where(any_nan > 0, torch.nan, top)
-    stands = is_nan | (own == top)
-    # The least claim wins; claims of NaN are below all others and fall with the index.
+    is_candidate = is_nan | (own == top)
+    # The least claim wins; claims of NaN are below all others and decrease with the index.
     claims = torch.where(is_nan, -1 - indices, indices)
-    least = all_reduce(torch.where(stands, claims, NOBODY), mesh, axes, dist.ReduceOp.MIN)
+    least = all_reduce(torch.where(is_candidate, claims, NOBODY), mesh, axes, dist.ReduceOp.MIN)
     winner = torch.where(least < 0, -1 - least, least)
     return torch.where(indices == winner, values, top), winner

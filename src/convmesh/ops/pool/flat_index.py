@@ -1,4 +1,4 @@
-"""Flat spatial indices: what max pooling returns, and unpooling takes."""
+"""Flat spatial indices, which max pooling returns and unpooling takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def unravel(flat: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
-    """One index a dim; only the first leaves its dim where `flat` leaves `shape`."""
+    """One index per dim; if `flat` is outside `shape`, only the first index is out of range."""
     coordinates = []
     for extent in reversed(shape[1:]):
         coordinates.append(flat % extent)
@@ -24,7 +24,7 @@ def ravel(coordinates: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Te
 
 
 def rebase(flat: torch.Tensor, held: Sequence[int], starts: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Indices into a part of extents `held`, which begins at `starts`, as indices into all of `shape`."""
+    """Turn indices into a part of extents `held` that begins at `starts` into indices into all of `shape`."""
     if tuple(held) == tuple(shape) and not any(starts):
         return flat
     return ravel([c + start for c, start in zip(unravel(flat, held), starts, strict=True)], shape)

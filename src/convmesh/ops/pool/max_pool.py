@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist.wire import memory_format_of
 from convmesh.errors import UnsupportedError
-from convmesh.ops.convolution.conv import Ints
+from convmesh.kernels.memory_format import memory_format_of
 from convmesh.ops.core.empty_result import empty_result
+from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.pool.flat_index import ravel, rebase
@@ -25,7 +25,7 @@ _BACKWARD = {
 
 def max_pool(
     dims: int,
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     kernel_size: Ints,
     stride: Ints | None = None,
     padding: Ints = 0,
@@ -33,7 +33,7 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Sharded | tuple[Sharded, Sharded]:
-    """Max pooling; `return_indices` gives flat indices into the global spatial dims."""
+    """Max pooling; `return_indices` adds flat indices into the global spatial dims."""
     pooling = Pooling.of(dims, kernel_size, stride, padding, dilation, ceil_mode)
     _check(input.shape, pooling)
     covered = cover(input, pooling, _lowest(input.dtype))
@@ -46,7 +46,7 @@ def max_pool(
 
 
 def max_pool_with_indices(dims: int, *args: Any, **options: Any) -> Any:
-    """The form that returns indices without being asked."""
+    """The variant that always returns indices."""
     return max_pool(dims, *args, **{**options, "return_indices": True})
 
 
@@ -64,7 +64,7 @@ def _check(shape: torch.Size, pooling: Pooling) -> None:
         starts = range(-window.low, 0, window.stride)[: window.out_extent(extent)]
         if any(start % window.dilation >= extent for start in starts):
             raise UnsupportedError(
-                f"`dilation` (={window.dilation}) with padding {window.low} makes a window that has no index of an "
+                f"`dilation` (={window.dilation}) with padding {window.low} makes a window that covers no index of an "
                 f"input of extent {extent}, so it has no maximum; use a smaller dilation or no padding."
             )
 
@@ -74,7 +74,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def _local_max(covered: Covered, pooling: Pooling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima and their flat indices into what is covered."""
+    """Maxima and their flat indices into the covered input."""
     if not covered.out.size:
         winners = torch.empty(covered.out.shape, dtype=torch.int64, device=covered.local.device)
         return empty_result(covered.local, covered.out.shape), winners
@@ -105,7 +105,7 @@ def _torch_max(local: torch.Tensor, options: tuple[Any, ...]) -> tuple[torch.Ten
 
 
 def _first_indices(covered: Covered, pooling: Pooling) -> torch.Tensor:
-    """For each window, the first index that is no padding, as a flat index into what is covered."""
+    """For each window, the first index that is not padding, as a flat index into the covered input."""
     firsts = []
     for i, window in enumerate(pooling.windows, start=-pooling.dims):
         starts = [o * window.stride - window.low for o in range(*covered.out.spans[i])]
@@ -115,7 +115,7 @@ def _first_indices(covered: Covered, pooling: Pooling) -> torch.Tensor:
 
 
 class _PaddedMax(torch.autograd.Function):
-    """Max pooling of a padded input. Padding never wins: a window that is -inf throughout gives its `first` index."""
+    """Max pooling of a padded input. Padding never wins: a window of only -inf returns its `first` index."""
 
     @staticmethod
     def forward(
@@ -131,7 +131,7 @@ class _PaddedMax(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        # The adjoint asks for the input, but looks at its shape and strides only.
+        # The adjoint takes the input, but reads only its shape and strides.
         like = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.memory_format)
         return _BACKWARD[len(ctx.options[0])](grad, like, *ctx.options, *ctx.saved_tensors), None, None
 

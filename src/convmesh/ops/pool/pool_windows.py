@@ -1,6 +1,6 @@
-"""The windows of pooling operators, and what lies under those of one rank.
+"""The windows of pooling operators, and the input that one rank's windows cover.
 
-Dims that are not cut keep torch's own padding; in cut dims the ranks at the borders put the padding on themselves.
+Uncut dims keep torch's own padding; in cut dims the ranks at the borders add the padding themselves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 from convmesh.layout import Box, Layout
 from convmesh.layout.maps import DimMap, Same, Whole, Window
-from convmesh.ops.convolution.conv import Ints, spread
 from convmesh.ops.core.exchange_plans import output_layout
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.padding import extend
+from convmesh.ops.core.per_dim import Ints, spread
 from convmesh.ops.core.probe import probe_of
 from convmesh.ops.core.sharded import Sharded
 
@@ -26,7 +26,7 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """A pooling operator's options, one number a spatial dim."""
+    """A pooling operator's options, one number per spatial dim."""
 
     kernel: Numbers
     stride: Numbers
@@ -38,7 +38,7 @@ class Pooling:
     def of(
         cls, dims: int, kernel: Ints, stride: Ints | None, padding: Ints, dilation: Ints = 1, ceil: bool = False
     ) -> Pooling:
-        """Options as torch takes them; without a stride, windows lie side by side."""
+        """Options as torch takes them; without a stride, windows are adjacent."""
         kernels = spread("kernel_size", kernel, dims)
         no_stride = stride is None or (isinstance(stride, Sequence) and not stride)
         strides = kernels if no_stride or stride is None else spread("stride", stride, dims)
@@ -56,12 +56,12 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """All that lies under this rank's windows, and where."""
+    """The input that this rank's windows cover, and where it starts."""
 
     local: torch.Tensor
     starts: Numbers
     padding: Numbers
-    """What torch still has to pad: the dims that are not cut."""
+    """Padding left to torch: that of the uncut dims."""
     is_padded: bool
     work: Layout
     out: Box
@@ -74,12 +74,12 @@ class Covered:
 
 @lru_cache(maxsize=4096)
 def one_device_shape(function: Callable[..., torch.Tensor], shape: torch.Size, *options: Any) -> torch.Size:
-    """The shape of the output on one device; options that torch refuses raise its own error, on every rank alike."""
+    """The shape of the output on one device; options that torch refuses raise its own error on every rank."""
     return function(probe_of(shape), *options).shape
 
 
 def cover(x: Sharded, pooling: Pooling, fill: float) -> Covered:
-    """Fetch what lies under the windows of this rank's output; beyond the borders of cut dims lies `fill`."""
+    """Fetch the input that this rank's windows cover; `fill` pads beyond the borders of cut dims."""
     lead = x.dim() - pooling.dims
     cut = [x.layout.is_cut(dim) for dim in range(lead, x.dim())]
     work, local = _fetch(x, pooling, cut)
@@ -97,7 +97,7 @@ def cover(x: Sharded, pooling: Pooling, fill: float) -> Covered:
 
 def _fetch(x: Sharded, pooling: Pooling, cut: Sequence[bool]) -> tuple[Layout, torch.Tensor]:
     spatial = x.shape[x.dim() - pooling.dims :]
-    # As wide as it reaches and without gaps: what lies between the taps of a dilated window is fetched too.
+    # As wide as the window reaches, without gaps: indices between the taps of a dilated window are fetched too.
     windows: list[DimMap] = [
         replace(window, kernel=window.reach, dilation=1) if is_cut else Whole(window.out_extent(n))
         for window, is_cut, n in zip(pooling.windows, cut, spatial, strict=True)
@@ -109,6 +109,6 @@ def _fetch(x: Sharded, pooling: Pooling, cut: Sequence[bool]) -> tuple[Layout, t
 
 @lru_cache(maxsize=1024)
 def vector(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A constant, made once: copying it to a device again and again would hold the device up."""
-    with torch.inference_mode(False):  # an inference tensor could not serve training later
+    """A constant, created once: copying it to a device each time would stall the device."""
+    with torch.inference_mode(False):  # an inference tensor could not be used in training later
         return torch.tensor(values, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Max unpooling, 1D to 3D: values go to the indices that max pooling found, zeros everywhere else."""
+"""Max unpooling, 1D to 3D: values go to the indices that max pooling returned, zeros everywhere else."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from convmesh.dist import all_reduce
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Layout, Span
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole
-from convmesh.ops.convolution.conv import Ints
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.probe import probe_of
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
@@ -26,7 +26,7 @@ from convmesh.ops.pool.pool_windows import Numbers, Pooling
 
 def max_unpool(
     dims: int,
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     indices: Sharded | torch.Tensor,
     kernel_size: Ints,
     stride: Ints | None = None,
@@ -54,7 +54,7 @@ def _unpooled_shape(
     pooling: Pooling,
     output_size: int | Numbers | None,
 ) -> torch.Size:
-    """The output's shape; what torch refuses raises its own error, on every rank alike."""
+    """The output's shape; arguments that torch refuses raise its own error on every rank."""
     unpool = getattr(F, f"max_unpool{pooling.dims}d")
     result: torch.Tensor = unpool(
         probe_of(shape), probe_of(indices_shape, dtype), pooling.kernel, pooling.stride, pooling.padding, output_size
@@ -63,7 +63,7 @@ def _unpooled_shape(
 
 
 def _maps(x: Sharded, places: Sharded, pooling: Pooling, extents: torch.Size) -> Maps:
-    """Indices of a max pooling lie in their windows; if these do not, every rank looks at all of them."""
+    """Each rank needs the values whose windows overlap its box, or all if some index is outside its window."""
     each = zip(pooling.kernel, pooling.stride, pooling.padding, strict=True)
     spatial: list[DimMap] = [Transposed(k, s, padding=p) for k, s, p in each]
     if _any_strays(places, pooling, extents):
@@ -72,7 +72,7 @@ def _maps(x: Sharded, places: Sharded, pooling: Pooling, extents: torch.Size) ->
 
 
 def _any_strays(places: Sharded, pooling: Pooling, extents: torch.Size) -> bool:
-    """Whether any index of any rank lies outside the window at its place. Refuses those outside the output."""
+    """Whether any index on any rank is outside its window. Refuses indices outside the output."""
     flat = places.local
     beyond = (flat < 0) | (flat >= math.prod(extents))
     strays = beyond
@@ -81,12 +81,12 @@ def _any_strays(places: Sharded, pooling: Pooling, extents: torch.Size) -> bool:
         starts = torch.arange(*places.box.spans[dim], device=flat.device) * window.stride - window.low
         offset = coordinate - starts.view(-1, *[1] * (-1 - dim))
         strays = strays | (offset < 0) | (offset >= window.kernel)
-    found = torch.stack([strays.any(), beyond.any()]).long()
-    any_strays, any_beyond = all_reduce(found, places.mesh, places.layout.axes, dist.ReduceOp.MAX).tolist()
+    flags = torch.stack([strays.any(), beyond.any()]).long()
+    any_strays, any_beyond = all_reduce(flags, places.mesh, places.layout.axes, dist.ReduceOp.MAX).tolist()
     if any_beyond:
         raise UnsupportedError(
-            f"`indices` must lie in an output of spatial extents {tuple(extents)}, between 0 and "
-            f"{math.prod(extents) - 1}; give the `output_size` of the tensor that was pooled."
+            f"`indices` must be between 0 and {math.prod(extents) - 1} for an output of spatial extents "
+            f"{tuple(extents)}; pass the `output_size` of the tensor that was pooled."
         )
     return bool(any_strays)
 
@@ -102,20 +102,20 @@ def _whole(values: torch.Tensor, flat: torch.Tensor, pooling: Pooling, out: Box)
 
 
 def _placed(values: torch.Tensor, flat: torch.Tensor, dims: int, work: Layout, rank: int) -> torch.Tensor:
-    """This rank's box of the output from the values and indices that may fall into it."""
+    """This rank's box of the output, from the values and indices that may fall into it."""
     out = work.box(rank)
     if not out.size or not values.numel():
         return empty_result(values, out.shape)
     box = out.shape[-dims:]
     targets = _in_box(flat, work.shape[-dims:], out.spans[-dims:])
-    # All of space as one line, with one index behind it for the values that belong to other ranks.
+    # All of space as one line, plus one index at the end for the values that belong to other ranks.
     lines = [t.flatten(-dims).unsqueeze(-1) for t in (values, targets)]
     filled: torch.Tensor = torch.ops.aten.max_unpool2d(*lines, (math.prod(box) + 1, 1))
     return filled[..., :-1, 0].view(out.shape)
 
 
 def _in_box(flat: torch.Tensor, extents: Numbers, spans: tuple[Span, ...]) -> torch.Tensor:
-    """Flat indices into a box; those outside it point just behind it."""
+    """Flat indices into a box; those outside it point just past its end."""
     coordinates = [c - span.start for c, span in zip(unravel(flat, extents), spans, strict=True)]
     box = [span.extent for span in spans]
     inside = torch.ones_like(flat, dtype=torch.bool)

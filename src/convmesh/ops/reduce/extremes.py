@@ -1,4 +1,4 @@
-"""Largest and smallest values, and where they are, over any dims."""
+"""Largest and smallest values and their indices, over any dims."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _three_forms(x: Any, dim: Any, keepdim: bool, pick: Pick, of_two: Pick, othe
     (dim,) = reduced_dims(x, int(dim)) or (0,)
     values, indices = _with_index(x, dim, pick)
     result = getattr(torch.return_types, pick.__name__)
-    return result([reduced(x, found, (dim,) if x.dim() else (), keepdim) for found in (values, indices)])
+    return result([reduced(x, local, (dim,) if x.dim() else (), keepdim) for local in (values, indices)])
 
 
 def _with_index(x: Sharded, dim: int, pick: Pick) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,14 +120,14 @@ def _first_flat_index(x: Sharded, dims: Sequence[int], pick: Pick) -> torch.Tens
     else:
         value, place = pick(x.local.reshape(-1), 0)
         values, places = value.reshape([1] * x.dim()), _global_place(x, place).reshape([1] * x.dim())
-    values, places = (side_by_side(x, found, dims).reshape(-1) for found in (values, places))
+    values, places = (side_by_side(x, partial, dims).reshape(-1) for partial in (values, places))
     best = pick(values)
     at_best = (values == best) | (values.isnan() & best.isnan())
     return places.masked_fill(~at_best, torch.iinfo(torch.int64).max).min().reshape([1] * x.dim())
 
 
 def _global_place(x: Sharded, place: torch.Tensor) -> torch.Tensor:
-    """An index into this rank's flattened box as an index into the flattened global tensor."""
+    """Turn an index into this rank's flattened box into an index into the flattened global tensor."""
     result = torch.zeros_like(place)
     stride = 1
     for span, extent in zip(reversed(x.box.spans), reversed(x.shape), strict=True):

@@ -1,4 +1,4 @@
-"""The frame of every reduction: which dims go, the layout of the result, partial results side by side."""
+"""Common parts of every reduction: its dims, the layout of its result, and gathering partial results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "input": "x", "self": "x"}
 
 
 def reduces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a reduction, which torch lets users call with NumPy's argument names too."""
+    """Register a reduction; like torch, it also accepts NumPy's argument names."""
 
     def register(handler: Callable[..., Any]) -> Callable[..., Any]:
         @implements(*functions)
@@ -32,19 +32,19 @@ def reduces(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
 
 
 def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
-    """The dims a reduction runs over, counted from 0; all of them for None."""
-    given = (dim,) if isinstance(dim, int) else tuple(dim or range(x.dim()))
-    for d in given:
+    """The dims of a reduction, as non-negative numbers; all of them for None."""
+    requested = (dim,) if isinstance(dim, int) else tuple(dim or range(x.dim()))
+    for d in requested:
         if not -max(1, x.dim()) <= d < max(1, x.dim()):
             raise IndexError(f"`dim` (={d}) must be from {-x.dim()} to {x.dim() - 1} for a tensor of {x.dim()} dims.")
-    dims = tuple(sorted(d % x.dim() for d in given)) if x.dim() else ()
+    dims = tuple(sorted(d % x.dim() for d in requested)) if x.dim() else ()
     if len(set(dims)) < len(dims):
-        raise RuntimeError(f"`dim` (={given}) names a dim more than once.")
+        raise RuntimeError(f"`dim` (={requested}) names a dim more than once.")
     return dims
 
 
 def reduced(x: Sharded, local: torch.Tensor, dims: Sequence[int], keepdim: bool) -> Sharded:
-    """A result whose `dims` all ranks have reduced to extent 1 in `local`; dropped unless `keepdim`."""
+    """The result of a reduction: `local` has `dims` reduced to extent 1 over all ranks; dropped unless `keepdim`."""
     one = Cut((), Partition.even(1, 1))
     cuts = [one if dim in dims else cut for dim, cut in enumerate(x.layout.cuts)]
     if not keepdim:
@@ -59,7 +59,7 @@ def has_none_of(x: Sharded, dims: Sequence[int]) -> bool:
 
 
 def no_partial(x: Sharded, dims: Sequence[int]) -> torch.Tensor:
-    """The partial result of a rank that has nothing to reduce: empty, but tied to its shard for autograd."""
+    """The partial result of a rank that has nothing to reduce: empty, but connected to its shard for autograd."""
     local = x.local
     for dim in dims:
         local = local.narrow(dim, 0, min(1, local.shape[dim]))

@@ -54,7 +54,7 @@ def var(
     *,
     correction: float | None = None,
 ) -> Sharded:
-    """`torch.var`; a boolean in place of `dim` is `unbiased`, as torch has it."""
+    """`torch.var`; as in torch, a boolean in place of `dim` means `unbiased`."""
     if isinstance(dim, bool):
         unbiased = dim
     dims = reduced_dims(x, None if isinstance(dim, bool) else dim)
@@ -65,7 +65,7 @@ def var(
 
 
 class _Variance(torch.autograd.Function):
-    """Σ (x - mean)² / degrees. The mean is the minimiser of the sum, so no gradient comes through it."""
+    """Σ (x - mean)² / degrees. The mean minimises the sum, so no gradient flows through it."""
 
     @staticmethod
     def forward(
@@ -119,7 +119,7 @@ def _prod(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 @reduces(torch.linalg.vector_norm)
 def vector_norm(
     x: Sharded,
-    ord: float = 2,  # noqa: A002 - the name that torch gives it
+    ord: float = 2,  # noqa: A002 - torch's name
     dim: Dims = None,
     keepdim: bool = False,
     *,
@@ -146,7 +146,7 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> Sharded:
-    """`torch.norm` of vectors; matrix norms other than Frobenius' have no split version."""
+    """`torch.norm` of vectors; of the matrix norms only Frobenius has a split version."""
     if (isinstance(p, str) and p != "fro") or out is not None:
         raise UnsupportedError(f"`p` (={p!r}) must be a number or 'fro', and `out` must be None.")
     result: Sharded = vector_norm(x, 2 if p is None or isinstance(p, str) else p, dim, keepdim, dtype=dtype)
@@ -162,12 +162,12 @@ def any_(x: Sharded, dim: Dims = None, keepdim: bool = False) -> Sharded:
 @reduces(torch.all, _T.all)
 def all_(x: Sharded, dim: Dims = None, keepdim: bool = False) -> Sharded:
     dims = reduced_dims(x, dim)
-    found = _truth(x, ~x.local.bool().all(dims, keepdim=True), dims, keepdim)
-    return found.like(~found.local)
+    any_false = _truth(x, ~x.local.bool().all(dims, keepdim=True), dims, keepdim)
+    return any_false.like(~any_false.local)
 
 
 def _truth(x: Sharded, partial: torch.Tensor, dims: Sequence[int], keepdim: bool) -> Sharded:
-    """Where any rank along the axes that cut `dims` says so."""
+    """True where `partial` is true on any rank along the axes that cut `dims`."""
     ranks = all_reduce(partial.int(), x.mesh, x.layout.axes_of(dims))
     return reduced(x, ranks > 0, dims, keepdim)
 

@@ -31,7 +31,7 @@ class Along:
         return all_reduce(local.sum(self.dims, keepdim=True), self.mesh, self.axes)
 
     def max(self, local: torch.Tensor) -> torch.Tensor:
-        """NaNs may be lost here; the sum of exponentials that follows finds them again."""
+        """NaNs may be lost here; they reappear in the sum of exponentials that follows."""
         if any(local.shape[dim] == 0 for dim in self.dims):
             shape = [1 if dim in self.dims else n for dim, n in enumerate(local.shape)]
             largest = local.new_full(shape, -torch.inf)
@@ -121,7 +121,7 @@ class _LogSumExp(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, along: Along) -> torch.Tensor:
         wider = x.to(wide(x.dtype))
         largest = along.max(wider)
-        # A row of infinities has none to subtract, or it would turn into NaNs.
+        # Do not subtract infinity from a row of infinities: that would give NaN.
         largest = torch.where(largest.isinf(), 0, largest)
         result = along.sum((wider - largest).exp_()).log_() + largest
         ctx.save_for_backward(x, result)

@@ -1,4 +1,4 @@
-"""Dims that come, go and trade places: their cuts go along."""
+"""Adds, removes and reorders dims along with their cuts."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _fixed(value: Any) -> Any:
 
 @cache
 def _order(function: Callable[..., Any], dims: int, args: tuple[Any, ...], named: tuple[Any, ...]) -> tuple[int, ...]:
-    """What a call makes of the order of so many dims."""
-    told_apart = probe_of([2 + dim for dim in range(dims)])  # by their extents
-    return tuple(extent - 2 for extent in function(told_apart, *args, **dict(named)).shape)
+    """The order into which a call puts `dims` dims."""
+    distinct = probe_of([2 + dim for dim in range(dims)])  # the extent identifies the dim
+    return tuple(extent - 2 for extent in function(distinct, *args, **dict(named)).shape)
 
 
 @cache
@@ -51,7 +51,7 @@ for _function in REORDERING:
 
 
 @implements(torch.unsqueeze, _T.unsqueeze)
-def unsqueeze(input: Sharded, dim: int) -> Sharded:  # noqa: A002 - the name that torch gives it
+def unsqueeze(input: Sharded, dim: int) -> Sharded:  # noqa: A002 - torch's name
     """A new dim of extent 1, not cut."""
     local = input.local.unsqueeze(dim)
     cuts = list(input.layout.cuts)
@@ -61,9 +61,9 @@ def unsqueeze(input: Sharded, dim: int) -> Sharded:  # noqa: A002 - the name tha
 
 @implements(torch.squeeze, _T.squeeze)
 def squeeze(input: Sharded, dim: int | Sequence[int] | None = None) -> Sharded:  # noqa: A002
-    """Dims of extent 1 removed; the axes of one that was cut replicate."""
-    asked = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = sorted({d % input.dim() for d in asked if input.shape[d] == 1})
-    whole = input.redistribute(input.layout.with_whole([d for d in gone if input.layout.is_cut(d)]))
-    kept = [cut for d, cut in enumerate(whole.layout.cuts) if d not in gone]
-    return Sharded(whole.local.squeeze(tuple(gone)), Layout(input.mesh.mesh, kept), input.mesh)
+    """Remove dims of extent 1; the axes of a removed cut dim replicate."""
+    requested = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    removed = sorted({d % input.dim() for d in requested if input.shape[d] == 1})
+    whole = input.redistribute(input.layout.with_whole([d for d in removed if input.layout.is_cut(d)]))
+    kept = [cut for d, cut in enumerate(whole.layout.cuts) if d not in removed]
+    return Sharded(whole.local.squeeze(tuple(removed)), Layout(input.mesh.mesh, kept), input.mesh)

@@ -24,12 +24,12 @@ WHOLE_ONE = Cut((), Partition.even(1, 1))
 
 
 class OutOfRangeError(ConvMeshError, IndexError):
-    """An index beyond the extent; an IndexError, so that iteration over a tensor ends."""
+    """An index out of range; an IndexError, so that iteration over a tensor ends."""
 
 
 @implements(operator.getitem, _T.__getitem__)
 def getitem(x: Sharded, index: Any) -> Sharded:
-    """Slices with positive steps, whole numbers, `None` and `...`. A dim that a number removes frees its axes."""
+    """Slices with positive steps, integers, `None` and `...`. A dim removed by an integer frees its axes."""
     picks = _expand(index, x.dim())
     maps = _maps([pick for pick in picks if pick is not None], x.shape)
     if all(isinstance(m, Same) for m in maps) and len(picks) == x.dim():
@@ -41,8 +41,8 @@ def getitem(x: Sharded, index: Any) -> Sharded:
 
 
 @implements(torch.narrow, _T.narrow)
-def narrow(input: Sharded, dim: int, start: int, length: int) -> Sharded:  # noqa: A002 - the name that torch gives it
-    """`length` indices from `start` on."""
+def narrow(input: Sharded, dim: int, start: int, length: int) -> Sharded:  # noqa: A002 - torch's name
+    """`length` indices starting at `start`."""
     dim, start = _dim(input, dim), operator.index(start)
     extent = input.shape[dim]
     first = start + extent if start < 0 else start
@@ -53,13 +53,13 @@ def narrow(input: Sharded, dim: int, start: int, length: int) -> Sharded:  # noq
 
 @implements(torch.select, _T.select)
 def select(input: Sharded, dim: int, index: int) -> Sharded:  # noqa: A002
-    """One index of a dim, which disappears."""
+    """One index of a dim, which is removed."""
     return getitem(input, (*[slice(None)] * _dim(input, dim), index))
 
 
 @implements(torch.flip, _T.flip)
 def flip(input: Sharded, *listed: Any, dims: Sequence[int] = ()) -> Sharded:  # noqa: A002
-    """Dims read backwards; a cut dim keeps its parts, which trade places."""
+    """Reverse dims; a cut dim keeps its partition, so parts exchange places."""
     chosen = {_dim(input, dim) for dim in _listed(listed or (dims,))}
     maps: tuple[DimMap, ...] = tuple(
         Strided(extent - 1, -1, extent) if dim in chosen else Same() for dim, extent in enumerate(input.shape)
@@ -69,12 +69,13 @@ def flip(input: Sharded, *listed: Any, dims: Sequence[int] = ()) -> Sharded:  # 
 
 @implements(torch.roll, _T.roll)
 def roll(input: Sharded, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Sharded:  # noqa: A002
-    """Dims shifted around; circular padding of one end and as much cropping of the other."""
+    """Shift dims circularly: circular padding of one end, and cropping of the other by as much."""
     by = _listed([shifts])
     along = _listed([dims]) if dims is not None else [0] * (input.dim() == 1)
     if len(by) != len(along):
         raise UnsupportedError(
-            f"`dims` (={dims}) must name a dim for each of `shifts` (={shifts}); no roll of all dims as one is split."
+            f"`dims` (={dims}) must name a dim for each of `shifts` (={shifts}); rolling all dims as one has no split "
+            "version."
         )
     total = dict.fromkeys(range(input.dim()), 0)
     for shift, dim in zip(by, along, strict=True):
@@ -107,13 +108,13 @@ def _expand(index: Any, dims: int) -> list[Any]:
     for pick in picks:
         if not (pick is None or pick is Ellipsis or _is_whole(pick) or isinstance(pick, slice)):
             raise UnsupportedError(
-                f"`index` holds a {type(pick).__name__}; split indexing takes whole numbers, slices, None and `...`. "
+                f"`index` holds a {type(pick).__name__}; split indexing takes integers, slices, None and `...`. "
                 "Use torch.where or a product instead of a mask, or index `x.gather()`."
             )
     named = sum(pick is not None and pick is not Ellipsis for pick in picks)
     dots = [place for place, pick in enumerate(picks) if pick is Ellipsis] or [len(picks)]
     if named > dims or len(dots) > 1:
-        raise OutOfRangeError(f"`index` (={index}) must name at most {dims} dims, with one `...` at most.")
+        raise OutOfRangeError(f"`index` (={index}) must name at most {dims} dims, with at most one `...`.")
     return [*picks[: dots[0]], *[slice(None)] * (dims - named), *picks[dots[0] + 1 :]]
 
 
@@ -140,7 +141,7 @@ def _map(dim: int, pick: Any, extent: int) -> DimMap:
 
 
 def _work(layout: Layout, maps: Sequence[DimMap], drops: Sequence[bool]) -> Layout:
-    """The result's layout with the dims that numbers remove still there, whole."""
+    """The result's layout before dims picked by integers are removed; those dims are whole."""
     cuts = []
     for cut, dim_map, drop in zip(layout.cuts, maps, drops, strict=True):
         extent = dim_map.out_extent(cut.partition.extent)
@@ -149,14 +150,14 @@ def _work(layout: Layout, maps: Sequence[DimMap], drops: Sequence[bool]) -> Layo
 
 
 def _within(pick: Any) -> Any:
-    """The pick among the fetched indices, which begin at its first and end at its last."""
+    """The pick relative to the fetched indices, which run from its first to its last."""
     if isinstance(pick, slice):
         return slice(None, None, pick.step)
     return None if pick is None else 0
 
 
 def _arranged(work: Layout, picks: Sequence[Any]) -> Layout:
-    """The layout without the dims that numbers remove and with the new ones."""
+    """The layout without the dims picked by integers and with the new dims."""
     old = iter(work.cuts)
     cuts = [WHOLE_ONE if pick is None else next(old) for pick in picks]
     kept = (cut for cut, pick in zip(cuts, picks, strict=True) if not _is_whole(pick))

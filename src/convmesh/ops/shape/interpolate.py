@@ -1,4 +1,4 @@
-"""Split interpolation: nearest, linear and cubic in any number of dims that torch has."""
+"""Split interpolation: nearest, linear and cubic, in every number of dims that torch supports."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ METHODS: dict[str, tuple[Method, tuple[int, ...]]] = {
 """torch's modes: what they do in each dim, and for how many spatial dims they exist."""
 
 MOST_VECTORISED = 128
-"""Up to this height + width of the output, torch's CPU kernel for 2D nearest rounds in float32 whatever the type."""
+"""Up to this height + width of the output, torch's CPU kernel for 2D nearest rounds in float32 for every type."""
 
 
 @implements(F.interpolate)
 def interpolate(
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     size: int | Sequence[int] | None = None,
     scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
@@ -44,19 +44,19 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Sharded:
-    """`F.interpolate` of a sharded input; local where no spatial dim is cut."""
+    """`F.interpolate` of a sharded input; local if no spatial dim is cut."""
     x = input
     if not x.layout.axes_of(range(2, x.dim())):
         return _uncut(x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     _check(x, mode, antialias)
-    # Nearest stands for all modes: their sizes are the same.
+    # All modes give the same output size, so nearest is used.
     refuses_align = align_corners if mode in ("nearest", "nearest-exact", "area") else None
     outs = F.interpolate(probe(x), size, scale_factor, "nearest", refuses_align, recompute_scale_factor).shape[2:]
     if mode == "area":
         pool: Any = getattr(F, f"adaptive_avg_pool{len(outs)}d")
         return pool(x, tuple(outs))  # type: ignore[no-any-return]
-    given = scale_factor is not None and not recompute_scale_factor
-    scales = _per_dim(scale_factor, len(outs)) if given else (None,) * len(outs)
+    uses_scale = scale_factor is not None and not recompute_scale_factor
+    scales = _per_dim(scale_factor, len(outs)) if uses_scale else (None,) * len(outs)
     return _resize(x, _resizes(x, mode, tuple(outs), scales, bool(align_corners)), mode, align_corners)
 
 
@@ -64,7 +64,7 @@ def _uncut(x: Sharded, *args: Any) -> Sharded:
     """All of space is here: torch's own operator."""
     whole = F.interpolate(probe(x), *args).shape
     work = x.layout.with_shape(whole)
-    if not x.local.numel():  # torch's meta kernels stumble over empty tensors
+    if not x.local.numel():  # torch's meta kernels fail on empty tensors
         return Sharded(empty_result(x.local, work.box(x.mesh.rank).shape), work, x.mesh)
     return Sharded(F.interpolate(x.local, *args), work, x.mesh)
 
@@ -73,8 +73,8 @@ def _check(x: Sharded, mode: str, antialias: bool) -> None:
     dims = x.dim() - 2
     if antialias:
         raise UnsupportedError(
-            "`antialias` (=True) has no split version where spatial dims are cut; use antialias=False, or cut the "
-            "samples only."
+            "`antialias` (=True) has no split version if spatial dims are cut; use antialias=False, or cut only the "
+            "samples."
         )
     if mode != "area" and (mode not in METHODS or dims not in METHODS[mode][1]):
         modes = ", ".join(name for name, (_, has) in METHODS.items() if dims in has)
@@ -90,7 +90,7 @@ def _per_dim(scale_factor: Any, dims: int) -> tuple[float, ...]:
 def _resizes(
     x: Sharded, mode: str, outs: tuple[int, ...], scales: Sequence[float | None], align_corners: bool
 ) -> tuple[DimMap, ...]:
-    """A map for each dim, with the step that torch's kernel for this type, device and size would take."""
+    """A map for each dim, with the step that torch's kernel uses for this type, device and size."""
     method = METHODS[mode][0]
     arithmetic = _arithmetic(x, method, outs)
     maps: list[DimMap] = [Same(), Same()]
@@ -104,8 +104,8 @@ def _resizes(
 def _arithmetic(x: Sharded, method: Method, outs: tuple[int, ...]) -> Arithmetic:
     """How the kernel for this type, device and size rounds positions.
 
-    On CPUs it is the kernel for contiguous tensors: ranks whose shards are empty cannot tell the memory format, and
-    all must agree. Channels-last kernels break ties otherwise in float64, and for scales that round to 1 or 2.
+    On CPUs it is the kernel for contiguous tensors: ranks with empty shards cannot know the memory format, and all
+    must agree. Channels-last kernels break ties differently in float64, and for scales that round to 1 or 2.
     """
     if method in ("nearest", "nearest-exact") and (x.is_cuda or (len(outs) == 2 and sum(outs) <= MOST_VECTORISED)):
         return "single"
@@ -115,7 +115,7 @@ def _arithmetic(x: Sharded, method: Method, outs: tuple[int, ...]) -> Arithmetic
 def _drops_scale(
     x: Sharded, method: Method, arithmetic: Arithmetic, outs: tuple[int, ...], extent: int, out: int
 ) -> bool:
-    """Whether torch's kernel takes a short cut that forgets the scale factor and goes by the extents alone."""
+    """Whether torch's kernel takes a shortcut that ignores the scale factor and uses only the extents."""
     if x.is_cuda:
         return tuple(x.shape[2:]) == outs and (method in ("linear", "cubic") or len(outs) == 2)
     if method == "nearest":
@@ -159,7 +159,7 @@ def _dim(dim: int, dim_map: DimMap, out: Span, extent: int) -> _DimWork:
 
 
 def _interpolate(local: torch.Tensor, dims: list[Alone], mode: str, align_corners: bool | None) -> torch.Tensor:
-    """torch's own kernel on what was fetched; it makes a little more than the box where halos came along."""
+    """torch's own kernel on the fetched input; with halos it computes slightly more than the box, which is cropped."""
     y = F.interpolate(local, size=[dim.extent for dim in dims], mode=mode, align_corners=align_corners)
     for index, (_, kept) in enumerate(dims, start=2):
         y = y.narrow(index, kept.start, kept.extent)
@@ -167,7 +167,7 @@ def _interpolate(local: torch.Tensor, dims: list[Alone], mode: str, align_corner
 
 
 def _gather(local: torch.Tensor, dims: Sequence[_DimWork]) -> torch.Tensor:
-    """Dim by dim, those that shrink first; sums of 16-bit numbers are kept in 32 bits, as torch does."""
+    """Resize dim by dim, shrinking ones first; 16-bit numbers are summed in 32 bits, as torch does."""
     resized = [dim for dim in dims if dim.resized is not None]
     weighted = any(dim.resized is not None and dim.resized.method in ("linear", "cubic") for dim in resized)
     y = local.float() if weighted and local.dtype in (torch.float16, torch.bfloat16) else local
@@ -193,7 +193,7 @@ def _taps(
     """Local indices and broadcastable weights of every tap, kept on the device."""
     assert work.resized is not None
     indices, weights = work.resized.taps(work.out, work.extent)
-    with torch.inference_mode(False):  # a later training step takes them from the cache
+    with torch.inference_mode(False):  # a later training step may take them from the cache
         local = torch.from_numpy(indices - work.held.start).to(device)
         if weights is None:
             return ((local[0], None),)

@@ -28,10 +28,10 @@ SPLITTING: tuple[Callable[..., Any], ...] = (
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
-    """Operands one after another along `dim`, in the layout of the first that is cut; plain tensors are replicated."""
+    """Concatenate along `dim`, in the layout of the first operand that is cut; plain tensors count as replicated."""
     shape, dtype = _joined(tuple((t.shape, t.dtype) for t in tensors), dim)
     mesh = next(t.mesh for t in tensors if isinstance(t, Sharded))
-    # torch passes over operands of shape (0,), whatever the others' dims.
+    # torch skips operands of shape (0,), whatever the others' dims.
     parts = [on_mesh(t, mesh) for t in tensors if tuple(t.shape) != (0,) or len(shape) == 1]
     lead = next((part for part in parts if part.layout.axes), parts[0])
     work = lead.layout.with_shape(shape)
@@ -43,13 +43,13 @@ def cat(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
 
 @lru_cache(maxsize=4096)
 def _joined(operands: tuple[tuple[torch.Size, torch.dtype], ...], dim: int) -> tuple[torch.Size, torch.dtype]:
-    """What torch makes of such operands, or its error; kept, since without data it takes torch half a millisecond."""
+    """The shape and type that torch would return, or its error; cached, since a probe takes half a millisecond."""
     whole = torch.cat([probe_of(shape, dtype) for shape, dtype in operands], dim)
     return whole.shape, whole.dtype
 
 
 def _placed(x: Sharded, work: Layout, dim: int, offset: int) -> torch.Tensor:
-    """What of `x` lies in this rank's box of the result."""
+    """The part of `x` in this rank's box of the result."""
     maps: list[DimMap] = [Same()] * x.dim()
     maps[dim] = Placed(offset, work.shape[dim])
     return fetch(x, work, tuple(maps))
@@ -68,7 +68,7 @@ def _register(function: Callable[..., Any]) -> None:
         whole = probe(x)
         pieces = function(whole, *args, **kwargs)
         dim = next((d for d in range(x.dim()) if any(p.shape[d] != x.shape[d] for p in pieces)), 0)
-        # Views know where they begin.
+        # Each piece is a view, whose storage offset tells where it begins.
         starts = (piece.storage_offset() // whole.stride(dim) for piece in pieces)
         return tuple(narrow(x, dim, start, p.shape[dim]) for start, p in zip(starts, pieces, strict=True))
 
@@ -78,8 +78,8 @@ for _function in SPLITTING:
 
 
 @implements(torch.unbind, _T.unbind)
-def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:  # noqa: A002 - the name that torch gives it
-    """The indices of a dim as tensors of their own; one exchange makes the dim whole first."""
+def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:  # noqa: A002 - torch's name
+    """The slices of a dim as separate tensors; one exchange makes the dim whole first."""
     dim %= input.dim()
     whole = input.redistribute(input.layout.with_whole([dim])) if input.layout.is_cut(dim) else input
     layout = Layout(input.mesh.mesh, [cut for d, cut in enumerate(whole.layout.cuts) if d != dim])

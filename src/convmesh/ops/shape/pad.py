@@ -20,7 +20,7 @@ from convmesh.ops.core.sharded import Sharded
 
 @implements(F.pad)
 def pad(
-    input: Sharded,  # noqa: A002 - the name that torch gives it
+    input: Sharded,  # noqa: A002 - torch's name
     pad: Sequence[int],
     mode: str = "constant",
     value: float | None = None,
@@ -31,14 +31,14 @@ def pad(
     if mode == "constant":
         return _fill(x, _maps(x, amounts, "zeros"), 0.0 if value is None else value)
     if mode == "circular" and min(amounts) < 0:
-        # What was cropped away does not come back on the other side.
+        # Cropped values must not reappear on the other side.
         x = _fill(x, _maps(x, [min(amount, 0) for amount in amounts], "zeros"), 0.0)
         amounts = [max(amount, 0) for amount in amounts]
     return _fold(x, _maps(x, amounts, mode))
 
 
 def _maps(x: Sharded, amounts: Sequence[int], mode: str) -> Maps:
-    """torch lists the amounts from the last dim on, low before high."""
+    """A map per dim; torch lists the amounts from the last dim backwards, low before high."""
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))[::-1]
     lead = x.dim() - len(pairs)
     last = (_padded(pair, mode, extent) for pair, extent in zip(pairs, x.shape[lead:], strict=True))
@@ -61,13 +61,13 @@ def _fill(x: Sharded, maps: Maps, value: float) -> Sharded:
 
 
 def _fold(x: Sharded, maps: Maps) -> Sharded:
-    """Borders that repeat the input, put on dim by dim."""
+    """Add borders that repeat the input, dim by dim."""
     work = output_layout(x.layout, maps)
     return Sharded(fold_borders(fetch(x, work, maps), maps, work.box(x.mesh.rank), x.shape), work, x.mesh)
 
 
 def fold_borders(local: torch.Tensor, maps: Maps, out: Box, shape: Sequence[int]) -> torch.Tensor:
-    """The values of the box `out` from the indices that `maps` ask for; every padded dim folds by its own mode."""
+    """The values of the box `out`, from the indices that `maps` need; every padded dim folds by its own mode."""
     for dim, (dim_map, span) in enumerate(zip(maps, out.spans, strict=True)):
         if isinstance(dim_map, Padded) and span.extent:
             local = extend(local, dim, dim_map.extended(span), shape[dim], dim_map.mode)

@@ -1,9 +1,9 @@
 """Flatten, reshape, view and unflatten.
 
-Dims that stay as they are keep their cuts. In a group of dims that are merged or split, only the cut of the leading
-dim can stay, and only if its parts begin at whole indices of the new leading dim. All other cut dims of the group are
-made whole first. The axes that this frees cut the samples (dim 0) along with the axes that do so already, if the global
-batch has at least as many samples as those axes have ranks; otherwise they replicate.
+Unchanged dims keep their cuts. In a group of dims that are merged or split, only the cut of the leading dim can stay,
+and only if its parts begin at whole indices of the new leading dim. All other cut dims of the group are made whole
+first. The axes that this frees cut the samples (dim 0), in addition to the axes that already do, if the global batch
+has at least as many samples as those axes have ranks; otherwise they replicate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _register(function: Callable[..., Any]) -> None:
         # torch itself reads the arguments (-1, one tuple or many numbers, negative dims), on a tensor without data.
         wanted = function(probe(x), *args, **kwargs)
         if wanted.dtype != x.dtype:
-            raise UnsupportedError(f"`dtype` (={wanted.dtype}): a view changes the shape only; use `x.to(dtype)`.")
+            raise UnsupportedError(
+                f"`dtype` (={wanted.dtype}): a split view changes only the shape; use `x.to(dtype)`."
+            )
         return reshape(x, tuple(wanted.shape))
 
 
@@ -49,7 +51,7 @@ def reshape_as(x: Sharded, other: Sharded | torch.Tensor) -> Sharded:
 
 
 def reshape(x: Sharded, shape: tuple[int, ...]) -> Sharded:
-    """`x` in another global shape with as many elements, by the rule of this module."""
+    """`x` in another global shape with the same number of elements, by the rule of this module."""
     if shape == tuple(x.shape):
         return x
     before, after = reshaped_layouts(x.layout, shape)
@@ -63,7 +65,7 @@ def make_whole(x: Sharded, dims: Sequence[int]) -> Sharded:
 
 
 def whole_layout(layout: Layout, dims: Sequence[int]) -> Layout:
-    """The layout of `make_whole`. A sample dim that is itself made whole takes no axes."""
+    """The layout of `make_whole`. A sample dim that is itself made whole receives no axes."""
     freed = layout.axes_of(dims)
     if not freed:
         return layout
@@ -76,14 +78,14 @@ def whole_layout(layout: Layout, dims: Sequence[int]) -> Layout:
 
 
 class Group(NamedTuple):
-    """Neighbouring input dims that turn into neighbouring output dims, with the same elements in the same order."""
+    """Adjacent input dims that become adjacent output dims, with the same elements in the same order."""
 
     old: tuple[int, ...]
     new: tuple[int, ...]
 
 
 def match_dims(old: Sequence[int], new: Sequence[int]) -> list[Group]:
-    """The smallest groups of dims with equal numbers of elements that lead from one shape to the other."""
+    """The smallest groups of dims with equal numbers of elements that turn one shape into the other."""
     if 0 in old:
         return [Group(tuple(range(len(old))), tuple(range(len(new))))]
     groups, i, j = [], 0, 0
@@ -96,19 +98,19 @@ def match_dims(old: Sequence[int], new: Sequence[int]) -> list[Group]:
             else:
                 elements_new, j = elements_new * new[j], j + 1
         groups.append(Group(tuple(range(first_i, i)), tuple(range(first_j, j))))
-    return [*groups, Group(tuple(range(i, len(old))), tuple(range(j, len(new))))]  # at the end, dims of extent 1
+    return [*groups, Group(tuple(range(i, len(old))), tuple(range(j, len(new))))]  # trailing dims of extent 1
 
 
 @cache
 def reshaped_layouts(layout: Layout, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
-    """The layout that the input must have and the one that the output then has; each rank keeps its elements."""
+    """The layout that the input must have, and the output's layout; each rank keeps its elements."""
     groups = match_dims(layout.shape, shape)
     carried = _carried(layout, shape, groups)
     blocked = [dim for dim in _cut_dims(layout) if dim not in carried]
     before = whole_layout(layout, blocked)
     after = _carried(before, shape, groups)
     if any(dim not in after for dim in _cut_dims(before)):
-        # The samples, cut into more parts, would no longer begin at whole indices of the new leading dim.
+        # Cut into more parts, the samples would no longer begin at whole indices of the new leading dim.
         before, after = layout.with_whole(blocked), carried
     return before, Layout.of(layout.mesh, shape).replacing(dict(after.values()))
 
@@ -119,7 +121,7 @@ def _cut_dims(layout: Layout) -> list[int]:
 
 def _carried(layout: Layout, shape: tuple[int, ...], groups: list[Group]) -> dict[int, tuple[int, Cut]]:
     """Leading input dim → leading output dim and its cut, for the groups where every part begins at a whole index."""
-    found: dict[int, tuple[int, Cut]] = {}
+    carried: dict[int, tuple[int, Cut]] = {}
     for old, new in groups:
         source, target = _leading(old, layout.shape), _leading(new, shape)
         if source is None or target is None:
@@ -127,8 +129,8 @@ def _carried(layout: Layout, shape: tuple[int, ...], groups: list[Group]) -> dic
         axes, partition = layout.cuts[source]
         below, step = math.prod(layout.shape[source + 1 : old[-1] + 1]), math.prod(shape[target + 1 : new[-1] + 1])
         if step and not any(bound * below % step for bound in partition.bounds):
-            found[source] = target, Cut(axes, Partition([bound * below // step for bound in partition.bounds]))
-    return found
+            carried[source] = target, Cut(axes, Partition([bound * below // step for bound in partition.bounds]))
+    return carried
 
 
 def _leading(dims: tuple[int, ...], shape: Sequence[int]) -> int | None:

@@ -17,7 +17,7 @@ from convmesh.ops.core.sharded import Sharded
 
 
 @implements(torch.pixel_shuffle)
-def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:  # noqa: A002 - the name that torch gives it
+def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:  # noqa: A002 - torch's name
     """Channels to space: (…, C·r², H, W) → (…, C, H·r, W·r)."""
     area = upscale_factor**2
     _check(input, "upscale_factor", upscale_factor, {-3: area})
@@ -36,7 +36,7 @@ def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:  # noqa: 
 
 @implements(torch.channel_shuffle)
 def channel_shuffle(input: Sharded, groups: int) -> Sharded:  # noqa: A002
-    """Channels of `groups` groups interleaved; ranks that hold part of the channels fetch the others."""
+    """Interleave the channels of `groups` groups; ranks that hold only some of the channels fetch the others."""
     _check(input, "groups", groups, {1: groups})
     maps: Maps = (Same(), Whole(input.shape[1]), *[Same()] * (input.dim() - 2))
     work = output_layout(input.layout, maps)
@@ -47,9 +47,9 @@ def channel_shuffle(input: Sharded, groups: int) -> Sharded:  # noqa: A002
 
 def _check(x: Sharded, name: str, value: int, divisors: dict[int, int]) -> None:
     if x.dim() < 3 or value < 1 or any(x.shape[dim] % divisor for dim, divisor in divisors.items()):
-        rules = " and ".join(f"dim {dim} be divisible by {divisor}" for dim, divisor in divisors.items())
+        rules = " and ".join(f"dim {dim} must be divisible by {divisor}" for dim, divisor in divisors.items())
         raise UnsupportedError(
-            f"`{name}` (={value}) must be positive and {rules}, but the tensor's shape is {tuple(x.shape)}."
+            f"`{name}` (={value}) must be positive, and {rules}, but the tensor's shape is {tuple(x.shape)}."
         )
 
 
@@ -58,7 +58,7 @@ def _lead(x: Sharded, *last: DimMap) -> Maps:
 
 
 def _shuffle(x: Sharded, maps: Maps, factor: int, function: Callable[[torch.Tensor, int], torch.Tensor]) -> Sharded:
-    """Shuffle all that was fetched, then keep the box: a cut may run through the middle of an input pixel."""
+    """Shuffle everything fetched, then keep the box: a cut may run through the middle of an input pixel."""
     work = output_layout(x.layout, maps)
     local = fetch(x, work, maps)
     out = work.box(x.mesh.rank)

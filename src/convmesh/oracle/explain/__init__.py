@@ -1,4 +1,4 @@
-"""What a strategy does to one layer, for people who learn: pictures, formulas, numbers."""
+"""What a strategy does to one layer, for learning: pictures, formulas, numbers."""
 
 from convmesh.oracle.explain.explanation import Explanation
 from convmesh.oracle.explain.strategy_terms import LayerShares, sharing

@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
+from convmesh.oracle.simulate.pipeline_clocks import StageSeconds, run_actions
+from convmesh.plans.stage_order import actions_of
+
 MOST = 6
-"""Micro-batches, and stages, that a diagram shows."""
+"""Micro-batches and stages in a diagram."""
 
 
 def slots(stages: int, microbatches: int) -> list[list[str]]:
-    """By stage: what it does in each slot of the 1F1B schedule, forward `1`, backward `1'`, or nothing."""
-    queues = [_order(stage, stages, microbatches) for stage in range(stages)]
-    done: dict[tuple[int, str], int] = {}
-    rows: list[list[str]] = [[] for _ in range(stages)]
-    for time in range(4 * (stages + microbatches)):
-        ready = [
-            queue[0] if queue and _can(done, stage, queue[0], stages, time) else ""
-            for stage, queue in enumerate(queues)
-        ]
-        for stage, name in enumerate(ready):
-            rows[stage].append(name)
-            if name:
-                done[stage, queues[stage].pop(0)] = time
-        if not any(queues):
-            break
+    """By stage: its work in each slot of the 1F1B schedule, forward `1`, backward `1'`, or nothing."""
+    orders = {stage: actions_of("1f1b", stages, stages, microbatches, stage) for stage in range(stages)}
+    ran = run_actions(orders, [StageSeconds(forward=1.0, backward=1.0)] * stages)
+    rows = [[""] * round(max(one.end for run in ran.values() for one in run)) for _ in range(stages)]
+    for stage, run in ran.items():
+        for one in run:
+            prime = "'" if one.action.kind == "backward" else ""
+            rows[stage][round(one.begin)] = f"{one.action.microbatch + 1}{prime}"
     return rows
 
 
-def _order(stage: int, stages: int, microbatches: int) -> list[str]:
-    """What a stage does one after the other: some forwards, then one backward for each further forward."""
-    ahead = min(microbatches, stages - stage)
-    order = [f"{number + 1}" for number in range(ahead)]
-    for number in range(microbatches):
-        order.append(f"{number + 1}'")
-        if ahead + number < microbatches:
-            order.append(f"{ahead + number + 1}")
-    return order
-
-
-def _can(done: dict[tuple[int, str], int], stage: int, name: str, stages: int, time: int) -> bool:
-    """Forward waits for the stage before, backward for the stage after."""
-    backward = name.endswith("'")
-    if backward and stage == stages - 1:
-        return done.get((stage, name[:-1]), time) < time
-    other = stage + 1 if backward else stage - 1
-    return other < 0 or done.get((other, name), time) < time
-
-
 def diagram(stages: int, microbatches: int, letters: str) -> list[str]:
-    """The slots of the first few stages and micro-batches, and what is lost in all."""
+    """The slots of the first few stages and micro-batches, and the idle share of the whole step."""
     shown, few = min(stages, MOST), min(microbatches, MOST)
     rows = slots(shown, few)
     lines = [

@@ -1,4 +1,4 @@
-"""An explanation as a value, as text for people and as plain data for other programs."""
+"""An explanation as a value, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from convmesh.system.units import shown
 
 ABOUT = {
     "data": "every rank has all weights and some samples; weight gradients are summed",
-    "spatial": "every rank has all weights and a part of space; windows reach over the cuts, so halos travel",
+    "spatial": "every rank has all weights and a part of space; windows reach over the cuts, so halos are exchanged",
     "filter": "weights are cut by filters (output channels); every rank computes some channels of y",
     "channel": "weights are cut by input channels; every rank computes a partial sum of all of y",
-    "pipeline": "every rank has some layers; micro-batches go through them one behind the other",
+    "pipeline": "every rank has some layers; micro-batches pass through them one after another",
     "hybrid": "convolutions share samples; dense layers, which have most weights, are cut by filters over them",
 }
 
@@ -34,13 +34,13 @@ STATIONARY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What one strategy does to one layer on one mesh: by formula, and by the program that the runtime executes."""
+    """What one strategy does to one layer on one mesh: by formula, and by the recorded program."""
 
     strategy: str
     layer: LayerSpec
     shared: LayerShares
     rank: int
-    """The one that the numbers are of: in the middle where space is cut."""
+    """The rank whose numbers are shown: an inner one where space is cut."""
     tensors: tuple[Tensor, ...]
     volumes: tuple[Volume, ...]
     sent: Mapping[str, int]
@@ -50,7 +50,7 @@ class Explanation:
     limit: tuple[int | None, str]
     microbatches: int = 1
     alternatives: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that a rank sends in a step under each algorithm for channels."""
+    """Bytes that a rank sends in a step, by algorithm for channels."""
     prediction: Prediction | None = None
 
     @property
@@ -59,7 +59,7 @@ class Explanation:
 
     @property
     def by_formula(self) -> dict[str, int]:
-        """Bytes by phase of the program: its backward does both data and filters."""
+        """Bytes by phase of the program, whose backward covers data and filters."""
         listed = list(self.volumes)
         backward = of_phase(listed, "backward-data") + of_phase(listed, "backward-filter")
         return {
@@ -70,11 +70,11 @@ class Explanation:
 
     @property
     def agrees(self) -> bool:
-        """Whether formula and program say the same."""
+        """Whether formula and program agree."""
         return self.by_formula == dict(self.sent)
 
     def to_plain(self) -> dict[str, Any]:
-        """Numbers and text alone, for JSON."""
+        """Plain values for JSON."""
         return {
             "strategy": self.strategy,
             "layer": str(self.layer),
@@ -157,10 +157,10 @@ class Explanation:
     def _time(self) -> list[str]:
         if self.prediction is None:
             return []
-        found, parts = self.prediction.seconds, self.prediction.parts
-        between = f"between {shown(found.low, 's')} and {shown(found.high, 's')}; {found.basis}"
+        step, parts = self.prediction.seconds, self.prediction.parts
+        between = f"between {shown(step.low, 's')} and {shown(step.high, 's')}; {step.basis}"
         return [
-            f"on {self.prediction.system.name}: {shown(found.value, 's')} a step ({between}): "
+            f"on {self.prediction.system.name}: {shown(step.value, 's')} a step ({between}): "
             f"{shown(parts.compute.value, 's')} computing, {shown(parts.exposed.value, 's')} waiting for transfers, "
             f"{shown(parts.update.value, 's')} updating weights"
         ]

@@ -1,4 +1,4 @@
-"""Tensors as blocks of letters, one letter a rank; small letters are rows that a neighbour's windows reach too."""
+"""Tensors drawn as blocks of letters, one letter a rank; lower case marks rows that a neighbour's windows reach."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from convmesh.layout import Box, Span
 
 LETTERS = "ABCDEFGHIJKLMNOP"
-"""Ranks that a picture has names for; more would not fit on a page."""
+"""Names of the ranks in a picture; more would not fit on a page."""
 
 _WIDE = 8
-"""Columns of one rank's block."""
+"""Characters across one rank's block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What is drawn: a tensor's name, the names of its dims, its shape, and the box that each rank holds."""
+    """A tensor to draw: its name, the names of its dims, its shape, and each rank's box."""
 
     name: str
     dims: str
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     halo: tuple[bool, ...] = ()
-    """By dim, whether windows reach over the cut."""
+    """By dim, whether windows reach across the cut."""
 
 
 def side_by_side(tensors: Sequence[Tensor]) -> list[str]:
-    """The pictures of some tensors in one row."""
+    """Pictures of several tensors in one row."""
     drawn = [picture(tensor) for tensor in tensors]
     height = max(map(len, drawn))
     widths = [max(map(len, lines)) for lines in drawn]
@@ -38,7 +38,7 @@ def side_by_side(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def picture(tensor: Tensor) -> list[str]:
-    """A grid: the first cut dim downwards, the second across; a third makes a grid of its own for each part."""
+    """A grid: the first cut dim down, the second across; with three cut dims, one grid for each part of the first."""
     cut = [dim for dim in range(len(tensor.shape)) if len(_spans(tensor, dim)) > 1]
     slices, down, across = _roles(cut)
     lines = [f"{tensor.name} {'×'.join(map(str, tensor.shape))}{_cut_text(tensor, cut)}"]
@@ -51,14 +51,14 @@ def picture(tensor: Tensor) -> list[str]:
 
 
 def _roles(cut: list[int]) -> tuple[int | None, int | None, int | None]:
-    """The dims that go to separate grids, downwards and across."""
+    """The dims for separate grids, for rows and for columns."""
     if len(cut) > 2:
         return cut[0], cut[1], cut[2]
     return None, cut[0] if cut else None, cut[1] if len(cut) > 1 else None
 
 
 def _spans(tensor: Tensor, dim: int | None) -> list[Span]:
-    """The different parts of a dim, in order."""
+    """The distinct parts of a dim, in order."""
     return [] if dim is None else sorted({box.spans[dim] for box in tensor.boxes})
 
 
@@ -93,7 +93,7 @@ def _heads(tensor: Tensor, across: int, margin: int) -> str:
 
 
 def _row(tensor: Tensor, chosen: dict[int, Span], across: int | None, ends: tuple[bool, bool]) -> list[list[str]]:
-    """The blocks beside each other; all of one height, which is more than one line where halos need it."""
+    """The blocks of one row, all of the same height: three lines where a halo shows above or below."""
     if across is None:
         return [_block(_holders(tensor, chosen), ends, (False, False))]
     columns = _spans(tensor, across)
@@ -108,7 +108,7 @@ def _reaches(tensor: Tensor, dim: int | None) -> bool:
 
 
 def _ends(reaches: bool, index: int, count: int) -> tuple[bool, bool]:
-    """Whether the neighbours before and after read the ends of a part."""
+    """Whether the neighbours before and after read this part's ends."""
     return reaches and index > 0, reaches and index < count - 1
 
 
@@ -122,7 +122,7 @@ def _holders(tensor: Tensor, chosen: dict[int, Span]) -> str:
 
 
 def _block(letters: str, upper_lower: tuple[bool, bool], left_right: tuple[bool, bool]) -> list[str]:
-    """Lines filled with the holder's letter, or with all holders' where there are several."""
+    """Lines filled with the holder's letter, or one line with all holders."""
     if len(letters) != 1:
         return [(letters if len(letters) <= _WIDE else "all").center(_WIDE)]
     left, right = (letters.lower() if end else letters for end in left_right)

@@ -1,4 +1,4 @@
-"""One layer as it is typed: `conv 256x256x3x3 on 8x256x56x56`, `linear 4096x25088 on 32x25088`."""
+"""One layer as a user types it: `conv 256x256x3x3 on 8x256x56x56`, `linear 4096x25088 on 32x25088`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A convolution in one to three dims, or a dense layer, and the global batch that it is given."""
+    """A convolution in one to three dims, or a dense layer, and its global input."""
 
     weight: Shape
     """Filters, channels, then the kernel."""
@@ -66,7 +66,7 @@ class LayerSpec:
 
     @property
     def following(self) -> LayerSpec:
-        """A layer like this one that keeps the shape of its output: what the next stage of a pipeline has."""
+        """A layer like this one that preserves its input's shape: the next stage of a pipeline."""
         kernel = tuple(k if k % 2 else k - 1 for k in self.kernel)
         return LayerSpec(
             weight=(self.filters, self.filters, *kernel),
@@ -76,7 +76,7 @@ class LayerSpec:
         )
 
     def __str__(self) -> str:
-        """As it is typed."""
+        """As a user types it."""
         shapes = f"{self.kind} {_typed(self.weight)} on {_typed(self.given)}"
         stride = f" stride {self.stride[0]}" if any(s > 1 for s in self.stride) else ""
         same = all(p == (k - 1) // 2 for p, k in zip(self.padding, self.kernel, strict=True))
@@ -84,15 +84,15 @@ class LayerSpec:
 
 
 def parse_layer(text: str) -> LayerSpec:
-    """Read a layer; what is wrong with it is said, with the nearest that would work."""
-    found = _TYPED.fullmatch(text.strip())
-    if found is None or found["kind"] not in ("conv", "linear"):
+    """Parse a layer; an error names the mistake and the nearest layer that works."""
+    match = _TYPED.fullmatch(text.strip())
+    if match is None or match["kind"] not in ("conv", "linear"):
         raise PlanError(
-            f"`layer` (={text!r}) must be a layer such as {EXAMPLE!r}, with ` stride 2` or ` padding 0` if need be, "
+            f"`layer` (={text!r}) must be a layer such as {EXAMPLE!r}, optionally with ` stride 2` or ` padding 0`, "
             f"{DENSE_EXAMPLE!r}, or a reference network's, such as 'resnet50:stage3.0.body.1.conv'."
         )
-    weight, given = _shape(found["weight"]), _shape(found["input"])
-    options = _options(found["options"].split(), text)
+    weight, given = _shape(match["weight"]), _shape(match["input"])
+    options = _options(match["options"].split(), text)
     space = len(given) - 2
     kernel = weight[2:]
     layer = LayerSpec(
@@ -101,12 +101,12 @@ def parse_layer(text: str) -> LayerSpec:
         stride=(options.get("stride", 1),) * space,
         padding=tuple(options.get("padding", (k - 1) // 2) for k in kernel),
     )
-    check_layer(layer, found["kind"], text)
+    check_layer(layer, match["kind"], text)
     return layer
 
 
 def check_layer(layer: LayerSpec, kind: str, text: str) -> None:
-    """Refuse shapes that do not fit each other."""
+    """Refuse shapes that do not match."""
     dims, space = len(layer.weight) - 2, len(layer.given) - 2
     if min(*layer.weight, *layer.given) < 1 or 0 in layer.stride:
         raise PlanError(f"`layer` (={text!r}): every extent, and the stride, must be at least 1.")
@@ -123,7 +123,7 @@ def check_layer(layer: LayerSpec, kind: str, text: str) -> None:
             f"did you mean {kind} {fixed}? Filters come first, as in torch."
         )
     if min(layer.made) < 1:
-        raise PlanError(f"`layer` (={text!r}): the kernel is larger than the padded input; nothing comes out.")
+        raise PlanError(f"`layer` (={text!r}): the kernel is larger than the padded input, so the output is empty.")
 
 
 def _shape(text: str) -> Shape:
@@ -138,5 +138,7 @@ def _options(words: list[str], text: str) -> dict[str, int]:
     options = dict(zip(words[::2], map(int, words[1::2]), strict=True))
     for name in options:
         if name not in _OPTIONS:
-            raise PlanError(f"`layer` (={text!r}): {name!r} is no option; there are {' and '.join(_OPTIONS)}.")
+            raise PlanError(
+                f"`layer` (={text!r}): {name!r} is not an option; the options are {' and '.join(_OPTIONS)}."
+            )
     return options

@@ -1,4 +1,4 @@
-"""How much a rank sends for one layer, by formula: Dryden et al. (IPDPS and SC 2019), ring-optimal volumes."""
+"""Bytes that a rank sends for one layer, by formula: Dryden et al. (IPDPS and SC 2019), ring-optimal volumes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from convmesh.oracle.explain.strategy_terms import LayerShares
 from convmesh.oracle.explain.typed_layer import LayerSpec
 
 BYTES = 4
-"""Of a number: float32."""
+"""Of one element: float32."""
 
 PHASES = ("forward", "backward-data", "backward-filter", "reduction")
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What travels in one phase of a step, by what formula, and how much of it one rank sends."""
+    """A transfer in one phase of a step: its formula, and the bytes that one rank sends."""
 
     phase: str
     what: str
@@ -27,14 +27,14 @@ class Volume:
 
 
 def volumes(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
-    """All that a rank sends for the layer in one step; phases without traffic are left out."""
+    """Everything that a rank sends for the layer in one step; phases without traffic are omitted."""
     listed = [*_halos(layer, shared, rank), *_channels(layer, shared, rank), *_stages(layer, shared, rank)]
     listed.append(_reduction(layer, shared, rank))
     return [volume for volume in listed if volume.bytes_sent]
 
 
 def of_phase(listed: list[Volume], phase: str) -> int:
-    """Bytes that a phase sends."""
+    """Bytes sent in a phase."""
     return sum(volume.bytes_sent for volume in listed if volume.phase == phase)
 
 
@@ -61,7 +61,7 @@ def _letters(layer: LayerSpec) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Along one dim: what a rank's windows need, what of that it has, and what of its own anybody's windows need."""
+    """Rows along one dim: needed by a rank, of these its own, and its own once for each rank that needs them."""
 
     needed: int
     own_needed: int
@@ -81,7 +81,7 @@ class _Rows:
 
 
 def _window(layer: LayerSpec, dim: int, rows: Span) -> Span:
-    """The input rows that output rows look at, without padding."""
+    """The input rows that output rows read, without padding."""
     if not rows.extent:
         return Span(0, 0)
     start = rows.start * layer.stride[dim] - layer.padding[dim]
@@ -90,7 +90,7 @@ def _window(layer: LayerSpec, dim: int, rows: Span) -> Span:
 
 
 def _channels(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
-    """The one pattern of stationary-x, -y and -w, and of dense layers whose samples are gathered."""
+    """The pattern shared by stationary-x, -y and -w, and by dense layers that gather samples."""
     g, k = shared.ranks(shared.gathered), shared.ranks(shared.kept)
     x, y = _held(layer, shared, rank)
     if layer.channels < g * k and not shared.by_samples:
@@ -109,14 +109,14 @@ def _channels(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Elements of a tensor that a rank owns, and those of all ranks that it gathers from or sums with."""
+    """Elements of a tensor: those a rank owns, and those of its whole group."""
 
     own: int
     all: int
 
 
 def _held(layer: LayerSpec, shared: LayerShares, rank: int) -> tuple[_Held, _Held]:
-    """Of x over the gathered axes, and of y over the kept ones."""
+    """Of x over the gathered axes, and of y over the kept axes."""
     samples, kept, gathered = _samples(layer, shared, rank), shared.kept, shared.gathered
     each_y = samples * math.prod(layer.made[2:])
     own_y, all_y = (_part(layer.filters, axes, shared.mesh, rank) for axes in (gathered + kept, gathered))
@@ -131,10 +131,8 @@ def _held(layer: LayerSpec, shared: LayerShares, rank: int) -> tuple[_Held, _Hel
 
 
 def _part(extent: int, axes: tuple[str, ...], mesh: Mesh, rank: int) -> int:
-    """Channels or filters of a rank: cut axis by axis, as weights are."""
-    places, place = mesh.coordinates(rank), 0
-    for name in axes:
-        place = place * mesh.axes[name] + places[name]
+    """Channels or filters of a rank, cut axis by axis as weights are."""
+    place = mesh.part(axes, mesh.coordinates(rank))
     return Partition.nested(extent, [mesh.axes[name] for name in axes]).span(place).extent
 
 
@@ -146,7 +144,7 @@ def _samples(layer: LayerSpec, shared: LayerShares, rank: int) -> int:
 
 
 def _stages(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
-    """Between equal stages y goes on and its gradient comes back, micro-batch by micro-batch."""
+    """Between equal stages, y goes forward and its gradient back, one micro-batch at a time."""
     if shared.stages == 1:
         return []
     stage = shared.mesh.coordinates(rank)["pipe"]
@@ -158,7 +156,7 @@ def _stages(layer: LayerSpec, shared: LayerShares, rank: int) -> list[Volume]:
 
 
 def _reduction(layer: LayerSpec, shared: LayerShares, rank: int) -> Volume:
-    """A ring all-reduce passes over all blocks but the rank's own, twice; a count goes along with each weight."""
+    """A ring all-reduce sends every block but one twice; each weight carries a count."""
     ranks, mesh = shared.ranks(shared.summed), shared.mesh
     filters = _part(layer.filters, shared.gathered, mesh, rank)
     channels = _part(layer.channels, shared.kept, mesh, rank)

@@ -1,1 +1,1 @@
-"""The bytes that a rank holds at its peak."""
+"""Peak memory of a rank."""

@@ -1,4 +1,4 @@
-"""What is held at each moment: storages by key, each counted once however many hold it."""
+"""Bytes held over a step: storages by key, each counted once however many holders it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key = Hashable
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is held when a layer runs, by kind."""
+    """Bytes held while a layer runs, by kind."""
 
     phase: str
     layer: str
@@ -26,7 +26,7 @@ class Moment:
 
 
 class Ledger:
-    """Storages that are held, and the moment at which most are."""
+    """The storages that are held, and the moment of the peak."""
 
     def __init__(self, rounding: int = 1) -> None:
         self._rounding = rounding
@@ -36,14 +36,14 @@ class Ledger:
         self.curve: list[tuple[str, str, int]] = []
         """By moment: phase, layer, bytes."""
         self.peak = Moment("", "", {})
-        self._looks = True
+        self._counts = True
 
     @property
     def bytes_held(self) -> int:
         return self._held.total()
 
     def hold(self, key: Key, size: int, kind: Kind) -> None:
-        """One more holder of a storage; its size and kind are those that it was first held with."""
+        """Add a holder to a storage; the first call sets its size and kind."""
         if key not in self._sizes:
             rounded = -(-size // self._rounding) * self._rounding
             self._sizes[key] = rounded, kind
@@ -51,7 +51,7 @@ class Ledger:
         self._holders[key] += 1
 
     def again(self, key: Key) -> None:
-        """One more holder of a storage that is held."""
+        """Add a holder to a storage that is already held."""
         self.hold(key, *self._sizes[key])
 
     def release(self, key: Key) -> None:
@@ -68,17 +68,17 @@ class Ledger:
         return self._sizes[key][0]
 
     @contextmanager
-    def seen(self, looks: bool) -> Iterator[None]:
-        """Whether moments inside the block count; without, tensors are held and released as if before."""
-        before, self._looks = self._looks, looks
+    def seen(self, counts: bool) -> Iterator[None]:
+        """Moments inside the block count towards the peak only if `counts`; tensors are held either way."""
+        before, self._counts = self._counts, counts
         try:
             yield
         finally:
-            self._looks = before
+            self._counts = before
 
     def moment(self, phase: str, layer: str, more: int = 0) -> None:
-        """While a layer runs, which holds so much more for itself."""
-        if not self._looks:
+        """Record the bytes held while a layer runs, with `more` of its own."""
+        if not self._counts:
             return
         total = self.bytes_held + more
         self.curve.append((phase, layer, total))

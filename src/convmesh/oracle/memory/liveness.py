@@ -1,4 +1,4 @@
-"""From when to when the tensors of a program live: forward and backward over its nodes, as the runtime frees them."""
+"""Lifetimes of a program's tensors: forward and backward over its nodes, freed as the runtime frees them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convmesh.oracle.memory.ledger import Key, Ledger
-from convmesh.plans.program import BYTES_OF, NodeProgram, Program, Saved
+from convmesh.plans.loss_memory import LOSS, bytes_backward, bytes_check
+from convmesh.plans.program import NodeProgram, Program
+from convmesh.plans.steps import Saved, bytes_each
 
-LOSS = "loss"
-"""The node of a program that has its loss in it."""
 OUTPUTS = "outputs"
-"""Copies of the outputs of all micro-batches, which the last stage of a pipeline puts aside."""
-TRUTHS_LOOK = 3
-"""For each value of the outputs, of a byte, while they are looked at for numbers that are none; and absolute values."""
-COPIES_LOSS = 2
-"""Of the outputs that a loss has for a moment in backward: gradients of logarithms of probabilities, and of outputs."""
+"""Key of the outputs of all micro-batches, which the last stage of a pipeline copies and keeps."""
 
 
 @dataclass
 class NodesRun:
-    """One run of some nodes: the storages of what they gave, and what each keeps for backward."""
+    """One run of some nodes: the storages of their outputs, and those that each keeps for backward."""
 
     tensors: dict[str, list[Key]] = field(default_factory=dict)
     kept: dict[str, list[Key]] = field(default_factory=dict)
@@ -31,13 +27,13 @@ class NodesRun:
 class Liveness:
     """One pass of some of a program's nodes, forward and backward, for one (micro-)batch.
 
-    Tensors that come from elsewhere, inputs and what other stages send, are not counted here.
+    Inputs and tensors from other stages are not counted here.
     """
 
     def __init__(self, program: Program, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
         self._program, self._ledger = program, ledger
         self._nodes = {node.node: node for node in nodes}
-        self._uses = {source: node.node for node in nodes for source in node.sources}  # the last ones
+        self._uses = {source: node.node for node in nodes for source in node.sources}  # the last use of each
         self._blocks = [(block, list(run)) for block, run in itertools.groupby(nodes, lambda node: node.block)]
         self._main = NodesRun({source: [("given", source)] for source in self._uses if source not in self._nodes})
         self._gradients: dict[tuple[str, int], Key] = {}
@@ -57,43 +53,43 @@ class Liveness:
             self._forward(nodes, self._main, not block, "forward")
 
     def loss(self) -> None:
-        """What the loss makes of the outputs: it keeps as much, and a runtime without stages looks at them then."""
+        """The loss keeps as many bytes as the outputs have; without stages, the runtime checks the outputs then."""
         outputs = dict.fromkeys(key for name in self._ends() for key in self._main.tensors[name])
         here = sum(map(self._ledger.size, outputs)) if LOSS not in self._nodes else 0
         kept = here + self._bytes_elsewhere() if here else 0
         staged = self._program.stages > 1
         self._ledger.hold(OUTPUTS, kept * self._program.repeats if staged else 0, "activations")
-        self._ledger.moment("forward", "loss", kept + (self._bytes_look() if here and not staged else 0))
+        self._ledger.moment("forward", "loss", kept + (self._bytes_check() if here and not staged else 0))
         self._release(key for name in self._ends() for key in self._main.tensors[name])
-        self._ledger.moment("backward", "loss", (1 + COPIES_LOSS) * kept)
+        self._ledger.moment("backward", "loss", bytes_backward(kept))
         self._seed(own=True)
         self._kept_by_loss = kept
 
-    def _bytes_look(self) -> int:
-        """Of a look at this rank's outputs."""
-        found = 0
-        for node in map(self._nodes.__getitem__, self._ends()):
-            for dtype, size in zip(node.dtypes, node.bytes_outputs(self._program.rank), strict=True):
-                found += size + TRUTHS_LOOK * size // BYTES_OF.get(dtype, 4)
-        return found
+    def _bytes_check(self) -> int:
+        """Scratch bytes while this rank's outputs are checked."""
+        ends = [self._nodes[name] for name in self._ends()]
+        pairs = (
+            pair for node in ends for pair in zip(node.bytes_outputs(self._program.rank), node.dtypes, strict=True)
+        )
+        return sum(bytes_check(size, dtype) for size, dtype in pairs)
 
     def _bytes_elsewhere(self) -> int:
-        """Of the outputs' channels what other ranks hold: they come together for the loss."""
-        found = 0
+        """Bytes of the outputs' channels on other ranks, which the loss gathers."""
+        total = 0
         for node in map(self._nodes.__getitem__, self._ends()):
             for layout, dtype in zip(node.outputs, node.dtypes, strict=True):
                 if len(layout.cuts) > 1 and layout.is_cut(1):
                     here, whole = (at.box(self._program.rank).shape for at in (layout, layout.with_whole([1])))
-                    found += (math.prod(whole) - math.prod(here)) * BYTES_OF.get(dtype, 4)
-        return found
+                    total += (math.prod(whole) - math.prod(here)) * bytes_each(dtype)
+        return total
 
     def send(self) -> None:
-        """Outputs of a stage leave it; their gradients come back in memory of their own."""
+        """A stage's outputs leave it; their gradients arrive in memory of their own."""
         self._release(key for name in self._ends() for key in self._main.tensors[name])
         self._seed(own=False)
 
     def _ends(self) -> list[str]:
-        """Nodes whose tensors no other one takes: outputs of the network or of a stage."""
+        """Nodes whose outputs no other node uses: outputs of the network or of a stage."""
         return [name for name, node in self._nodes.items() if name not in self._uses and node.sources]
 
     def _seed(self, own: bool) -> None:
@@ -113,22 +109,22 @@ class Liveness:
             self._release(self._block_inputs(nodes) if block else ())
 
     def backward_of_input(self) -> None:
-        """Of the input alone: what weights' gradients need is still there afterwards, the gradients they follow too."""
+        """Compute input gradients only; what weight gradients need stays held, output gradients included."""
         self._retains = self._before_weights()
         self._ledger.hold(LOSS, self._kept_by_loss, "activations")
         self.backward()
         self._ledger.release(LOSS)
 
     def _before_weights(self) -> set[str]:
-        """Nodes with weights, and all on which such nodes depend: their part of autograd's graph is held."""
-        found: set[str] = set()
+        """Nodes with weights, and all that they depend on: autograd's graph keeps them alive."""
+        needed: set[str] = set()
         for name, node in reversed(self._nodes.items()):
-            if name in found or node.weights:
-                found |= {name, *node.sources}
-        return found
+            if name in needed or node.weights:
+                needed |= {name, *node.sources}
+        return needed
 
     def backward_of_weights(self) -> None:
-        """After the input's: what is left goes, from the first layer on; a gradient lives until the next layer's do."""
+        """After `backward_of_input`: free the rest from the first layer on; gradients live for one more layer."""
         self._retains, before = set(), 0
         for name in self._nodes:
             if name not in self._after:
@@ -146,7 +142,7 @@ class Liveness:
         return [key for source in sources for key in self._main.tensors[source]]
 
     def _forward(self, nodes: Sequence[NodeProgram], run: NodesRun, keeps: bool, phase: str) -> None:
-        """Run nodes; what only they take is freed after its last use."""
+        """Run nodes; tensors that only they use are freed after their last use."""
         uses = self._uses if phase == "forward" else {s: node.node for node in nodes for s in node.sources}
         mine = self._nodes if phase == "forward" else {node.node for node in nodes}
         for node in nodes:
@@ -157,69 +153,69 @@ class Liveness:
             for source in dict.fromkeys(node.sources):
                 if source in mine and uses[source] == node.node:
                     self._release(run.tensors[source])
-        if phase == "recomputation":  # its results go to nobody
+        if phase == "recomputation":  # nothing uses its outputs
             self._release(key for node in nodes if node.node not in uses for key in run.tensors[node.node])
 
     def _make(self, node: NodeProgram, run: NodesRun, key: Key) -> None:
-        made = run.tensors[node.node] = []
+        outputs = run.tensors[node.node] = []
         for index, place in enumerate(node.held.outputs or self._planned(node)):
-            found = self._owner(place, node, run, (key, "output", place.index))
-            self._ledger.hold(found, 0 if place.what == "weight" else place.bytes_kept, "activations")
-            made.insert(index, found)
+            storage = self._owner(place, node, run, (key, "output", place.index))
+            self._ledger.hold(storage, 0 if place.what == "weight" else place.bytes_kept, "activations")
+            outputs.insert(index, storage)
 
     def _planned(self, node: NodeProgram) -> list[Saved]:
-        """Of what nothing is known but where it lies: inputs, and results of modules that only run on real data."""
+        """Outputs of which only the layout is known: inputs, and modules that run on real data only."""
         sizes = node.bytes_outputs(self._program.rank)
         return [Saved("output", index, size if node.sources else 0) for index, size in enumerate(sizes)]
 
     def _owner(self, place: Saved, node: NodeProgram, run: NodesRun, new: Key) -> Key:
         if place.what == "input" and place.index < len(node.sources):
             return run.tensors[node.sources[place.index]][0]
-        made = run.tensors[node.node]
-        return made[place.index] if place.what == "output" and place.index < len(made) else new
+        outputs = run.tensors[node.node]
+        return outputs[place.index] if place.what == "output" and place.index < len(outputs) else new
 
     def _keep(self, node: NodeProgram, run: NodesRun, key: Key) -> None:
         kept = run.kept[node.node] = []
         for place in node.saved:
             if place.what == "weight" or (place.what == "input" and place.index >= len(node.sources)):
                 continue
-            found = self._owner(place, node, run, (key, "own", place.index))
-            self._ledger.hold(found, place.bytes_kept, "activations")
-            kept.append(found)
+            storage = self._owner(place, node, run, (key, "own", place.index))
+            self._ledger.hold(storage, place.bytes_kept, "activations")
+            kept.append(storage)
 
     def _backward(self, node: NodeProgram, run: NodesRun) -> None:
-        given = [self._gradients.pop((node.node, index), None) for index in range(len(run.tensors[node.node]))]
-        found: list[tuple[str, Key]] = []
-        if any(given) or not node.sources:
+        arrived = [self._gradients.pop((node.node, index), None) for index in range(len(run.tensors[node.node]))]
+        gradients: list[tuple[str, Key]] = []
+        if any(arrived) or not node.sources:
             self._ledger.moment("backward", node.layer, node.held.bytes_backward)
-            found = self._found(node, given)
+            gradients = self._input_gradients(node, arrived)
             if not self._retains:
                 self._hold_weight_gradients(node)
         kept = run.kept.pop(node.node, [])
-        gone = [key for key in given if key is not None]
+        gone = [key for key in arrived if key is not None]
         if node.node in self._retains:
             self._after[node.node] = kept + (gone if node.weights else [])
             gone = [] if node.weights else gone
         else:
             self._release(kept)
         self._release(gone)
-        for source, key in found:
+        for source, key in gradients:
             self._add_gradient(source, key, node.layer)
 
-    def _found(self, node: NodeProgram, given: Sequence[Key | None]) -> list[tuple[str, Key]]:
-        """The gradients of what the node was given; held."""
-        found: list[tuple[str, Key]] = []
+    def _input_gradients(self, node: NodeProgram, arrived: Sequence[Key | None]) -> list[tuple[str, Key]]:
+        """Hold the gradients of the node's inputs."""
+        gradients: list[tuple[str, Key]] = []
         for source, place in zip(node.sources, node.held.gradients, strict=False):
             if place is None:
                 continue
-            key = given[place.index] if place.what == "output" else (node.node, "input", place.index)
+            key = arrived[place.index] if place.what == "output" else (node.node, "input", place.index)
             if key is not None:
                 self._ledger.hold(key, place.bytes_kept, "activations")
-                found.append((source, key))
-        return found
+                gradients.append((source, key))
+        return gradients
 
     def _add_gradient(self, source: str, key: Key, layer: str) -> None:
-        """As autograd adds: in place where nobody else has the sum so far."""
+        """Sum as autograd does: in place if nothing else holds the sum so far."""
         before = self._gradients.setdefault((source, 0), key)
         if before is key:
             return
@@ -231,13 +227,13 @@ class Liveness:
         self._ledger.release(key)
 
     def _hold_weight_gradients(self, node: NodeProgram) -> None:
-        """Those that do not leave at once for a bucket."""
+        """Hold the gradients that do not go straight into a bucket."""
         for name in node.weights:
             if name not in self._leaving and not self._ledger.holders(("gradient", name)):
                 self._ledger.hold(("gradient", name), self._weights.get(name, 0), "gradients")
 
     def end(self) -> None:
-        """Gradients of what came from elsewhere are gone from here, and outputs that were put aside."""
+        """Release gradients of tensors from other stages, and the kept outputs."""
         self._release(self._gradients.values())
         self._release([OUTPUTS] if self._ledger.holders(OUTPUTS) else ())
         self._gradients.clear()

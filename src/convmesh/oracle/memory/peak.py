@@ -1,4 +1,4 @@
-"""What a rank holds at most while a program runs."""
+"""The most that a rank holds while a program runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from convmesh.oracle.memory.ledger import Ledger
 from convmesh.oracle.memory.liveness import OUTPUTS, Liveness
 from convmesh.oracle.memory.stage_turns import Footprint, Turn, heaviest_turns
 from convmesh.oracle.pricing.assumptions import STATES, Assumptions
-from convmesh.plans.program import BYTES_OF, NodeProgram, Program, Saved, Step, Steps, Transfer, Work
+from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
+from convmesh.plans.steps import Saved, Step, Steps, Transfer, Work, bytes_each
 
 BYTES_BLOCK = 512
-"""The caching allocator of a GPU gives whole blocks of so many bytes."""
+"""Block size of a GPU's caching allocator."""
 BYTES_PRODUCTS = 2 * (32 << 20)
-"""Workspace of cuBLAS, which torch holds for forward's and for backward's thread (its default on Hopper)."""
+"""cuBLAS workspace, held once for forward's and once for backward's thread (torch's default on Hopper)."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 FRAGMENTATION = 1.24
-"""What the allocator takes for each byte of the peak: the median of ten runs in benchmarks/oracle_memory.md."""
+"""Bytes reserved by the allocator for each byte of the peak: the median of ten runs in benchmarks/oracle_memory.md."""
 BYTES_CONTEXT = 500 << 20
-"""What CUDA and its libraries take of a GPU for each process; a guess."""
+"""Taken on a GPU by CUDA and its libraries for each process; a guess."""
 BYTES_NCCL = 300 << 20
 """Buffers of NCCL's channels for a few groups; a guess."""
 FORTH_AND_BACK: frozenset[Kind] = frozenset({"forward", "backward"})
@@ -32,24 +33,24 @@ STAGE = "stage"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes at the moment when most is held, and the layer that runs then."""
+    """Bytes at the peak, and the layer that runs then."""
 
     bytes_weights: int
     bytes_gradients: int
     bytes_optimizer: int
     bytes_activations: int
     bytes_buffers: int
-    """What is held for a moment or for transfers: gathered tensors, halos, buckets, workspace."""
+    """Short-lived tensors and transfers: gathered tensors, halos, buckets, workspace."""
     layer: str
     phase: str = ""
     bytes_batch: int = 0
     """The rank's part of inputs and targets."""
     bytes_reserved: int = 0
-    """What a device should have for it: the peak, the allocator's gaps, the libraries' own."""
+    """Memory a device should have: the peak, the allocator's gaps and the libraries."""
     bytes_libraries: int = 0
-    """What CUDA and NCCL take of a device beside the tensors."""
+    """Taken by CUDA and NCCL."""
     curve: tuple[tuple[str, str, int], ...] = ()
-    """Over the step: phase, layer and what is held while it runs."""
+    """Over the step: phase, layer and bytes held."""
 
     @property
     def bytes_peak(self) -> int:
@@ -58,16 +59,16 @@ class Memory:
 
     @property
     def bytes_needed(self) -> int:
-        """What a device must have: without gaps, which the allocator closes when it runs short."""
+        """Memory a device must have; the allocator closes its gaps when memory runs short."""
         return self.bytes_peak + self.bytes_libraries
 
 
 def memory_of(
     program: Program, assumptions: Assumptions | None = None, *, device: str = "cpu", staged: bool = False
 ) -> Memory:
-    """By liveness of the program's own tensors, on a `cpu` or in the blocks of a GPU's allocator (`cuda`).
+    """From the lifetimes of the program's tensors, on a `cpu` or in the blocks of a GPU's allocator (`cuda`).
 
-    `staged`: messages between stages lie in the host's memory, as with Gloo beside GPUs.
+    `staged`: messages between stages lie in the host's memory, as with Gloo and GPUs.
     """
     program = replace(program, nodes=tuple(map(_off_device, program.nodes))) if staged else program
     ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
@@ -102,7 +103,7 @@ def _turns(program: Program, stages: Mapping[int, Sequence[NodeProgram]]) -> lis
 
 
 def _footprint(program: Program, nodes: Sequence[NodeProgram]) -> Footprint:
-    """Of one micro-batch; schedules that loop wait for their messages at the end of a step."""
+    """Of one micro-batch; looped schedules wait for their messages at the end of a step."""
     ledger = Ledger()
     live = Liveness(program, nodes, ledger)
     live.forward()
@@ -114,7 +115,7 @@ def _footprint(program: Program, nodes: Sequence[NodeProgram]) -> Footprint:
 
 
 def _waiting(program: Program, nodes: Sequence[NodeProgram]) -> int:
-    """What a stage holds of a micro-batch between the gradients of its input and those of its weights."""
+    """Bytes that a stage holds of a micro-batch between its input gradients and its weight gradients."""
     ledger = Ledger()
     live = Liveness(program, nodes, ledger)
     live.forward()
@@ -124,7 +125,7 @@ def _waiting(program: Program, nodes: Sequence[NodeProgram]) -> int:
 
 
 def _go_on(program: Program, nodes: Sequence[NodeProgram], live: Liveness) -> None:
-    """What comes after a stage's forward: the loss, or the next stage."""
+    """Go on after a stage's forward: to the loss, or to the next stage."""
     if nodes[-1].stage == program.stages - 1:
         live.loss()
     else:
@@ -132,13 +133,13 @@ def _go_on(program: Program, nodes: Sequence[NodeProgram], live: Liveness) -> No
 
 
 def _pass(program: Program, nodes: Sequence[NodeProgram], turn: Turn, ledger: Ledger) -> None:
-    """A micro-batch on a stage, of which only what the turn does is looked at."""
+    """Run a micro-batch on a stage; only the turn's own kinds of action count towards the peak."""
     ledger.hold("in flight", turn.bytes_others, "activations")
     live = Liveness(program, nodes, ledger)
     with ledger.seen("forward" in turn.kinds):
         live.forward()
     _go_on(program, nodes, live)
-    if turn.stage == 0:  # its input needs no gradient: with its weights' ones all of backward runs
+    if turn.stage == 0:  # its input needs no gradient: all of backward runs with the weights
         with ledger.seen(not turn.kinds.isdisjoint({"backward", "weight"})):
             live.backward()
     elif turn.kinds.isdisjoint({"input", "weight"}):
@@ -172,21 +173,21 @@ def _memory(ledger: Ledger, gpus: int) -> Memory:
 
 
 def bytes_of_libraries(gpus: int) -> int:
-    """Of each of so many GPUs; on processors, where there are none, nothing."""
+    """On each of `gpus` GPUs; 0 on a processor."""
     return BYTES_CONTEXT + (BYTES_NCCL if gpus > 1 else 0) if gpus else 0
 
 
 def _hold_state(program: Program, assumed: Assumptions, ledger: Ledger) -> None:
-    """What lives from step to step."""
+    """Hold what lives from step to step."""
     states = STATES[assumed.optimizer]
     for weight in program.weights:
         ledger.hold(("weight", weight.name), weight.bytes_held, "weights")
-        ledger.hold(("state", weight.name), weight.elements * BYTES_OF.get(weight.dtype, 4) * states, "optimizer")
+        ledger.hold(("state", weight.name), weight.elements * bytes_each(weight.dtype) * states, "optimizer")
     ledger.hold("buckets", program.bytes_buckets, "buffers")
 
 
 def _hold_gradients(program: Program, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
-    """Those of a stage's weights, from its first micro-batch's backward on."""
+    """Hold the gradients of a stage's weights, from its first backward on."""
     names = {name for node in nodes for name in node.weights}
     for weight in program.weights:
         if weight.learns and weight.name in names:
@@ -194,13 +195,13 @@ def _hold_gradients(program: Program, nodes: Sequence[NodeProgram], ledger: Ledg
 
 
 def _hold_first_message(program: Program, nodes: Sequence[NodeProgram], ledger: Ledger) -> None:
-    """What one forward and one backward in turn sent first, which torch waits for in the end."""
+    """Hold the first message of a 1F1B schedule, which torch waits for only at the end."""
     if program.schedule == "1f1b" and program.repeats >= program.stages:
         ledger.hold("first message", _crossing(node.forward for node in nodes), "buffers")
 
 
 def _off_device(node: NodeProgram) -> NodeProgram:
-    """A node whose messages lie elsewhere: those that leave are here for a moment, what came is copied to be used."""
+    """A node whose messages lie in the host's memory: sent ones pass through, received ones are copied for use."""
     arrived = _crossing([node.backward])
     if not arrived and not _crossing([node.forward]):
         return node
@@ -210,9 +211,9 @@ def _off_device(node: NodeProgram) -> NodeProgram:
 
 
 def _hold_batch(program: Program, ledger: Ledger) -> None:
-    """Inputs and targets; in a pipeline the room in which gradients and micro-batches arrive, and what leaves.
+    """Hold inputs and targets; in a pipeline also the buffers of arriving and leaving messages.
 
-    What goes back is still leaving while the next one runs, or until the end of the step, of which a turn tells.
+    A message back is still leaving while the next micro-batch runs; in looped schedules a turn counts it instead.
     """
     ledger.hold("batch", (program.bytes_inputs + program.bytes_targets) * program.repeats, "batch")
     onward = _crossing(node.forward for node in program.nodes)

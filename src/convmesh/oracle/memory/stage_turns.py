@@ -1,4 +1,4 @@
-"""When a rank of a pipeline holds most: which stage runs on a micro-batch then, and what is held of the others."""
+"""The turns at which a rank of a pipeline may hold most: which stage runs, and what other micro-batches hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convmesh.plans.stage_order import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stage on one micro-batch, of what kinds, while so much is held of others."""
+    """A stage on one micro-batch, the kinds of action, and the bytes held of other micro-batches."""
 
     stage: int
     kinds: frozenset[Kind]
@@ -26,13 +26,13 @@ class Footprint:
     kept: int
     """After forward."""
     waiting: int
-    """After its input's gradient was found, until those of its weights are."""
+    """Between its input gradient and its weight gradients."""
     sent: int
     """After backward, until the end of the step."""
 
 
 def heaviest_turns(actions: Iterable[Action], stages: Mapping[int, Footprint]) -> list[Turn]:
-    """In order; without those at which no more is held than at a later one that does the same."""
+    """In order, without turns that hold no more than a later turn of the same kind."""
     heaviest: dict[tuple[Kind, int, frozenset[int]], Turn] = {}
     for turn in _turns(actions, stages):
         (kind,) = turn.kinds
@@ -56,21 +56,21 @@ def _turns(actions: Iterable[Action], stages: Mapping[int, Footprint]) -> Iterat
 
 
 def _rising(turns: list[Turn]) -> list[Turn]:
-    """Gradients are only ever added, so a later turn counts at least as much as an earlier one with as much beside."""
+    """Keep turns that hold more than every later one of their kind: gradients only accumulate."""
     most: dict[tuple[frozenset[Kind], int], int] = {}
-    found = []
+    kept = []
     for turn in reversed(turns):
         key = turn.kinds, turn.stage
         if turn.bytes_others > most.get(key, -1):
             most[key] = turn.bytes_others
-            found.append(turn)
-    return found[::-1]
+            kept.append(turn)
+    return kept[::-1]
 
 
 def _together(turns: list[Turn]) -> list[Turn]:
-    """Forward and backward in one, where the same is held beside them."""
-    found: dict[tuple[int, int, frozenset[int]], Turn] = {}
+    """Merge forward and backward turns with the same bytes held."""
+    merged: dict[tuple[int, int, frozenset[int]], Turn] = {}
     for turn in turns:
         key = turn.stage, turn.bytes_others, turn.graded
-        found[key] = replace(turn, kinds=turn.kinds | found[key].kinds) if key in found else turn
-    return list(found.values())
+        merged[key] = replace(turn, kinds=turn.kinds | merged[key].kinds) if key in merged else turn
+    return list(merged.values())

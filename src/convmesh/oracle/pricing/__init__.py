@@ -1,1 +1,1 @@
-"""Seconds, joules and dollars of single computations and transfers."""
+"""Seconds of single computations and transfers."""

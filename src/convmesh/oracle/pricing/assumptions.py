@@ -1,4 +1,4 @@
-"""What a prediction takes for granted about training, beside the plan and the cluster."""
+"""What a prediction assumes about training, besides the plan and the cluster."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from convmesh.errors import PlanError, UnknownNameError
 OptimizerName = Literal["sgd", "momentum", "adam"]
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}
-"""Numbers that an optimiser keeps for each parameter, beside the parameter and its gradient."""
+"""Values that an optimiser keeps for each parameter, besides its gradient."""
 
 
 JITTER = 0.01
-"""A guess: equal GPUs differ by 1 to 2 % in clock rate and temperature, and hosts by what else they do."""
+"""A guess: equal GPUs differ by 1 to 2 % in clock rate and temperature, and hosts by their other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class Assumptions:
     tf32: bool | None = None
     """Whether float32 products run on tensor cores; by default convolutions do and others do not, as in torch."""
     seconds_input: float = 0.0
-    """What loading one step's batch takes a rank; it is prefetched, so a step takes at least that."""
+    """Seconds to load one step's batch; loading is prefetched, so a step takes at least this long."""
     ranks_per_node: int | None = None
-    """Ranks on each node, if not one a device."""
+    """Ranks on each node; by default one for each device."""
     jitter: float = JITTER
-    """By what fraction of itself a rank's work varies from step to step, as a standard deviation."""
+    """Standard deviation of a rank's work from step to step, as a fraction of it."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATES:

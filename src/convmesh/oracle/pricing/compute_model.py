@@ -1,4 +1,4 @@
-"""How long a device takes for the computations of a program, and how long its host for asking."""
+"""Seconds of a program's computations on a device, and of its host to launch them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from convmesh.oracle.pricing.assumptions import STATES, Assumptions
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.interpolation import Interpolation, Near
 from convmesh.oracle.pricing.roofline import Roofline
-from convmesh.plans.program import Work
+from convmesh.plans.steps import Work
 from convmesh.system import System
 from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
 
 SPREAD_MODEL = 0.5
-"""What a price from a device's figures alone may be off by."""
+"""Relative error of a price from a device's figures alone."""
 
 
 class ComputeModel:
     """Prices local work on a system's device: as timed, from the nearest timed shapes, or from the device's figures.
 
-    `active` ranks of a host compute at once. On devices of their own that does not matter; on a processor's cores they
-    share memory, and from more ranks than cores on they take turns.
+    `active` ranks of a host compute at once. Each GPU has its own rank; on a processor, ranks share memory bandwidth,
+    and beyond one rank for each core they take turns.
     """
 
     def __init__(self, system: System, assumptions: Assumptions | None = None, *, active: int = 1) -> None:
@@ -30,7 +30,7 @@ class ComputeModel:
         self._interpolation = None if self._table is None else Interpolation(self._table, self._roofline)
         self._level, self._turns = _level(self._table, active, _cores(system))
         self._active = active
-        self._known: dict[Work, tuple[Estimate, float]] = {}
+        self._prices: dict[Work, tuple[Estimate, float]] = {}
         self._contention: dict[str, float] = {}
 
     def work(self, work: Work) -> Estimate:
@@ -38,26 +38,26 @@ class ComputeModel:
         return self._priced(work)[0]
 
     def host(self, work: Work) -> float:
-        """Seconds until the host can ask for the next operator; 0 where the host itself computes."""
+        """Seconds of the host to launch it; 0 where the host itself computes."""
         return self._priced(work)[1]
 
     @property
     def overheads(self) -> Overheads:
-        """The host's seconds for each node and step, beside operators."""
+        """The host's seconds for each node and step, besides launching operators."""
         return Overheads() if self._table is None else self._table.overheads
 
     @property
     def turns(self) -> float:
-        """How many times as long ranks take because more of them compute than there are cores."""
+        """Slowdown from more active ranks than cores."""
         return self._turns
 
     @property
     def works_beside_host(self) -> bool:
-        """Whether operators are asked for by a host that goes on meanwhile."""
+        """Whether a host launches operators and runs ahead of its device."""
         return self._table is not None and any(timing.seconds_host for timing in self._table.timings[:50])
 
     def update(self, elements: int, dtype: str) -> Estimate:
-        """Seconds of the optimiser for one tensor of so many parameters."""
+        """Seconds of the optimiser for a tensor of `elements` parameters."""
         timing = self._update(dtype)
         if timing is None:
             seconds = self._roofline.update(elements, dtype, STATES[self._assumed.optimizer])
@@ -74,9 +74,9 @@ class ComputeModel:
         return None if self._table is None else self._table.update(self._assumed.optimizer, dtype, self._level)
 
     def _priced(self, work: Work) -> tuple[Estimate, float]:
-        if work not in self._known:
-            self._known[work] = self._price(work)
-        return self._known[work]
+        if work not in self._prices:
+            self._prices[work] = self._price(work)
+        return self._prices[work]
 
     def _price(self, work: Work) -> tuple[Estimate, float]:
         if self._table is None or self._interpolation is None:
@@ -98,13 +98,13 @@ class ComputeModel:
         return Estimate.of(near.seconds * self._turns, "interpolated", near.spread), near.seconds_host
 
     def _slowdown(self, op: str) -> float:
-        """How many times as long an operator takes at this level of activity as alone, from calls timed at both."""
+        """Slowdown of an operator at this level of activity, from calls timed at both levels."""
         if op not in self._contention:
             assert self._table is not None
             pairs = ((t, self._table.find(t.call, 1)) for t in self._table.timings if t.active == self._level)
             ratios = [t.seconds / alone.seconds for t, alone in pairs if alone is not None and op in ("", t.op)]
-            found = statistics.median(ratios) if ratios else None
-            self._contention[op] = found if found is not None else (self._slowdown("") if op else 1.0)
+            typical = statistics.median(ratios) if ratios else None
+            self._contention[op] = typical if typical is not None else (self._slowdown("") if op else 1.0)
         return self._contention[op]
 
 
@@ -115,7 +115,7 @@ def _cores(system: System) -> int | None:
 
 
 def _level(table: OperatorTable | None, active: int, cores: int | None) -> tuple[int, float]:
-    """The number of active ranks to look up, and how many times as long they take because they take turns."""
+    """The number of active ranks to look up, and the slowdown from taking turns."""
     turns = 1.0 if cores is None else max(1.0, active / cores)
     at_once = 1 if cores is None else min(active, cores)
     levels = (1,) if table is None or not table.levels else table.levels

@@ -1,4 +1,4 @@
-"""A predicted number: between which bounds it lies, and what it rests on."""
+"""A predicted number with its bounds and its basis."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal, get_args
 
 Basis = Literal["measured", "interpolated", "model", "guess"]
 BASES: tuple[Basis, ...] = get_args(Basis)
-"""Timed on such a device; between timed ones; computed from figures that somebody stands for; from guesses."""
+"""Timed on such a device; between timed shapes; computed from sourced figures; from guesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value in the unit that its name says, with the interval that it is expected in."""
+    """A value in the unit of its name, with the interval in which it is expected."""
 
     value: float
     low: float
@@ -22,7 +22,7 @@ class Estimate:
 
     @classmethod
     def of(cls, value: float, basis: Basis, spread: float = 0.0) -> Estimate:
-        """A value that may be off by a fraction of itself."""
+        """A value with a relative error of `spread`."""
         return cls(value, value * (1 - spread), value * (1 + spread), basis)
 
     @classmethod
@@ -40,7 +40,7 @@ class Estimate:
 
     @classmethod
     def total(cls, parts: Iterable[Estimate]) -> Estimate:
-        """The sum; it rests on what most of it rests on. Errors are taken to go the same way, which is careful."""
+        """The sum, with the basis of its largest share; errors add up, which errs on the safe side."""
         listed = list(parts)
         shares = dict.fromkeys(BASES, 0.0)
         for part in listed:

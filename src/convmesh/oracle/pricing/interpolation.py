@@ -1,7 +1,7 @@
-"""Times of operators that were not timed, from those of the same kind that were.
+"""Times of operators that were not timed, from timed ones of the same kind.
 
 The roofline says how time grows with arithmetic, bytes and tiles; the table says how far real kernels are from it. That
-distance changes slowly with shape, so it is taken from the nearest timed shapes, the nearer the more.
+distance changes slowly with shape, so it is averaged over the nearest timed shapes, weighted by their nearness.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from convmesh.oracle.pricing.roofline import Roofline
-from convmesh.plans.program import Shape, Work
+from convmesh.plans.steps import Shape, Work
 from convmesh.system.operator_table import OperatorTable, Timing
 
 NEAREST = 4
 ORDERS = 4.0
-"""What an operand that lies in memory otherwise counts, beside sizes: mixed orders can take five times as long."""
+"""Weight of a different memory order against sizes: mixed orders can take five times as long."""
 FEATURES = 13
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """Seconds from timed neighbours, and how far off they may be, as a fraction."""
+    """Seconds from timed neighbours, and their relative error."""
 
     seconds: float
     seconds_host: float
@@ -40,7 +40,7 @@ class Interpolation:
         self._known: dict[tuple[str, str, int], tuple[Vector, Vector, list[Timing]]] = {}
 
     def near(self, work: Work, active: int) -> Near | None:
-        """From the same operator on the same number format; None if none was timed."""
+        """From the same operator in the same number format; None if none was timed."""
         features, residuals, timings = self._kind(work, active)
         if not timings:
             return None
@@ -68,7 +68,7 @@ class Interpolation:
 
 
 def features_of(work: Work) -> list[float]:
-    """What tells shapes of an operator apart: sizes, as logarithms, of the work and of its first two operands."""
+    """Coordinates of a call among those of its operator: log sizes of the work and of its first two operands."""
     first, second = (*work.inputs[:2], *((),) * 2)[:2]
     per_byte = math.log((work.flops + 1) / (work.bytes_moved + 1))  # tells dense from grouped convolutions
     orders = work.call.count("last="), work.call.count("strides=")
@@ -83,13 +83,13 @@ def _sizes(shape: Sequence[int]) -> list[float]:
 
 
 def work_of(timing: Timing) -> Work:
-    """What was timed, as far as prices need it."""
+    """The timed call as work, as far as prices need it."""
     outputs: tuple[Shape, ...] = (_output(timing),)
     return Work(timing.op, timing.inputs, outputs, timing.dtype, timing.flops, timing.bytes_moved, (), timing.call)
 
 
 def _output(timing: Timing) -> Shape:
-    """A convolution's output has as many places as its arithmetic says; what else it is does not matter here."""
+    """An output of the right size: a convolution's follows from its arithmetic."""
     if timing.op != "convolution" or len(timing.inputs) < 2:
         return timing.inputs[0] if timing.inputs else ()
     image, weight = timing.inputs[:2]

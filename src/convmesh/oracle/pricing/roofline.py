@@ -1,8 +1,8 @@
-"""What an operator takes on a device that nobody timed it on: arithmetic, memory, tiles and the launch floor.
+"""Seconds of an operator that was not timed on a device: arithmetic, memory, tiles and the launch floor.
 
-Efficiencies are those of well-tuned libraries relative to the fraction of peak that the system states for large
-convolutions. They are shapes of curves, not fits to any run: narrow products fill a fraction of a tile, and the last
-wave of tiles leaves processors idle.
+Efficiencies are those of well-tuned libraries, relative to the fraction of peak that the system states for large
+convolutions. They are not fitted to any run: narrow products fill a fraction of a tile, and the last wave of tiles
+leaves processors idle.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convmesh.oracle.pricing.assumptions import Assumptions
-from convmesh.plans.program import BYTES_OF, Shape, Work
+from convmesh.plans.steps import Shape, Work, bytes_each
 from convmesh.system import Device
 
 TILE = 128
 """Rows and columns of the product that one processor of a GPU computes at a time."""
 INNER = 64
-"""Length of the inner dimension at which a tile's arithmetic hides its start and end."""
+"""Inner length at which a tile reaches half of its arithmetic rate."""
 PASSES: Mapping[str, float] = {
     "native_batch_norm": 1.5, "native_batch_norm_backward": 1.4, "native_group_norm": 1.5,
     "native_group_norm_backward": 1.4, "native_layer_norm_backward": 1.2,
 }  # fmt: skip
-"""Operators that read an operand twice, for its statistics first: how much more moves than operands have bytes."""
+"""Operators that read an operand twice, first for its statistics: bytes moved over bytes of operands."""
 KERNELS: Mapping[str, int] = {"convolution_backward": 2, "native_batch_norm_backward": 2, "addmm": 1}
-"""Kernels that one call launches at least, where that is more than one."""
+"""Kernels that one call launches at least; 1 unless listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A convolution or matrix product as rows × columns with an inner dimension, in so many independent groups."""
+    """A convolution or matrix product as rows × columns with an inner length, in independent groups."""
 
     rows: int
     columns: int
@@ -39,7 +39,7 @@ class Product:
 
     @property
     def fill(self) -> float:
-        """Of the tiles' arithmetic, the part that is asked for."""
+        """Share of the tiles' arithmetic that is useful."""
         rows, columns = (size / (_tile(size) * math.ceil(size / _tile(size))) for size in (self.rows, self.columns))
         return rows * columns * self.inner / (self.inner + INNER)
 
@@ -55,7 +55,7 @@ def _tile(size: int) -> int:
 
 
 def product_of(work: Work) -> Product | None:
-    """The product that an operator computes; None for one that is bound by memory."""
+    """The product that an operator computes; None if it computes none."""
     if not work.flops or len(work.inputs) < 2 or not work.outputs:
         return None
     if work.op.startswith("convolution"):
@@ -94,7 +94,7 @@ class Roofline:
         return work.bytes_moved * PASSES.get(work.op, 1.0) / rate
 
     def arithmetic(self, work: Work) -> float:
-        """At the peak that the operator's units have, less what tiles and waves waste."""
+        """At the peak rate of the operator's units, less the waste of tiles and waves."""
         if not work.flops:
             return 0.0
         product = product_of(work)
@@ -104,7 +104,7 @@ class Roofline:
         return work.flops / (peak * fraction * max(used, 1 / TILE))
 
     def _waves(self, product: Product) -> float:
-        """Of the processors' time, the part in which they have a tile; where tiles are few, the inner loop is cut."""
+        """Share of the processors' time in which they have a tile; with few tiles, the inner loop is split."""
         processors = int(self._device.processors)
         tiles = product.tiles
         if tiles < processors:
@@ -112,7 +112,7 @@ class Roofline:
         return tiles / (processors * math.ceil(tiles / processors))
 
     def _rate(self, name: str, tensor: bool) -> tuple[float, float]:
-        """Peak and reachable fraction; grouped convolutions of few channels leave tensor cores alone."""
+        """Peak rate and reachable fraction; grouped convolutions with few channels do not use tensor cores."""
         device = self._device
         if tensor and name in device.tensor_flops_per_second:
             return float(device.peak(name)), float(device.fraction_tensor or device.fraction_vector)
@@ -120,7 +120,7 @@ class Roofline:
         return float(device.peak(known, tensor=False)), float(device.fraction_vector)
 
     def number_format(self, work: Work) -> str:
-        """What the device computes an operator in."""
+        """The number format in which the device computes an operator."""
         wanted = self._assumed.tf32 if self._assumed.tf32 is not None else work.op.startswith("convolution")
         if work.dtype == "float32" and wanted and "tf32" in self._device.tensor_flops_per_second:
             return "tf32"
@@ -128,6 +128,6 @@ class Roofline:
         return work.dtype if work.dtype in known else "float32"
 
     def update(self, elements: int, dtype: str, states: int) -> float:
-        """Of the optimiser: parameters, gradients and states are read, parameters and states written."""
-        moved = elements * BYTES_OF.get(dtype, 4) * (3 + 2 * states)
+        """Seconds of the optimiser: parameters, gradients and states are read, parameters and states written."""
+        moved = elements * bytes_each(dtype) * (3 + 2 * states)
         return max(self.memory(Work("update", (), (), dtype, 0, moved)), float(self._device.seconds_launch))

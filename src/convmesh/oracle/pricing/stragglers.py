@@ -1,4 +1,4 @@
-"""Waiting for the slowest: ranks that do the same never take the same time; the more there are, the later the last."""
+"""Waiting for the slowest: equal ranks vary, and the more there are, the later the last one ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from statistics import NormalDist
 
 
 def expected_maximum(ranks: int) -> float:
-    """The expected largest of so many independent standard normal numbers (Blom's approximation, 1958; within 2 %)."""
+    """The expected largest of `ranks` independent standard normal numbers (Blom's approximation, 1958; within 2 %)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def seconds_straggling(seconds: float, ranks: int, jitter: float) -> float:
-    """What a step that all ranks end together takes longer, where each one's work varies by `jitter` of itself."""
+    """How much longer a step takes that all ranks end together, if each one's work varies by the fraction `jitter`."""
     return seconds * jitter * expected_maximum(ranks)

@@ -1,4 +1,4 @@
-"""How long the transfers of a program take: as measured where a system has a transfer table, else by its links."""
+"""Seconds of a program's transfers: from a system's transfer table if it has one, else from its links."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from convmesh.oracle.pricing.collectives.group_shape import Crossing, Shape
 from convmesh.oracle.pricing.collectives.messages import seconds_all_to_all, seconds_message, seconds_packing
 from convmesh.oracle.pricing.collectives.methods import PASSES, fastest
 from convmesh.oracle.pricing.estimate import Basis, Estimate
-from convmesh.plans.program import Transfer
+from convmesh.plans.steps import Transfer
 from convmesh.system import System
 from convmesh.system.transfer_table import Overlap, Timed, TransferTable
 
 SPREAD = 0.4
-"""What a time from links is off by at most, usually: datasheets leave out congestion and tuning."""
+"""Usual relative error of a time from links: datasheets leave out congestion and tuning."""
 
 SECONDS_UNEXPLAINED = 30e-6
-"""By which sums of 1 to 32 MiB inside nodes are seen to take longer than NCCL's own formula says."""
+"""How much longer all-reduces of 1 to 32 MiB inside nodes take than NCCL's own formula says."""
 
 DEVICE_OVERLAP = Overlap(active=1, compute_slowdown=1.13, transfer_slowdown=1.13, hidden=1.0)
 """On GPUs: collectives take a few multiprocessors and memory bandwidth (Galvatron's default coefficient, 1.1256)."""
@@ -33,40 +33,40 @@ class TransferModel:
         self._ranks_per_node = (assumptions or Assumptions()).ranks_per_node
         self._table: TransferTable | None = system.transfers
         self._shapes: dict[tuple[str, ...], Shape] = {}
-        self._known: dict[tuple[object, ...], Estimate] = {}
+        self._prices: dict[tuple[object, ...], Estimate] = {}
 
     @property
     def overlap(self) -> Overlap:
-        """What transfers and computations do to each other when they run side by side on this mesh's ranks."""
-        found = self._table.overlap(self._active) if self._table is not None else None
-        return found or DEVICE_OVERLAP
+        """How transfers and computations slow each other down on this mesh's ranks."""
+        measured = self._table.overlap(self._active) if self._table is not None else None
+        return measured or DEVICE_OVERLAP
 
     def transfer(self, transfer: Transfer, rank: int) -> Estimate:
-        """Seconds from when all ranks of a group have posted it to when all of them have its result.
+        """Seconds from when all ranks of a group have posted it to when all have its result.
 
-        What is copied before and after is among the program's computations; a stage's message alone has it in itself.
+        Copies before and after are among the program's computations, except for messages between stages.
         """
         if transfer.peer is not None:
             return self.exchange((transfer,), rank)
         key = (transfer.carrier, transfer.axes, transfer.bytes_sent)
-        if key not in self._known:
-            self._known[key] = self._collective(transfer)
-        return self._known[key]
+        if key not in self._prices:
+            self._prices[key] = self._collective(transfer)
+        return self._prices[key]
 
     def exchange(self, messages: Sequence[Transfer], rank: int) -> Estimate:
-        """Seconds of messages that a rank posts at once, as a halo's to all its neighbours, until theirs are here.
+        """Seconds of messages that a rank posts at once, such as a halo to all its neighbours.
 
-        Of a halo, those of the slowest edge: ranks wait for neighbours, those for theirs, so its time is everybody's.
+        A halo takes as long as at its slowest edge: ranks wait for their neighbours, and those for theirs.
         """
         ways = tuple((m.carrier, m.bytes_sent, self._way(m, rank)) for m in messages if m.peer not in (None, rank))
         if not ways:
             return Estimate.exactly(0.0)
-        if ways not in self._known:
-            self._known[ways] = self._messages(ways)
-        return self._known[ways]
+        if ways not in self._prices:
+            self._prices[ways] = self._messages(ways)
+        return self._prices[ways]
 
     def method(self, transfer: Transfer) -> str:
-        """The name of the method that the library would take for a collective; nothing for one that has none."""
+        """The method that the library would use for a collective; empty if it has no choice."""
         shape = self._shape(transfer.axes)
         if transfer.carrier not in PASSES or not shape.crossings:
             return ""
@@ -105,7 +105,7 @@ class TransferModel:
         return self._modelled(shape, latest + max(by_level.values()) + packing)
 
     def _way(self, message: Transfer, rank: int) -> _Way:
-        """Along which axes a message goes and how far; a stage's also over which level, which others need not share."""
+        """A message's axes and distance in ranks; between stages also its level of links, which may vary by stage."""
         assert message.peer is not None
         here, there = self._mesh.coordinates(rank), self._mesh.coordinates(message.peer)
         axes = tuple(name for name in self._mesh.axes if here[name] != there[name])
@@ -114,12 +114,12 @@ class TransferModel:
         return axes, abs(message.peer - rank), fixed
 
     def _crossing(self, way: _Way) -> Crossing:
-        """The outermost level that messages this way cross anywhere in the mesh, or the one that is known."""
+        """The outermost level that such messages cross anywhere in the mesh, or the fixed one."""
         crossings = self._shape(way[0]).crossings
         return next((c for c in crossings if c.level.name == way[2]), crossings[-1])
 
     def _senders(self, crossing: Crossing, way: _Way) -> int:
-        """Ranks of one inner block whose messages leave it: those at the border that the distance reaches over."""
+        """Ranks of one inner block whose messages leave it: those within `distance` of the border."""
         inner = crossing.members * crossing.sharing
         return min(inner, way[1])
 
@@ -134,7 +134,7 @@ class TransferModel:
         return min(self._mesh.size, self._ranks_per_node or int(self._system.node.devices))
 
     def _timed(self, carrier: str, ranks: int, bytes_sent: int, axes: tuple[str, ...]) -> Timed | None:
-        """What the table has, which is about ranks on one node."""
+        """From the table, which covers ranks on one node."""
         if self._table is None or self._system.nodes(self._mesh, axes, self._ranks_per_node) > 1:
             return None
         return self._table.seconds(carrier, ranks=ranks, active=self._active, bytes_sent=bytes_sent)

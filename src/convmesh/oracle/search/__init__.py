@@ -1,7 +1,8 @@
-"""Finding plans: strategies over all meshes, splits layer by layer, and why what is not found cannot be."""
+"""Finding plans: strategies on all meshes, splits layer by layer, and why the others are refused."""
 
 from convmesh.oracle.search.candidates import Candidate, Candidates
 from convmesh.oracle.search.objectives import Objective, objective
+from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.oracle.search.results import Found, Ranked, Rejected, pareto
 from convmesh.oracle.search.search import Search, SearchLimits
 
@@ -11,6 +12,8 @@ __all__ = [
     "Found",
     "Objective",
     "Ranked",
+    "Refusal",
+    "RefusalKind",
     "Rejected",
     "Search",
     "SearchLimits",

@@ -1,4 +1,4 @@
-"""The least cost within a bound on a second cost, such as time within a device's memory."""
+"""The least cost under a bound on a second cost, such as time within a device's memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from convmesh.oracle.search.elimination import Choices, Factor, Variable, cost_of, minimise
 
 ROUNDS = 24
-"""Halvings of the interval that the multiplier lies in."""
+"""Halvings of the multiplier's interval."""
 
 
 @dataclass(frozen=True)
 class PricedFactor:
-    """What choices cost, and what they use up; the two tables of a node have the same variables."""
+    """A node's cost and use by choice; both tables have the same variables."""
 
     cost: Factor
     use: Factor
@@ -24,7 +24,7 @@ class PricedFactor:
 
 @dataclass(frozen=True)
 class Bounded:
-    """Choices within the bound, their cost, and below what no choices within it can be."""
+    """Choices within the bound, their cost and use, and a lower bound on the cost of any."""
 
     choices: Choices
     cost: float
@@ -35,9 +35,9 @@ class Bounded:
 def minimise_within(
     priced: Sequence[PricedFactor], bound: float, start: Mapping[Variable, int] | None = None
 ) -> Bounded | None:
-    """Choices of little cost that use at most `bound`, by a price on what is used (Lagrange); None if none are found.
+    """Low-cost choices that use at most `bound`, by a price on use (Lagrange multiplier); None if there are none.
 
-    Each price gives choices that are the best of all that use as much, and a cost that none within the bound can beat.
+    For each price, the choices are the best of all with that use, and give a lower bound on the cost within `bound`.
     """
     free = _at(priced, 0.0, bound, start)
     if free is None or free.use <= bound:
@@ -46,21 +46,21 @@ def minimise_within(
     best: Bounded | None = None
     least = free.least
     for _ in range(ROUNDS):
-        found = _at(priced, high, bound, start)
-        assert found is not None  # allowed choices stay allowed at any price
-        least = max(least, found.least)
-        if found.use <= bound:
-            best = found
+        trial = _at(priced, high, bound, start)
+        assert trial is not None  # allowed choices stay allowed at any price
+        least = max(least, trial.least)
+        if trial.use <= bound:
+            best = trial
             break
         low, high = high, high * 8
     for _ in range(ROUNDS if best else 0):
         middle = (low + high) / 2
-        found = _at(priced, middle, bound, start)
-        assert found is not None
-        least = max(least, found.least)
-        if found.use <= bound:
+        trial = _at(priced, middle, bound, start)
+        assert trial is not None
+        least = max(least, trial.least)
+        if trial.use <= bound:
             high = middle
-            best = found if best is None or found.cost < best.cost else best
+            best = trial if best is None or trial.cost < best.cost else best
         else:
             low = middle
     return None if best is None else Bounded(best.choices, best.cost, best.use, least)

@@ -1,4 +1,4 @@
-"""The best mesh of a strategy: from one that has to send little, on to its neighbours while they are better."""
+"""The best mesh of a strategy: start at one that sends little, and move to better neighbours."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from convmesh.oracle.search.candidates import Candidate, unevenness
 from convmesh.oracle.search.results import Ranked
 
 Key = tuple[float, float]
-"""How far beyond the memory a plan is, then what it costs: less is better."""
+"""How far a plan exceeds the memory, then its cost: less is better."""
 
 Evaluate = Callable[[Candidate], Ranked | None]
 
 
 @dataclass
 class Climb:
-    """Evaluates few of a strategy's meshes; `tried` remembers all that were, None where one could not be made."""
+    """Evaluates a few of a strategy's meshes; `tried` holds them all, None where there is no plan."""
 
     candidates: Sequence[Candidate]
     shape: Sequence[int]
@@ -26,11 +26,11 @@ class Climb:
     key: Callable[[Ranked], Key]
     most: int
     promising: float = math.inf
-    """What a strategy's first mesh that fits may cost, for its other meshes to be looked at too."""
+    """Cost of the first mesh that fits, above which no other mesh is evaluated."""
     tried: dict[Candidate, Ranked | None] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Walk from where the equal share is most equal and samples are cut most often."""
+        """Start at the mesh with the most even shares and the most ranks on samples."""
         waiting = sorted(self.candidates, key=self._promise)
         here = self._first(waiting)
         if here is not None and self.key(here)[0] <= 0 and self.key(here)[1] > self.promising:
@@ -39,13 +39,13 @@ class Climb:
             here = self._step(here)
 
     def _promise(self, candidate: Candidate) -> tuple[float, ...]:
-        """Less is better: uneven shares, then ranks that cut something other than samples, then slender shards."""
+        """Less is better: uneven shares, then ranks that do not cut samples, then thin shards."""
         mesh = candidate.mesh
         others = [extent for name, extent in mesh.axes.items() if name != "data"]
         return unevenness(mesh, self.shape), math.prod(others), sum(others)
 
     def _first(self, waiting: list[Candidate]) -> Ranked | None:
-        """The first that can be made and fits, or nearly: one far beyond the memory says how much finer to cut."""
+        """The first mesh that fits, or the nearest: a mesh that exceeds the memory says how much finer to cut."""
         best: Ranked | None = None
         finer = 1.0
         for candidate in waiting:
@@ -53,25 +53,25 @@ class Climb:
                 break
             if _cut_besides_samples(candidate.mesh) < finer:
                 continue
-            made = self._try(candidate)
-            if made is None:
+            ranked = self._try(candidate)
+            if ranked is None:
                 continue
-            best = made if best is None else min(best, made, key=self.key)
-            beyond = self.key(made)[0]
+            best = ranked if best is None else min(best, ranked, key=self.key)
+            beyond = self.key(ranked)[0]
             if beyond <= 0:
                 break
             finer = _cut_besides_samples(candidate.mesh) * max(2.0, 1 + beyond)
         return best
 
     def _step(self, here: Ranked) -> Ranked | None:
-        """To the best neighbour, if it is better."""
+        """Move to a better neighbour, if there is one."""
         near = [c for c in self.candidates if c not in self.tried and _are_near(c.mesh, here.mesh)]
         for candidate in sorted(near, key=self._promise):
             if len(self.tried) >= self.most:
                 break
-            made = self._try(candidate)
-            if made is not None and self.key(made) < self.key(here):
-                return made
+            ranked = self._try(candidate)
+            if ranked is not None and self.key(ranked) < self.key(here):
+                return ranked
         return None
 
     def _try(self, candidate: Candidate) -> Ranked | None:
@@ -85,7 +85,7 @@ def _cut_besides_samples(mesh: Mesh) -> int:
 
 
 def _are_near(one: Mesh, other: Mesh) -> bool:
-    """Whether a single prime factor of ranks moves from one axis to another."""
+    """Whether the meshes differ by one prime factor moved from one axis to another."""
     names = [name for name in {*one.axes, *other.axes} if one.axes.get(name, 1) != other.axes.get(name, 1)]
     if len(names) != 2:
         return False

@@ -1,7 +1,7 @@
 """The cheapest choice for every variable of a sum of tables, by eliminating one variable after another.
 
-On the series-parallel graphs of most networks every elimination touches three variables at most, so the result is exact
-in time linear in layers. Where a graph is wider, some variables are held while the others are solved exactly, in turns.
+On the series-parallel graphs of most networks every elimination touches at most three variables, so the result is exact
+in time linear in the layers. On wider graphs some variables are held while the others are solved exactly, in turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Table = NDArray[np.float64]
 Choices = dict[Variable, int]
 
 MOST_ENTRIES = 1 << 20
-"""Entries of the largest table that elimination may make."""
+"""Entries of the largest table during elimination."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Factor:
         return float(self.table[tuple(choices[name] for name in self.variables)])
 
     def given(self, held: Mapping[Variable, int]) -> Factor:
-        """What is left of it once some variables are held."""
+        """The factor with some variables held."""
         if not any(name in held for name in self.variables):
             return self
         index = tuple(held.get(name, slice(None)) for name in self.variables)
@@ -49,13 +49,13 @@ def minimise(
 ) -> Choices | None:
     """The choices with the least sum; None if every choice is forbidden.
 
-    Exact while no table grows beyond `most_entries`. Beyond, it improves on `start`, which must be allowed.
+    Exact while no table exceeds `most_entries`; beyond that it improves on `start`, which must be allowed.
     """
     order = _order(factors, most_entries)
     if order.held and start is not None:
         return _in_turns(factors, dict(start), most_entries)
     if order.held:
-        raise ValueError("a graph as wide as this needs choices to start from")
+        raise ValueError("`start` is needed: the graph is too wide to be solved exactly")
     return _eliminate(factors, order.variables)
 
 
@@ -66,9 +66,9 @@ class _Order:
 
 
 def _order(factors: Sequence[Factor], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
-    """Variables, those first whose elimination makes the smallest table; those whose tables are too large are held.
+    """The order of elimination, smallest tables first; variables whose tables are too large are held.
 
-    `avoid` are variables that must not be held this time, if it can be helped.
+    Variables in `avoid` are held only if no others can be.
     """
     sizes = _sizes(factors)
     near: dict[Variable, set[Variable]] = {name: set() for name in sizes}
@@ -100,18 +100,18 @@ def _sizes(factors: Iterable[Factor]) -> dict[Variable, int]:
 
 
 def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices | None:
-    waiting, made = list(factors), []
+    waiting, choosers = list(factors), []
     for name in order:
         joined = _joined([f for f in waiting if name in f.variables], name)
         best = np.argmin(joined.table, axis=-1)
         rest = Factor(joined.variables[:-1], np.min(joined.table, axis=-1))
-        made.append(replace(rest, table=best))
+        choosers.append(replace(rest, table=best))
         waiting = [f for f in waiting if name not in f.variables]
         waiting.append(rest)
     if not math.isfinite(math.fsum(float(f.table) for f in waiting)):
         return None
     choices: Choices = {}
-    for name, best_of in zip(reversed(order), reversed(made), strict=True):
+    for name, best_of in zip(reversed(order), reversed(choosers), strict=True):
         choices[name] = int(best_of.at(choices))
     return choices
 
@@ -132,14 +132,14 @@ def _joined(factors: Sequence[Factor], last: Variable) -> Factor:
 
 
 def _in_turns(factors: Sequence[Factor], choices: Choices, most_entries: int) -> Choices:
-    """Hold some variables, solve the others exactly; then hold others; until nothing gets better."""
+    """Hold some variables and solve the others exactly, then hold others, until nothing improves."""
     least, rested = cost_of(choices, factors), frozenset[Variable]()
     for _ in range(8):
         order = _order(factors, most_entries, rested)
         held = {name: choices[name] for name in order.held}
-        found = _eliminate([factor.given(held) for factor in factors], order.variables)
-        assert found is not None  # what they were before is allowed
-        choices = {**choices, **found, **held}
+        solved = _eliminate([factor.given(held) for factor in factors], order.variables)
+        assert solved is not None  # the previous choices are allowed
+        choices = {**choices, **solved, **held}
         cost = cost_of(choices, factors)
         if cost >= least * (1 - 1e-9) and rested:
             break

@@ -1,4 +1,4 @@
-"""The splits that a layer may take on a mesh: what each axis could cut there."""
+"""The splits that a layer may take on a mesh: the dims that each axis may cut."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from collections.abc import Sequence
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.plans import SPATIAL, Split
+from convmesh.layout.channels import groups_divide
+from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
+from convmesh.plans import Split
 from convmesh.plans.presets import CUTS_CHANNELS
+from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
+from convmesh.plans.steps import Shape
 
 MOST_SPLITS = 5
-"""Of a layer; those come first in which axes cut what they are named for, and all axes of space do alike."""
-
-LEAST_ROWS = 2
-"""Of a shard along a dim that is cut."""
+"""Splits of a layer; first those in which axes cut the dims of their names, and all axes of space do the same."""
 
 MOST_INPUT = 4
-"""How many times as large as its weight a layer's input may be, if the weight is cut by an axis for something else."""
+"""Largest ratio of a layer's input to its weight at which an axis of another name may cut the weight."""
 
-HOME = {"data": "sample", **{name: name for name in SPATIAL}, **dict.fromkeys(CHANNEL_AXES, "channel")}
-"""What each axis is named for."""
+HOME = {"data": "sample", **{name: name for name in SPACE_AXES}, **dict.fromkeys(CHANNEL_AXES, "channel")}
+"""The dim that each axis is named for."""
 
 
 def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> list[Split]:
-    """Splits of one layer. An axis cuts what it is named for, or samples, or channels; nothing only where it must."""
+    """Splits of one layer. An axis cuts the dim of its name, or samples, or channels; nothing only where it must."""
     given, made = graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
     weights = sum(weight.elements for weight in node.weights if weight.learns) if node.kind in CUTS_CHANNELS else 0
     uses = [_uses(axis, mesh, given, made, weights) for axis in mesh.axes]
     groups = int(str(node.options.get("groups", 1)))
-    found: dict[Split, tuple[int, float]] = {}
+    ratings: dict[Split, tuple[int, float]] = {}
     for chosen in itertools.product(*uses):
         pairs = list(zip(mesh.axes, chosen, strict=True))
         split = _split(pairs)
         if _fits(split, mesh, given, made, groups):
-            found.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
-    least = min(idle for idle, _ in found.values())
-    busy = [split for split, (idle, _) in found.items() if idle == least]
-    return sorted(busy, key=lambda split: found[split])[:most]
+            ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
+    least = min(idle for idle, _ in ratings.values())
+    busy = [split for split, (idle, _) in ratings.items() if idle == least]
+    return sorted(busy, key=lambda split: ratings[split])[:most]
 
 
 def _idle(pairs: Sequence[tuple[str, str | None]], weights: int) -> int:
-    """How many axes cut nothing; channels stay cut as they come where there is no weight to cut."""
+    """Axes that cut nothing; axes of channels do not count in layers without a weight, which keep their input's cut."""
     return sum(dim is None and not (axis in CHANNEL_AXES and not weights) for axis, dim in pairs)
 
 
 def _strangeness(pairs: Sequence[tuple[str, str | None]]) -> float:
-    """How many kinds of axes cut what they are not named for; half more where axes of space do differently."""
-    moved = {("space" if axis in SPATIAL else axis, dim) for axis, dim in pairs if dim not in (HOME[axis], None)}
-    at_home = any(axis in SPATIAL and dim == axis for axis, dim in pairs)
+    """Kinds of axes that cut another dim than their name's, and a half if axes of space differ."""
+    moved = {("space" if axis in SPACE_AXES else axis, dim) for axis, dim in pairs if dim not in (HOME[axis], None)}
+    at_home = any(axis in SPACE_AXES and dim == axis for axis, dim in pairs)
     return len(moved) + 0.5 * (at_home and any(kind == "space" for kind, _ in moved))
 
 
-def _uses(axis: str, mesh: Mesh, given: Sequence[int], made: Sequence[int], weights: int) -> list[str | None]:
-    """What an axis may cut of a layer: dims, or None for nothing."""
-    ranks = mesh.axes[axis]
+def _uses(axis: str, mesh: Mesh, given: Shape, made: Shape, weights: int) -> list[str | None]:
+    """The dims of a layer that an axis may cut; None for nothing."""
+    ranks, rows = mesh.axes[axis], rows_by_axis(given, made)
     dims: list[str | None] = [None]
-    if axis in SPATIAL and _rows(axis, given, made) >= LEAST_ROWS * ranks:
+    if axis in SPACE_AXES and rows.get(axis, 0) >= LEAST_ROWS * ranks:
         dims.append(axis)
     if given[0] >= ranks:
         dims.append("sample")
@@ -67,14 +67,9 @@ def _uses(axis: str, mesh: Mesh, given: Sequence[int], made: Sequence[int], weig
     return dims
 
 
-def _is_worth(ranks: int, mesh: Mesh, given: Sequence[int], weights: int) -> bool:
-    """Whether to look at cutting a layer's weight in place of its input: if a group's input is not far larger."""
+def _is_worth(ranks: int, mesh: Mesh, given: Shape, weights: int) -> bool:
+    """Whether cutting a layer's weight may pay: a group's input must not be far larger."""
     return math.prod(given) * ranks <= MOST_INPUT * weights * mesh.size
-
-
-def _rows(axis: str, given: Sequence[int], made: Sequence[int]) -> int:
-    dim = SPATIAL.index(axis) - len(SPATIAL)
-    return min(given[dim], made[dim]) if len(given) == len(made) and len(given) - 2 >= -dim else 0
 
 
 def _split(pairs: Sequence[tuple[str, str | None]]) -> Split:
@@ -85,7 +80,6 @@ def _split(pairs: Sequence[tuple[str, str | None]]) -> Split:
     return Split(**cut)  # type: ignore[arg-type]
 
 
-def _fits(split: Split, mesh: Mesh, given: Sequence[int], made: Sequence[int], groups: int) -> bool:
+def _fits(split: Split, mesh: Mesh, given: Shape, made: Shape, groups: int) -> bool:
     channels = mesh.extent(split.channel)
-    grouped = groups == 1 or channels == 1 or groups % channels == 0
-    return given[0] >= mesh.extent(split.sample) and made[1] >= channels and grouped
+    return given[0] >= mesh.extent(split.sample) and made[1] >= channels and groups_divide(groups, channels)

@@ -1,4 +1,4 @@
-"""What a search makes least: of one step, or of an epoch."""
+"""The quantities that a search can minimise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A quantity of predictions that is to be least, and its unit."""
+    """A quantity of predictions to minimise, and its unit."""
 
     name: str
     unit: str
@@ -22,28 +22,28 @@ class Objective:
 
 
 def objective(name: str, batch: int, samples: int | None = None) -> Objective:
-    """The objective called `name`; an epoch has so many `samples`, in steps of `batch`."""
-    found = {
+    """The objective called `name`; an epoch has `samples` samples, in steps of `batch`."""
+    objectives = {
         "time": Objective("time", "s", lambda p: p.seconds_step),
         "epoch": Objective("epoch", "s", lambda p: p.seconds_step * steps_of(samples or batch, batch)),
         "memory": Objective("memory", "B", lambda p: p.bytes_memory),
         "energy": Objective("energy", "J", lambda p: p.joules_step),
         "cost": Objective("cost", "$", dollars_step),
     }
-    if name not in found:
-        raise UnknownNameError.of("objective", name, found)
+    if name not in objectives:
+        raise UnknownNameError.of("objective", name, objectives)
     if samples is not None and samples < 1:
         raise PlanError(f"`samples` (={samples}) must be the positive number of samples of an epoch.")
-    return found[name]
+    return objectives[name]
 
 
 def steps_of(samples: int, batch: int) -> int:
-    """Steps of an epoch, the last of which may be short."""
+    """Steps of an epoch; the last may be short."""
     return math.ceil(samples / batch)
 
 
 def dollars_step(prediction: Prediction) -> float:
-    """The nodes that a mesh takes, for as long as a step takes."""
+    """The price of a mesh's nodes for one step."""
     node = prediction.system.node
     if node.dollars_per_hour is None:
         raise PlanError(

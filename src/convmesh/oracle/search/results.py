@@ -1,4 +1,4 @@
-"""What a search gives: plans ranked best first, and why the others are not among them."""
+"""The result of a search: plans, best first, and why the others are not among them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from convmesh.layout import Mesh
 from convmesh.oracle.prediction import Prediction
 from convmesh.oracle.search.objectives import Objective
+from convmesh.oracle.search.refusal import Refusal
 from convmesh.plans import Plan
 
 ALIKE = 1e-3
-"""By what fraction plans may differ in time, memory and traffic that are taken to be the same."""
+"""Relative difference in time, memory and traffic below which plans count as the same."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A plan that fits, and what it costs."""
+    """A plan that fits, and its prediction."""
 
     plan: Plan
     prediction: Prediction
@@ -31,7 +32,7 @@ class Ranked:
         return self.plan.mesh
 
     def is_like(self, other: Ranked) -> bool:
-        """Whether two plans do the same though their axes differ by name: `height` may cut samples as `data` does."""
+        """Whether two plans do the same under other names of axes: `height` may cut samples as `data` does."""
         mine, theirs = self.prediction, other.prediction
         names = ("seconds_step", "bytes_memory", "bytes_sent")
         return all(math.isclose(getattr(mine, name), getattr(theirs, name), rel_tol=ALIKE) for name in names)
@@ -43,7 +44,11 @@ class Rejected:
 
     strategy: str
     mesh: Mesh
-    reason: str
+    refusal: Refusal
+
+    @property
+    def reason(self) -> str:
+        return str(self.refusal)
 
     def __str__(self) -> str:
         where = f"{self.strategy} on {self.mesh}" if self.mesh.size > 1 else "one device"
@@ -65,16 +70,16 @@ class Found:
 
     @property
     def pareto(self) -> tuple[Ranked, ...]:
-        """Plans that no other one beats in time, memory and energy at once, fastest first."""
+        """Plans that no other beats in time, memory and energy at once, fastest first."""
         return pareto(self.plans)
 
     def efficiency(self, ranked: Ranked) -> float:
-        """Of all devices' time, the part that one device alone would have needed."""
+        """The time of one device over the time of all devices together."""
         return self.seconds_alone / (ranked.mesh.size * ranked.prediction.seconds_step)
 
 
 def pareto(plans: Sequence[Ranked]) -> tuple[Ranked, ...]:
-    """Plans that no other one beats in time, memory and energy at once, fastest first."""
+    """Plans that no other beats in time, memory and energy at once, fastest first."""
     costs = [(r.prediction.seconds_step, r.prediction.bytes_memory, r.prediction.joules_step) for r in plans]
     beaten = [any(_beats(other, mine) for other in costs) for mine in costs]
     kept = [ranked for ranked, out in zip(plans, beaten, strict=True) if not out]

@@ -9,14 +9,14 @@ from convmesh.oracle.simulate.timeline import Interval
 from convmesh.plans.presets import AXES_OF
 
 MUCH = 0.1
-"""Of a step, what waiting must at least take for its cause to be told."""
+"""Share of a step above which the cause of waiting is reported."""
 
 SIMPLE = ("data", "spatial", "filter", "channel", "pipeline")
-"""Strategies of which others are made."""
+"""Strategies that others combine."""
 
 
 def why(found: Found) -> list[str]:
-    """Where the winner's time goes, what the next strategy loses against it, and what simpler ones lack."""
+    """Where the best plan spends its time, why the next strategy is slower, and what simpler ones lack."""
     best = found.best
     return [_spent(best), *_waited(best), *_against(found, best), *_simpler(found, best)]
 
@@ -29,13 +29,13 @@ def _spent(best: Ranked) -> str:
         "waits for transfers": parts.exposed.value,
         "is idle": parts.idle.value,
     }
-    told = ", ".join(f"{what} {value / whole:.0%}" for what, value in shares.items() if value >= 0.005 * whole)
-    hidden = f"; {parts.hidden.value * 1e3:.3g} ms of transfers run behind that" if parts.hidden.value > 0 else ""
-    return f"{best.strategy} {told} of a step's {whole * 1e3:.4g} ms{hidden}"
+    shown = ", ".join(f"{what} {value / whole:.0%}" for what, value in shares.items() if value >= 0.005 * whole)
+    hidden = f"; {parts.hidden.value * 1e3:.3g} ms of transfers overlap that" if parts.hidden.value > 0 else ""
+    return f"{best.strategy} {shown} of a step's {whole * 1e3:.4g} ms{hidden}"
 
 
 def _waited(best: Ranked) -> list[str]:
-    """For which transfers the winner waits most, if it waits for long."""
+    """The transfers that the best plan waits for most, if it waits long."""
     parts, timeline = best.prediction.parts, best.prediction.timeline
     if not timeline.intervals or parts.exposed.value < MUCH * parts.step.value:
         return []
@@ -47,7 +47,7 @@ def _waited(best: Ranked) -> list[str]:
         waits.setdefault(key, []).append((_bare(sent, work), sent))
     (kind, axes, sums), most = max(waits.items(), key=lambda item: sum(seconds for seconds, _ in item[1]))
     seconds, bytes_each = sum(s for s, _ in most), sum(i.bytes_sent for _, i in most) / len(most)
-    where = "for sums of gradients" if sums else f"in forward and backward, such as at {most[0][1].layer}"
+    where = "for gradient sums" if sums else f"in forward and backward, such as at {most[0][1].layer}"
     return [
         f"most of its waiting, {seconds * 1e3:.3g} ms, is for {len(most)} × {kind} along {'*'.join(axes)} {where}, "
         f"of {bytes_each / 1e6:.2g} MB each"
@@ -55,7 +55,7 @@ def _waited(best: Ranked) -> list[str]:
 
 
 def _bare(sent: Interval, work: Sequence[Interval]) -> float:
-    """The part of a transfer behind which nothing runs."""
+    """Seconds of a transfer that no work overlaps."""
     return sent.seconds - sum(max(0.0, min(sent.end, one.end) - max(sent.begin, one.begin)) for one in work)
 
 
@@ -74,15 +74,17 @@ def _against(found: Found, best: Ranked) -> list[str]:
 
 
 def _simpler(found: Found, best: Ranked) -> list[str]:
-    """Of every strategy for some of the winner's axes alone, what it costs more or why it cannot be."""
+    """For each strategy on some of the best plan's axes alone: how much more it costs, or why it has no plan."""
     simple = [name for name in SIMPLE if {*AXES_OF[name]} & {*best.mesh.axes} and name != best.strategy]
-    told = {name: _alone(found, best, name) for name in simple}
-    return [f"{strategy} alone {why}" for strategy, why in told.items() if why]
+    texts = {name: _alone(found, best, name) for name in simple}
+    return [f"{strategy} alone {text}" for strategy, text in texts.items() if text]
 
 
 def _alone(found: Found, best: Ranked, strategy: str) -> str | None:
     cost = found.objective.of
-    if made := next((r for r in found.plans if r.strategy == strategy), None):
-        return f"needs {cost(made.prediction) / cost(best.prediction) - 1:.1%} more {found.objective.name}"
-    reason = next((one.reason for one in found.rejected if one.strategy == strategy), None)
-    return reason and f"cannot be: {reason.removeprefix(f'{strategy}: ')}"
+    if ranked := next((r for r in found.plans if r.strategy == strategy), None):
+        return f"needs {cost(ranked.prediction) / cost(best.prediction) - 1:.1%} more {found.objective.name}"
+    refusal = next((one.refusal for one in found.rejected if one.strategy == strategy), None)
+    if refusal is None:
+        return None
+    return f"has no plan: {refusal.rule if refusal.subject == strategy else refusal}"

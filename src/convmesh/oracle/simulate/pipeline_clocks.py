@@ -1,4 +1,4 @@
-"""Running a pipeline's actions: each starts when its rank is free and what it needs has arrived."""
+"""Running a pipeline's actions: each starts when its rank is free and its message has arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convmesh.plans.stage_order import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """What one micro-batch takes in one stage, and what leaves it."""
+    """Seconds of one micro-batch in one stage, and of its messages."""
 
     forward: float
     backward: float
@@ -28,7 +28,7 @@ class StageSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """An action, from when to when, and how long its rank had waited: for a message under way, and before that."""
+    """An action's begin and end, and its rank's wait: `exposed` for a message on its way, `idle` before that."""
 
     action: Action
     begin: float
@@ -42,13 +42,13 @@ Orders = Mapping[int, Sequence[Action]]
 
 @dataclass(frozen=True)
 class CoreSharing:
-    """Ranks that take turns on the cores of their host: `ranks` at every place along the pipe axis."""
+    """Ranks that share the cores of their host: `ranks` at every place along the pipe axis."""
 
     ranks: int = 1
     cores: float = math.inf
 
     def rate(self, running: int) -> float:
-        """How fast each runs when so many places along the pipe axis compute at once."""
+        """Speed of each rank while `running` places along the pipe axis compute at once."""
         return min(1.0, self.cores / max(1, running * self.ranks))
 
     def is_felt(self, places: int) -> bool:
@@ -58,14 +58,14 @@ class CoreSharing:
 def run_actions(
     orders: Orders, stages: Sequence[StageSeconds], sharing: CoreSharing | None = None
 ) -> dict[int, list[Ran]]:
-    """By rank along the pipe axis: what it ran, in order."""
+    """By rank along the pipe axis: the actions it ran, in order."""
     pipe = _Pipe(orders, stages)
     if sharing is not None and sharing.is_felt(len(orders)):
         return _in_turns(pipe, sharing)
     left = set(orders)
     while left:
         moved = {rank for rank in left if pipe.advance(rank)}
-        assert moved, "a schedule in which nobody can go on"
+        assert moved, "deadlock: no rank of the schedule can go on"
         left = {rank for rank in left if not pipe.is_through(rank)}
     return pipe.ran
 
@@ -87,7 +87,7 @@ class _Pipe:
         return self.ran[rank][-1].end if self.ran[rank] else 0.0
 
     def advance(self, rank: int) -> bool:
-        """Run what can be run; whether that was anything."""
+        """Run all actions that are ready; whether there was one."""
         before = len(self.ran[rank])
         while not self.is_through(rank) and (arrives := self.arrival(self.next(rank))) is not None:
             begin = max(self.free(rank), arrives[0])
@@ -95,15 +95,15 @@ class _Pipe:
         return len(self.ran[rank]) > before
 
     def arrival(self, action: Action) -> tuple[float, float] | None:
-        """When what an action needs from another stage is there, and what the message took; None: not yet known."""
+        """When an action's message arrives, and its seconds; None if it is not sent yet."""
         source, message = self._source(action)
         if not source:
             return 0.0, 0.0
-        found = [self._ends[one] for one in source if one in self._ends]
-        return (found[0] + message, message) if found else None
+        ends = [self._ends[one] for one in source if one in self._ends]
+        return (ends[0] + message, message) if ends else None
 
     def _source(self, action: Action) -> tuple[list[Action], float]:
-        """The actions of which one gives what this one needs, and the message's seconds."""
+        """The actions of which one sends what this one needs, and the message's seconds."""
         if action.kind == "forward" and action.stage > 0:
             return self._from(["forward"], action, -1, self.stages[action.stage - 1].onward)
         if action.kind in ("backward", "input") and action.stage < len(self.stages) - 1:
@@ -125,7 +125,7 @@ class _Pipe:
 
 
 def _in_turns(pipe: _Pipe, sharing: CoreSharing) -> dict[int, list[Ran]]:
-    """The same in the order of time, because how fast one runs depends on who else does."""
+    """Run in order of time, because a rank's speed depends on how many others run."""
     now, begun, left = 0.0, dict.fromkeys(pipe.ran, -1.0), dict.fromkeys(pipe.ran, 0.0)
     while open_ := [rank for rank in pipe.ran if not pipe.is_through(rank)]:
         later = []

@@ -1,4 +1,4 @@
-"""A step of a pipeline: what its stages take, their turns on micro-batches, then gradients and the optimiser."""
+"""A step of a pipeline: seconds of its stages, their schedule of micro-batches, then gradients and the optimiser."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from convmesh.oracle.simulate.rank_clocks import Clock, Flow, Join, ScriptPart
 from convmesh.oracle.simulate.rank_script import RankLines
 from convmesh.oracle.simulate.step_times import Scheduled, new_flow, spent
 from convmesh.oracle.simulate.timeline import Interval
-from convmesh.plans.program import NodeProgram, Program, Step, Transfer
+from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
+from convmesh.plans.steps import Step, Transfer
 
 KINDS: tuple[Kind, ...] = ("forward", "backward", "input", "weight")
 
 
 @dataclass(frozen=True)
 class StageRun:
-    """One micro-batch in one stage: how each kind of action spends its time on the slowest rank, and its messages."""
+    """One micro-batch in one stage: clocks of the slowest rank by kind of action, and messages."""
 
     clocks: Mapping[Kind, Clock]
     parts: Mapping[Kind, Sequence[ScriptPart]]
@@ -36,7 +37,7 @@ class StageRun:
 
 
 def pipelined(programs: Mapping[int, Program], pricing: Pricing, sharing: CoreSharing | None) -> Scheduled:
-    """Run the stages' schedule on the ranks that were worked out, one at least for every place along the pipe axis."""
+    """Run the schedule on the evaluated ranks, at least one for every place along the pipe axis."""
     return _Pipelined(programs, pricing, sharing).scheduled()
 
 
@@ -72,14 +73,14 @@ class _Pipelined:
     def _stage(self, stage: int) -> StageRun:
         """All ranks of a stage side by side."""
         ranks = [rank for rank, place in self._at.items() if place == stage % self._pipe]
-        if not ranks:  # then others stand for it
+        if not ranks:  # others stand for it
             return self._stage(min(self._at.values()))
         nodes = {rank: [n for n in self._programs[rank].nodes if n.stage == stage] for rank in ranks}
         inner = {rank: [n for n in nodes[rank] if not _crossing(n)] for rank in ranks}
         runs = {kind: self._kind(kind, stage, inner) for kind in KINDS}
         slowest = max(ranks, key=lambda rank: runs["backward"][0][rank].now)
         onward, back = self._messages(nodes[slowest], slowest)
-        clocks = {kind: max(found.values(), key=lambda clock: clock.now) for kind, (found, _) in runs.items()}
+        clocks = {kind: max(by_rank.values(), key=lambda clock: clock.now) for kind, (by_rank, _) in runs.items()}
         return StageRun(clocks, {kind: parts[slowest] for kind, (_, parts) in runs.items()}, slowest, onward, back)
 
     def _kind(
@@ -97,7 +98,7 @@ class _Pipelined:
             return lines.forward(nodes, arriving=False)
         if kind == "backward":
             return lines.backward(nodes)
-        if stage == 0:  # torch finds all gradients of the first stage when it finds those of weights
+        if stage == 0:  # torch computes all of the first stage's gradients with its weights
             return lines.backward(nodes) if kind == "weight" else iter(())
         return lines.backward(nodes, inputs=kind == "input", weights=kind == "weight")
 
@@ -112,7 +113,7 @@ class _Pipelined:
         return onward, exchange(_sent(step for node in ends for step in node.backward), rank)
 
     def _after(self, ran: Mapping[int, Sequence[Ran]]) -> tuple[Flow, dict[int, list[ScriptPart | Join]]]:
-        """Gradients leave when the schedule is over: it keeps them aside until `backward()`."""
+        """Gradients are reduced after the schedule, which keeps them until `backward()`."""
         flow = self._flow()
         for rank, place in self._at.items():
             flow.clocks[rank].now = ran[place][-1].end
@@ -121,13 +122,13 @@ class _Pipelined:
         return flow, tails
 
     def _in_turn(self, part: ScriptPart | Join) -> ScriptPart | Join:
-        """What all ranks of a host compute at once, on as many cores as there are."""
+        """A part that all ranks of a host compute at once, on its cores."""
         if isinstance(part, Join) or self._turns == 1.0:
             return part
         return replace(part, script=part.script.stretched(self._turns))
 
     def _spent(self, tail: Clock, stages: Sequence[StageRun], ran: Sequence[Ran]) -> tuple[Clock, list[ScriptPart]]:
-        """What one rank computes and sends, over the schedule and what follows; the rest is idle."""
+        """A rank's computation and communication over the schedule and its tail; the rest is idle."""
         total = replace(tail)
         parts: list[ScriptPart] = []
         for one in ran:
@@ -155,7 +156,7 @@ def _sent(steps: Iterable[Step]) -> list[Transfer]:
 def _intervals(
     stages: Sequence[StageRun], ran: Mapping[int, Sequence[Ran]], at: Mapping[int, int], clocks: Mapping[int, Clock]
 ) -> list[list[Interval]]:
-    """Each stage's intervals, moved to where its actions ran."""
+    """Each stage's intervals, shifted to when its actions ran."""
     moved = [_moved(one, stages[one.action.stage], rank) for rank, place in at.items() for one in ran[place]]
     return [*moved, *(clock.intervals for clock in clocks.values())]
 

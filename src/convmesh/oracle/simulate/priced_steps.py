@@ -1,4 +1,4 @@
-"""A program's steps with prices: stretches of computation, transfers that are posted, and waits for them."""
+"""A program's steps with prices: stretches of computation, posted transfers, and waits for them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import astuple, dataclass
 from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.transfer_model import TransferModel
-from convmesh.plans.program import Steps, Transfer, Wait, Work
+from convmesh.plans.steps import Steps, Transfer, Wait, Work
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A stretch of operators, one after another, each of which the device starts when it was asked for."""
+    """A stretch of operators, one after another; the device starts each when the host has launched it."""
 
     seconds: float
     seconds_host: float = 0.0
-    """What the host needs to ask for all of them, where it goes ahead of the device."""
+    """Seconds in which the host launches all of them, where it runs ahead of the device."""
     seconds_late: float = 0.0
-    """From when the host begins to ask to the end, if the device had nothing else to do."""
+    """From the first launch to the end, on an idle device."""
 
     @classmethod
     def of(cls, priced: Iterable[tuple[float, float]]) -> Busy:
         """From each operator's seconds on the device and on the host."""
         device = host = late = 0.0
-        for seconds, asking in priced:
-            host += asking
+        for seconds, launching in priced:
+            host += launching
             late = max(late, host) + seconds
             device += seconds
         return cls(device, host, late)
@@ -42,7 +42,7 @@ class Posted:
     seconds: float
     bytes_sent: int
     peers: tuple[int, ...] = ()
-    """From whom messages come."""
+    """Senders of the messages."""
 
     @property
     def is_collective(self) -> bool:
@@ -51,7 +51,7 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """The result of what was posted under a number is needed here."""
+    """A wait for the transfer posted under a number."""
 
     number: int
 
@@ -64,20 +64,25 @@ Piece = Busy | Posted | Needed
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one list of steps does, and what it costs in all."""
+    """A list of steps as priced pieces, and their totals."""
 
     pieces: tuple[Piece, ...]
     compute: Estimate
     transfers: Estimate
 
+    @property
+    def seconds(self) -> float:
+        """With no overlap."""
+        return self.compute.value + self.transfers.value
+
     def stretched(self, factor: float) -> Script:
-        """With all computation that many times as long."""
+        """With computation `factor` times as long."""
         pieces = (p if not isinstance(p, Busy) else Busy(*(factor * s for s in astuple(p))) for p in self.pieces)
         return Script(tuple(pieces), self.compute.scaled(factor), self.transfers)
 
 
 class Pricing:
-    """Turns lists of steps into scripts; lists that layers share are priced once."""
+    """Turns lists of steps into scripts; a list that layers share is priced once."""
 
     def __init__(self, compute: ComputeModel, transfer: TransferModel) -> None:
         self.compute, self.transfer = compute, transfer
@@ -85,15 +90,17 @@ class Pricing:
 
     def script(self, steps: Steps, rank: int) -> Script:
         key = (id(steps), rank)
-        if key not in self._known:  # the steps are kept, so that their identity is theirs alone
+        if key not in self._known:  # keep the steps, so that no other list gets their id
             self._known[key] = steps, self._priced(steps, rank)
         return self._known[key][1]
 
     def update(self, weights: Iterable[tuple[int, str]]) -> Script:
-        """The optimiser for tensors of so many elements and such a type."""
-        found = [(self.compute.update(elements, dtype), self.compute.host_update(dtype)) for elements, dtype in weights]
-        busy = Busy.of((estimate.value, host) for estimate, host in found)
-        return Script((busy,), Estimate.total(estimate for estimate, _ in found), Estimate.exactly(0.0))
+        """The optimiser for tensors given as elements and type."""
+        priced = [
+            (self.compute.update(elements, dtype), self.compute.host_update(dtype)) for elements, dtype in weights
+        ]
+        busy = Busy.of((estimate.value, host) for estimate, host in priced)
+        return Script((busy,), Estimate.total(estimate for estimate, _ in priced), Estimate.exactly(0.0))
 
     def _priced(self, steps: Steps, rank: int) -> Script:
         batches = _batches(steps)
@@ -108,19 +115,19 @@ class Pricing:
                 continue
             if isinstance(step, Transfer):
                 number += 1
-            found = self._pieces(step, number, batches, rank, sent)
-            if found and stretch:
+            posted = self._pieces(step, number, batches, rank, sent)
+            if posted and stretch:
                 pieces.append(self._busy(stretch, computed))
                 stretch = []
-            pieces += found
+            pieces += posted
         if stretch:
             pieces.append(self._busy(stretch, computed))
         return Script(tuple(pieces), Estimate.total(computed), Estimate.total(sent))
 
     def _busy(self, stretch: Iterable[Work], computed: list[Estimate]) -> Busy:
-        found = [(self.compute.work(work), self.compute.host(work)) for work in stretch]
-        computed += [estimate for estimate, _ in found]
-        return Busy.of((estimate.value, host) for estimate, host in found)
+        priced = [(self.compute.work(work), self.compute.host(work)) for work in stretch]
+        computed += [estimate for estimate, _ in priced]
+        return Busy.of((estimate.value, host) for estimate, host in priced)
 
     def _pieces(
         self, step: Transfer | Wait, number: int, batches: dict[int, _Batch], rank: int, sent: list[Estimate]
@@ -137,11 +144,11 @@ class Pricing:
     def _waits(self, wait: Wait, batches: dict[int, _Batch], rank: int, sent: list[Estimate]) -> list[Piece]:
         if wait.transfers:
             return [Needed(number) for number in dict.fromkeys(batches[n].last for n in wait.transfers)]
-        batch = _Batch(-1 - len(sent), (), wait.arriving)  # a rank that only receives: asked for where it waits
+        batch = _Batch(-1 - len(sent), (), wait.arriving)  # a rank that only receives: posted where it waits
         return [self._exchange(batch, rank, sent), Needed(batch.last)]
 
     def _exchange(self, batch: _Batch, rank: int, sent: list[Estimate]) -> Posted:
-        """Messages in both directions at once: the slower one counts."""
+        """Messages in both directions at once: the slower direction counts."""
         like = batch.sends[0] if batch.sends else Transfer("neighbour", (), 0)
         incoming = [Transfer(like.carrier, like.axes, size, peer) for peer, size in batch.arriving]
         out, back = self.transfer.exchange(batch.sends, rank), self.transfer.exchange(incoming, rank)
@@ -162,10 +169,10 @@ class _Batch:
 
 
 def _batches(steps: Steps) -> dict[int, _Batch]:
-    """By number: what is waited for together. Messages that nothing waits for go alone."""
+    """By number: the messages that are waited for together; a message without a wait is alone."""
     transfers = [step for step in steps if isinstance(step, Transfer)]
-    found = {number: _Batch(number, (transfer,), ()) for number, transfer in enumerate(transfers)}
+    batches = {number: _Batch(number, (transfer,), ()) for number, transfer in enumerate(transfers)}
     for wait in (step for step in steps if isinstance(step, Wait) and step.transfers):
         batch = _Batch(max(wait.transfers), [transfers[n] for n in wait.transfers], wait.arriving)
-        found |= dict.fromkeys(wait.transfers, batch)
-    return found
+        batches |= dict.fromkeys(wait.transfers, batch)
+    return batches

@@ -1,8 +1,8 @@
-"""Clocks of ranks that run side by side: each has a device, and links on which transfers go ahead behind its work.
+"""Clocks of ranks that run in parallel: each has a device, and links on which transfers overlap its work.
 
-A max-plus calculation, not a queue of events: ranks run their scripts as far as they get, and wait where they need
-what another has not posted yet. Collectives over one set of axes run one after another; those over others, those of
-gradients and weights, and messages run beside them, as communicators of their own do.
+A max-plus calculation, not an event queue: ranks run their scripts as far as they can, and wait for transfers that
+others have not posted yet. Collectives over one set of axes run one after another. Collectives over other axes, those
+of gradients and weights, and messages run at the same time: each has its own communicator.
 """
 
 from __future__ import annotations
@@ -14,45 +14,44 @@ from dataclasses import dataclass, field
 from convmesh.oracle.simulate.priced_steps import Busy, Needed, Posted, Script
 from convmesh.oracle.simulate.stand_ins import Crowd
 from convmesh.oracle.simulate.timeline import Interval
+from convmesh.plans.program import BACKGROUND
 
 Key = Hashable
-BEHIND = ("reduction", "update")
-"""Phases whose transfers have groups of their own, so that what layers wait for does not queue behind them."""
 _Span = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptPart:
-    """A script that a rank runs; ranks that take part in the same transfers run it under the same key."""
+    """A script that a rank runs; ranks in the same transfers run it under the same key."""
 
     key: Key
     layer: str
     phase: str
     script: Script
     seconds_host: float = 0.0
-    """What the host does before it, beside asking for operators."""
+    """Seconds of the host before it, besides launching operators."""
     waits: bool = False
     """Whether the host waits for the device first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Wait for everything that an earlier part posted and did not wait for itself."""
+    """Wait for all transfers that an earlier part posted and did not wait for."""
 
     key: Key
 
 
 Line = Iterable[ScriptPart | Join]
-"""What one rank runs, in order."""
+"""The parts that one rank runs, in order."""
 
 
 @dataclass(slots=True)
 class Clock:
-    """How far a rank is, and how it spent the time."""
+    """A rank's time so far, and how it was spent."""
 
     now: float = 0.0
     host: float = 0.0
-    """When the host has asked for everything so far."""
+    """When the host has launched everything so far."""
     compute: float = 0.0
     exposed: float = 0.0
     hidden: float = 0.0
@@ -71,11 +70,11 @@ class _Open:
     channel: Key
     """The communicator it runs on."""
     computed: float
-    """What the rank had computed until then, in seconds."""
+    """Seconds that the rank had computed by then."""
 
 
 class Flow:
-    """`lost` is how much of a transfer behind computation lengthens the step all the same, as both slow each other."""
+    """Runs the scripts; `lost` is the share of an overlapped transfer that still lengthens the step."""
 
     def __init__(self, crowd: Crowd, lost: float = 0.0, lead: float = 0.0) -> None:
         self._crowd, self._lost, self._lead = crowd, lost, lead
@@ -89,17 +88,17 @@ class Flow:
         self._lenient = False
 
     def run(self, lines: Mapping[int, Line]) -> dict[int, Clock]:
-        """Run one line on each rank; the clocks when all are through."""
+        """Run one line on each rank; the clocks when all are done."""
         waiting = {rank: self._walk(rank, line) for rank, line in lines.items()}
         self._running = set(waiting)
         while waiting:
             self._moved = False
             for rank, walk in list(waiting.items()):
-                if next(walk, self) is self:  # through
+                if next(walk, self) is self:  # done
                     del waiting[rank]
                     self._running.discard(rank)
                     self._moved = True
-            # Ranks that stand for others may wait for what their stand-in never posts: then they go on without.
+            # A rank may wait for a stand-in that never posts its transfer: then it goes on without.
             self._lenient = not self._moved
         return self.clocks
 
@@ -126,7 +125,7 @@ class Flow:
                 left[part.key] = list(opened_here.values())
 
     def _work(self, rank: int, clock: Clock, part: ScriptPart, piece: Busy) -> None:
-        """The device starts when it is free and the host has asked."""
+        """The device starts when it is free and the host has launched the work."""
         begin = clock.now
         late = max(0.0, clock.host + piece.seconds_late - begin - piece.seconds)
         clock.now = begin + piece.seconds + late
@@ -136,7 +135,7 @@ class Flow:
         clock.intervals.append(Interval(rank, "compute", part.layer, part.phase, "compute", begin, clock.now))
 
     def _post(self, rank: int, clock: Clock, part: ScriptPart, piece: Posted, count: Counter[Key]) -> _Open:
-        channel: Key = (piece.axes, part.phase in BEHIND) if piece.is_collective else ""
+        channel: Key = (piece.axes, part.phase in BACKGROUND) if piece.is_collective else ""
         tag = (part.key, channel, count[channel])
         count[channel] += 1
         self._posts[rank, tag] = clock.now, piece.seconds
@@ -153,7 +152,7 @@ class Flow:
         stall, taken = max(0.0, end - clock.now), end - begin
         idle = min(stall, max(0.0, ready - clock.now))
         behind = max(0.0, taken - (stall - idle))
-        # What went on behind a wait for another transfer, and not behind work, slowed nothing.
+        # A transfer that overlapped another wait, not work, slowed nothing down.
         lost = min(behind, clock.compute - opened.computed) * self._lost
         clock.exposed += stall - idle + lost
         clock.hidden += behind - lost
@@ -168,7 +167,7 @@ class Flow:
         )  # fmt: skip
 
     def _span(self, rank: int, opened: _Open) -> _Span | None:
-        """When everybody has posted his part of a transfer, its begin and end; None while somebody has not."""
+        """When all ranks have posted a transfer, its begin and its end; None while one has not."""
         if opened.piece.is_collective:
             return self._collective(rank, opened)
         return self._messages(rank, opened)
@@ -177,9 +176,9 @@ class Flow:
         """Messages leave when their senders post them, one batch after another."""
         ready = self._posts[rank, opened.tag][0]
         for sender in {self._crowd.stand_in(peer) for peer in opened.piece.peers}:
-            found = self._posts.get((sender, opened.tag))
-            if found is not None:
-                ready = max(ready, found[0])
+            post = self._posts.get((sender, opened.tag))
+            if post is not None:
+                ready = max(ready, post[0])
             elif self._may_post(sender):
                 return None
         begin = max(ready, self._free[rank, ""])
@@ -187,7 +186,7 @@ class Flow:
         return ready, begin, self._free[rank, ""]
 
     def _collective(self, rank: int, opened: _Open) -> _Span | None:
-        """When all ranks of the group have posted it, and those that they posted there before are over."""
+        """Starts when all ranks of the group have posted it and their earlier collectives there are done."""
         queue = self._queues[rank, opened.channel]
         while (rank, opened.tag) not in self._done:
             if not self._resolve(rank, opened, queue[0]):
@@ -195,11 +194,11 @@ class Flow:
         return self._done[rank, opened.tag]
 
     def _resolve(self, rank: int, opened: _Open, tag: Key) -> bool:
-        found = {m: self._posts.get((m, tag)) for m in self._crowd.group(rank, opened.piece.axes)}
-        if any(post is None and self._may_post(member) for member, post in found.items()):
+        by_member = {m: self._posts.get((m, tag)) for m in self._crowd.group(rank, opened.piece.axes)}
+        if any(post is None and self._may_post(member) for member, post in by_member.items()):
             return False
-        # A member that went on without the others has it behind it.
-        posts = {m: post for m, post in found.items() if post is not None and (m, tag) not in self._done}
+        # A member that went on without the others is done with it.
+        posts = {m: post for m, post in by_member.items() if post is not None and (m, tag) not in self._done}
         ready = max(posted for posted, _ in posts.values())
         begin = max(ready, *(self._free[member, opened.channel] for member in posts))
         end = begin + max(seconds for _, seconds in posts.values())

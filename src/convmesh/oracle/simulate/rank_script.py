@@ -1,4 +1,4 @@
-"""What a rank runs in a step, in order: nodes, buckets as their gradients come, the optimiser, and what it sends."""
+"""A rank's step in order: nodes, buckets as their gradients arrive, the optimiser, and updated weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.simulate.priced_steps import Busy, Pricing, Script
 from convmesh.oracle.simulate.rank_clocks import Join, ScriptPart
 from convmesh.oracle.simulate.transfer_cuts import cut_of
-from convmesh.plans.program import BucketProgram, NodeProgram, Program, Steps
+from convmesh.plans.program import BucketProgram, NodeProgram, Program
+from convmesh.plans.steps import Steps
 
 Lines = Iterator[ScriptPart | Join]
 EMPTY = Script((), Estimate.exactly(0.0), Estimate.exactly(0.0))
@@ -44,17 +45,17 @@ class RankLines:
         return self._overhead("step", self._overheads.seconds_step)
 
     def loss(self) -> ScriptPart:
-        """Between forward and backward."""
+        """Between forward and backward, where the host may wait for the device."""
         return ScriptPart("loss", "", "forward", EMPTY, waits=self._overheads.waits_for_loss)
 
     def sent_weights(self) -> Lines:
-        """Weights that are under way from the step before, as the first layers run."""
+        """Weights that are still on their way from the last step while the first layers run."""
         for number, shown in enumerate(self.program.shown):
             if shown.at_use:
                 yield self._part(("show", number), "", "update", shown.start)
 
     def forward(self, nodes: Sequence[NodeProgram], *, arriving: bool = True) -> Lines:
-        """Layers in order, each after the weights that it uses have arrived, if any are under way."""
+        """Layers in order, each after its weights have arrived."""
         arrived = set() if arriving else set(range(len(self.program.shown)))
         for node in nodes:
             for number in sorted({self._chunk_of[w] for w in node.weights if w in self._chunk_of} - arrived):
@@ -64,7 +65,7 @@ class RankLines:
             yield from self._node("forward", ("forward", node.node), node, node.forward)
 
     def backward(self, nodes: Sequence[NodeProgram], *, inputs: bool = True, weights: bool = True) -> Lines:
-        """Gradients of inputs, of weights where they are found apart, or both."""
+        """Gradients of inputs, of weights where they are computed apart, or both."""
         for _, parts in self._backward(nodes, inputs, weights):
             yield from parts
 
@@ -88,7 +89,7 @@ class RankLines:
             yield index, parts
 
     def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[ScriptPart]:
-        """A node's steps, and what the runtime's Python takes for it where the host itself computes."""
+        """A node's steps, and the runtime's Python overhead: compute time where the host itself computes."""
         takes = self._overheads.forward if phase == "forward" else self._overheads.backward
         seconds = takes(node.kind, cut_of(steps))
         part = self._part(key, node.layer, phase, steps)
@@ -106,7 +107,7 @@ class RankLines:
         return ScriptPart(key, "", "forward", Script((Busy(priced.value),), priced, Estimate.exactly(0.0)))
 
     def sums(self, started: Sequence[int] = ()) -> Lines:
-        """What remains of the buckets when backward is over."""
+        """The rest of the gradient sums after backward."""
         buckets = self.program.buckets
         yield from (self._leg(number, 0) for number in range(len(buckets)) if number not in set(started))
         for leg in range(1, max((len(bucket.legs) for bucket in buckets), default=0)):
@@ -117,7 +118,7 @@ class RankLines:
             yield Join(("bucket", number, len(bucket.legs) - 1))
 
     def update(self, *, at_once: bool = False) -> Lines:
-        """The optimiser, and what ranks then send each other; with `at_once` also what layers would wait for later."""
+        """The optimiser, and weights sent afterwards; with `at_once` also those that layers would wait for later."""
         yield ScriptPart("update", "", "update", self._optimiser)
         now = [number for number, shown in enumerate(self.program.shown) if at_once or not shown.at_use]
         for number in now:
@@ -139,18 +140,20 @@ class RankLines:
         return {name: n for n, shown in enumerate(self.program.shown) if shown.at_use for name in shown.weights}
 
     def _ready(self) -> dict[int, list[int]]:
-        """By node: the buckets that are full after its backward. They leave in their one order."""
+        """By node: the buckets that are full after its backward; buckets leave in a fixed order."""
         first: dict[str, int] = {}
         for index, node in enumerate(self.program.nodes):
             for name in node.weights:
                 first.setdefault(name, index)
-        ready, found = len(self.program.nodes) - 1, defaultdict(list)
+        ready, by_node = len(self.program.nodes) - 1, defaultdict(list)
         for number, bucket in enumerate(self.program.buckets):
-            if not all(name in first for name in bucket.weights):  # one that nothing uses fills the rest at the end
+            if not all(
+                name in first for name in bucket.weights
+            ):  # a weight that no node uses: the rest leaves at the end
                 break
             ready = min(ready, _last_of(bucket, first))
-            found[ready].append(number)
-        return found
+            by_node[ready].append(number)
+        return by_node
 
     def _leg(self, number: int, leg: int) -> ScriptPart:
         return self._part(("bucket", number, leg), "", "reduction", self.program.buckets[number].legs[leg])
@@ -160,5 +163,5 @@ class RankLines:
 
 
 def _last_of(bucket: BucketProgram, first: dict[str, int]) -> int:
-    """Backward ends at the first layers: the node after which all gradients of a bucket are there."""
+    """The node whose backward completes a bucket: backward ends at the first layers."""
     return min((first[name] for name in bucket.weights), default=0)

@@ -1,37 +1,34 @@
-"""Who stands for whom: a few ranks are worked out, the others do as one of them."""
+"""Stand-ins: a few ranks are evaluated, and each other rank behaves like one of them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
 
-from convmesh.layout.mesh import Mesh
-
-SPACE = ("depth", "height", "width")
-"""Axes along which ranks differ by where they stand: at the border or not."""
+from convmesh.layout.mesh import SPACE_AXES, Mesh
 
 
 class Crowd:
-    """The ranks that were worked out, of a mesh."""
+    """The evaluated ranks of a mesh."""
 
     def __init__(self, mesh: Mesh, ranks: Iterable[int]) -> None:
         self._mesh = mesh
         self.ranks = tuple(ranks)
         self._places = {rank: mesh.coordinates(rank) for rank in self.ranks}
         self._values = {axis: sorted({place[axis] for place in self._places.values()}) for axis in mesh.axes}
-        self._known: dict[int, int] = {}
+        self._stand_ins: dict[int, int] = {}
         self._groups: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
 
     def stand_in(self, rank: int) -> int:
-        """The one that does as `rank`: itself, or who stands likewise, at a border or between, and nearest."""
+        """The evaluated rank that behaves like `rank`: itself, or the nearest that is also at a border, or inside."""
         if rank in self._places:
             return rank
-        if rank not in self._known:
-            self._known[rank] = min(self.ranks, key=lambda other: self._distance(rank, other))
-        return self._known[rank]
+        if rank not in self._stand_ins:
+            self._stand_ins[rank] = min(self.ranks, key=lambda other: self._distance(rank, other))
+        return self._stand_ins[rank]
 
     def group(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """Who stands for the ranks that differ from `rank` along `axes` only; itself among them."""
+        """Stand-ins of the ranks that differ from `rank` along `axes` only, `rank` included."""
         key = (rank, axes)
         if key not in self._groups:
             here = self._places[rank]
@@ -44,7 +41,8 @@ class Crowd:
     def _distance(self, rank: int, other: int) -> tuple[int, int, int]:
         here, there = self._mesh.coordinates(rank), self._places[other]
         stages = int(here.get("pipe") != there.get("pipe"))
-        kinds = sum(self._side(axis, here[axis]) != self._side(axis, there[axis]) for axis in SPACE if axis in here)
+        space = (axis for axis in SPACE_AXES if axis in here)  # along these, ranks at a border differ from others
+        kinds = sum(self._side(axis, here[axis]) != self._side(axis, there[axis]) for axis in space)
         return stages, kinds, sum(abs(here[axis] - there[axis]) for axis in here)
 
     def _side(self, axis: str, place: int) -> int:

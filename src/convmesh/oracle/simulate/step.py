@@ -1,4 +1,4 @@
-"""When everything of a step runs: clocks of all ranks, for computation and for communication."""
+"""Simulating a step: when each rank computes and communicates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["Scheduled", "schedule"]
 def schedule(
     programs: Mapping[int, Program], compute: ComputeModel, transfer: TransferModel, sharing: CoreSharing | None = None
 ) -> Scheduled:
-    """Run the programs of some ranks, which stand for all others that do as they do.
+    """Run the programs of a few ranks that stand for all.
 
-    `sharing` says how the ranks of a pipeline take turns on the cores of their host; of others, `compute` knows.
+    `sharing` says how the ranks of a pipeline share the cores of their host; without stages, `compute` knows.
     """
     pricing = Pricing(compute, transfer)
     if next(iter(programs.values())).stages > 1:
@@ -33,7 +33,7 @@ def schedule(
     lines = {rank: RankLines(program, pricing) for rank, program in programs.items()}
     walked = {rank: list(line.whole()) for rank, line in lines.items()}
     clocks, lead = new_flow(programs, transfer).run(walked), 0.0
-    if compute.works_beside_host:  # which is ahead of the device when the next step begins
+    if compute.works_beside_host:  # the host is ahead of the device when the next step begins
         lead = max(0.0, min(clock.now - clock.host for clock in clocks.values()))
         clocks = new_flow(programs, transfer, lead).run(walked)
     slowest = max(clocks, key=lambda rank: (clocks[rank].now, clocks[rank].compute))
@@ -42,7 +42,7 @@ def schedule(
 
 
 def _intervals(clocks: Mapping[int, Clock], lead: float) -> list[list[Interval]]:
-    """From when the device begins with the step."""
+    """Intervals, counted from when the device begins the step."""
     if not lead:
         return [clock.intervals for clock in clocks.values()]
     return [[replace(i, begin=i.begin - lead, end=i.end - lead) for i in c.intervals] for c in clocks.values()]

@@ -1,4 +1,4 @@
-"""How the time of a step is spent, and from which clocks that is found."""
+"""How the time of a step is spent, from the clocks of its ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NOTHING = Estimate.exactly(0.0)
 
 @dataclass(frozen=True)
 class Scheduled:
-    """How the time of one step is spent on the rank that needs longest."""
+    """How the slowest rank spends the time of one step."""
 
     compute: Estimate
     exposed: Estimate
     """Communication that computation waits for."""
     hidden: Estimate
-    """Communication behind computation."""
+    """Communication that overlaps computation."""
     idle: Estimate
     """Waiting for other ranks, for stages before and after, and for input."""
     update: Estimate
     rank: int = 0
-    """The one that needs longest, of those that were worked out."""
+    """The slowest of the evaluated ranks."""
     intervals: Callable[[], list[list[Interval]]] = field(default=list, compare=False, repr=False)
 
     @property
@@ -38,24 +38,24 @@ class Scheduled:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Put together when it is asked for."""
+        """Built on first use."""
         return joined(self.intervals())
 
     def waiting(self, seconds: float) -> Scheduled:
-        """The same with so much more idle time."""
+        """The same with `seconds` more idle time."""
         return replace(self, idle=self.idle + Estimate.of(seconds, "model", 0.5)) if seconds > 0 else self
 
 
 def new_flow(programs: Mapping[int, Program], transfer: TransferModel, lead: float = 0.0) -> Flow:
-    """Clocks at zero, for ranks of which some stand for others; hosts may be ahead of their devices by `lead`."""
+    """Clocks at zero; hosts may be ahead of their devices by `lead`."""
     mesh = next(iter(programs.values())).mesh
     return Flow(Crowd(mesh, programs), lost_of(transfer), lead)
 
 
 def lost_of(transfer: TransferModel) -> float:
-    """How much of a transfer behind computation lengthens a step all the same.
+    """The share of an overlapped transfer that still lengthens a step.
 
-    Of a transfer of length t that takes st·t, beside a computation that runs sc times slower: st·t·(1 − 1/sc).
+    A transfer of length t takes st·t while computation runs sc times slower: st·t·(1 − 1/sc).
     """
     overlap = transfer.overlap
     slowed = overlap.transfer_slowdown * (1 - 1 / max(1.0, overlap.compute_slowdown))
@@ -65,7 +65,7 @@ def lost_of(transfer: TransferModel) -> float:
 def spent(
     clock: Clock, parts: list[ScriptPart], update: Estimate, rank: int, intervals: Callable[[], list[list[Interval]]]
 ) -> Scheduled:
-    """A clock's seconds with the bounds and the basis of what was priced."""
+    """A clock's seconds, with the bounds and basis of the priced parts."""
     sent = Estimate.total(part.script.transfers for part in parts)
     return Scheduled(
         compute=Estimate.total(part.script.compute for part in parts),
@@ -79,7 +79,7 @@ def spent(
 
 
 def _as(seconds: float, priced: Estimate) -> Estimate:
-    """Seconds that are off as far as others are."""
+    """Seconds with the relative bounds of another estimate."""
     if not seconds:
         return NOTHING
     return priced.scaled(seconds / priced.value) if priced.value else Estimate.of(seconds, "model", 0.5)

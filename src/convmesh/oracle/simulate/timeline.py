@@ -1,4 +1,4 @@
-"""When what runs: intervals of every worked out rank, on its device and its links."""
+"""What runs when: intervals of every evaluated rank, on its device and its links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Stream = Literal["compute", "communication"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Something that a rank does from `begin` to `end`, in seconds from the start of the step."""
+    """One computation or transfer of a rank, in seconds from the start of the step."""
 
     rank: int
     stream: Stream
@@ -32,7 +32,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Of one step; the ranks are those that stand for all others."""
+    """One step of the evaluated ranks."""
 
     intervals: tuple[Interval, ...]
 
@@ -45,14 +45,14 @@ class Timeline:
         return (i for i in self.intervals if i.rank == rank and stream in (None, i.stream))
 
     def seconds_by_layer(self, rank: int) -> dict[tuple[str, str], float]:
-        """What a rank computes, by layer and phase, the longest first."""
+        """A rank's computing seconds by layer and phase, the longest first."""
         spent: dict[tuple[str, str], float] = defaultdict(float)
         for interval in self.of(rank, "compute"):
             spent[interval.layer, interval.phase] += interval.seconds
         return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
     def to_chrome(self) -> dict[str, Any]:
-        """As a trace that Chrome's and Perfetto's viewers open, once written as JSON."""
+        """A trace for Chrome's and Perfetto's viewers, ready for JSON."""
         return {"traceEvents": [*self._names(), *map(_event, self.intervals)], "displayTimeUnit": "ms"}
 
     def _names(self) -> Iterator[dict[str, Any]]:
@@ -77,6 +77,6 @@ def _event(interval: Interval) -> dict[str, Any]:
 
 
 def joined(parts: Iterable[Iterable[Interval]]) -> Timeline:
-    """One timeline of several lists, in the order of time on every rank."""
-    found = [interval for part in parts for interval in part]
-    return Timeline(tuple(sorted(found, key=lambda i: (i.rank, i.begin, i.end))))
+    """One timeline from several lists, by rank and time."""
+    intervals = [interval for part in parts for interval in part]
+    return Timeline(tuple(sorted(intervals, key=lambda i: (i.rank, i.begin, i.end))))

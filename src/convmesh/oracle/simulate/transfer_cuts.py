@@ -1,10 +1,9 @@
-"""What a node's transfers cut, which decides what the runtime's Python takes for them."""
+"""Which dims a node's transfers cut: the runtime's Python overhead depends on it."""
 
 from __future__ import annotations
 
-from convmesh.layout.mesh import CHANNEL_AXES
-from convmesh.oracle.simulate.stand_ins import SPACE
-from convmesh.plans.program import Steps, Transfer
+from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
+from convmesh.plans.steps import Steps, Transfer
 
 
 def cut_of(steps: Steps) -> str | None:
@@ -13,6 +12,6 @@ def cut_of(steps: Steps) -> str | None:
     axes = {axis for transfer in sent for axis in transfer.axes}
     if axes & {*CHANNEL_AXES}:
         return "channels"
-    if axes & {*SPACE}:
+    if axes & {*SPACE_AXES}:
         return "space"
     return "samples" if sent else None

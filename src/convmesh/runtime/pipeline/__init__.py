@@ -1,1 +1,1 @@
-"""Layers in stages: cut, run by schedules, their weights and traffic."""
+"""Pipelines: stages of layers, the schedules that run them, their weights and traffic."""

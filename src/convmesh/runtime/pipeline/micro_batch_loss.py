@@ -1,8 +1,8 @@
-"""The loss of a batch from those of its micro-batches.
+"""The loss of a batch from the losses of its micro-batches.
 
-Micro-batches are of equal size, so a mean over samples is the mean of their losses. Cross entropy divides by the
-weights of the targets that count, so each micro-batch weighs as much as its targets do. Other losses are compared with
-the loss of the whole batch in the first step; one that is neither a mean nor a sum of its micro-batches' is refused.
+Micro-batches have equal sizes, so a mean over samples is the mean of their losses. Cross entropy divides by the weights
+of the targets that count, so each micro-batch counts by its targets' weights. Other losses are compared with the loss
+of the whole batch in the first step; one that is neither the mean nor the sum of its micro-batches' is refused.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class Entropy:
-    """Cross entropy, or negative log likelihood, with what decides how much a target counts."""
+    """The options of a cross entropy, or negative log likelihood, that decide how much each target counts."""
 
     weight: torch.Tensor | None
     ignore_index: int
     reduction: str
 
     def counted(self, target: Sharded, mesh: OpenMesh) -> torch.Tensor:
-        """The weights of all targets that count, summed over the ranks that share them."""
+        """The sum of the weights of all targets that count, over the ranks that share the micro-batch."""
         keeps = target.local != self.ignore_index
         if self.weight is None:
             here = keeps.sum(dtype=torch.float64)
         else:
-            classes = target.local.where(keeps, 0)
+            # The loss itself refuses labels that are no class.
+            classes = target.local.where(keeps, 0).clamp(0, len(self.weight) - 1)
             here = (self.weight.to(target.local.device, torch.float64)[classes] * keeps).sum()
         return all_reduce(here, mesh, target.layout.axes)
 
 
 def entropy_of(loss: Loss) -> Entropy | None:
-    """The options of a loss that is known to be a cross entropy."""
+    """The options of a loss if it is a known cross entropy."""
     options: dict[str, Any] = {}
-    if isinstance(loss, functools.partial):  # of a partial, `functools` makes one
+    if isinstance(loss, functools.partial):  # `functools` flattens a partial of a partial
         options = {"reduction": "unknown"} if loss.args else loss.keywords
         loss = loss.func
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
@@ -65,7 +66,7 @@ def entropy_of(loss: Loss) -> Entropy | None:
 
 
 def kind_of(loss: Loss, targets: Any) -> Kind:
-    """Whether the loss is a mean or a sum, where that can be told from it."""
+    """Whether the loss is a mean or a sum, if its options tell."""
     entropy = entropy_of(loss)
     if entropy is None or not isinstance(targets, Sharded):
         return "unknown"
@@ -73,7 +74,7 @@ def kind_of(loss: Loss, targets: Any) -> Kind:
 
 
 def shares(loss: Loss, kind: Kind, targets: Sequence[Any], mesh: OpenMesh) -> list[float]:
-    """How much each micro-batch's loss counts in the batch's."""
+    """The weight of each micro-batch's loss in the batch's."""
     count = len(targets)
     entropy = entropy_of(loss)
     if kind == "sum":
@@ -81,12 +82,12 @@ def shares(loss: Loss, kind: Kind, targets: Sequence[Any], mesh: OpenMesh) -> li
     if entropy is None or not isinstance(targets[0], Sharded) or targets[0].is_floating_point():
         return [1.0 / count] * count
     counted = torch.stack([entropy.counted(target, mesh) for target in targets])
-    found: list[float] = (counted / counted.sum()).tolist()
-    return found
+    weights: list[float] = (counted / counted.sum()).tolist()
+    return weights
 
 
 def compare(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> Kind:
-    """What a batch's loss is of its micro-batches' losses."""
+    """Whether a batch's loss is the mean or the sum of its micro-batches' losses, or neither."""
     losses = torch.stack([part.detach().double() for part in parts])
     tolerance = 1e-2 if whole.dtype in (torch.float16, torch.bfloat16) else 1e-4
     kinds: tuple[tuple[Kind, torch.Tensor], ...] = ((MEAN, losses.mean()), (SUM, losses.sum()))

@@ -1,4 +1,4 @@
-"""One size of batch in a pipeline: how it falls into micro-batches, and the stages and schedules that run them."""
+"""Batches of one size in a pipeline: their micro-batches, and the stages and schedules that run them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import stages_of
 from convmesh.private_torch import tree_flatten, tree_unflatten
 from convmesh.runtime.pipeline.stage_modules import StageModule, StageRegion
-from convmesh.runtime.pipeline.stage_weights import from_stage, wire_of
+from convmesh.runtime.pipeline.stage_weights import from_stage
 from convmesh.runtime.pipeline.torch_schedules import CountedStage, LossOf, make_schedule
 
 
 class MicroBatches:
     """The layouts of batches and micro-batches of one size.
 
-    A rank's samples, in order, fall into equal micro-batches; a micro-batch is those of all ranks.
+    Each rank cuts its samples, in order, into equal parts; micro-batch number i is the i-th parts of all ranks.
     """
 
     def __init__(self, lowered: Lowered, inputs: Sequence[str], outputs: Sequence[str], mesh: OpenMesh) -> None:
@@ -43,7 +43,7 @@ class MicroBatches:
         return [self.of_batch(self.lowered.layouts[name][0]) for name in names]
 
     def of_batch(self, micro: Layout) -> Layout:
-        """The layout of a whole batch: samples cut as the inputs', other dims as in the micro-batch where they can."""
+        """The layout of a whole batch: samples cut as the inputs' are, other dims as in the micro-batch if possible."""
         samples = self.micro.shape[0]
         if not micro.shape or micro.shape[0] != samples:
             return micro
@@ -52,7 +52,7 @@ class MicroBatches:
         return Layout(micro.mesh, [even_cut(micro.mesh, samples * self.count, axes), *others])
 
     def targets(self, targets: Any) -> list[Any]:
-        """Targets of each micro-batch, where its outputs are."""
+        """The targets of each micro-batch, cut as its outputs are."""
         leaves, spec = tree_flatten(targets)
         parts = [self._parts(leaf) for leaf in leaves]
         return [tree_unflatten([part[index] for part in parts], spec) for index in range(self.count)]
@@ -67,16 +67,16 @@ class MicroBatches:
         return [Sharded(part, here, self.mesh).redistribute(there) for part in rows(placed.local, self.count)]
 
     def check_joins(self) -> None:
-        """Refuse outputs that are not by sample, before any is computed."""
+        """Refuse outputs without a sample dim, before any is computed."""
         for layout in self.outputs.layouts:
             if self.count > 1 and layout.shape[:1] != self.micro.shape[:1]:
                 raise UnsupportedError(
-                    f"an output of shape {layout.shape} has no samples by which {self.count} micro-batches can be put "
-                    "together; use `microbatches=1`."
+                    f"an output of shape {layout.shape} has no sample dim along which {self.count} micro-batches can "
+                    "be joined; use `microbatches=1`."
                 )
 
     def joined(self, parts: Sequence[Sharded]) -> Sharded:
-        """A value of the whole batch from its micro-batches'."""
+        """A value of the whole batch from those of its micro-batches."""
         if parts[0].shape[:1] != self.micro.shape[:1]:
             return parts[0]
         target = self.of_batch(parts[0].layout)
@@ -85,12 +85,12 @@ class MicroBatches:
 
 
 def _without(cut: Cut, axes: tuple[str, ...]) -> Cut:
-    """A dim whole again if it is cut by any of `axes`."""
+    """The cut of a dim, or none if any of `axes` cuts it."""
     return Cut((), Partition.even(cut.partition.extent, 1)) if {*cut.axes} & {*axes} else cut
 
 
 class Runner:
-    """The rank's stages and schedules for one size of batch."""
+    """This rank's stages and schedules for batches of one size."""
 
     def __init__(self, batch: MicroBatches, regions: Sequence[StageRegion], loss: LossOf) -> None:
         self.batch, self.mesh, self._regions, self._loss = batch, batch.mesh, regions, loss
@@ -113,23 +113,23 @@ class Runner:
         return self._scheduled(None)
 
     def _scheduled(self, loss: LossOf | None) -> tuple[list[StageModule], Any]:
-        wire = wire_of(self.mesh)
-        modules = [StageModule(region, self.batch.lowered, self.mesh, wire) for region in self._regions]
+        wire = self.mesh.wire_device
+        modules = [StageModule(region, self.batch.lowered, wire) for region in self._regions]
         pairs = zip(modules, self._regions, strict=True)
         stages = [CountedStage(module, region.index, self._stages, self.mesh, wire) for module, region in pairs]
         return modules, make_schedule(self.batch.pipeline.schedule, stages, self.batch.count, loss)
 
     def train(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """Forward and backward of all micro-batches; on the last stage their parts of the loss and its outputs."""
+        """Forward and backward of all micro-batches; on the last stage, returns their parts of the loss and outputs."""
         modules, schedule = self._training
         losses: list[torch.Tensor] = []
         target = torch.arange(self.batch.count) if self.has_last else None
-        made = self._run(modules, schedule, inputs, target=target, losses=losses)
-        return [loss.detach() for loss in losses], made
+        outputs = self._run(modules, schedule, inputs, target=target, losses=losses)
+        return [loss.detach() for loss in losses], outputs
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """Forward of all micro-batches; on the last stage its outputs."""
+        """Forward of all micro-batches; on the last stage, returns their outputs."""
         return self._run(*self._forward_only, inputs)
 
     def _run(self, modules: Sequence[StageModule], schedule: Any, inputs: Sequence[torch.Tensor], **more: Any) -> Any:
@@ -138,18 +138,18 @@ class Runner:
             module.seeds = drawn.tolist()
         return schedule.step(*(inputs if self.has_first else ()), **more)
 
-    def parts(self, made: Sequence[torch.Tensor]) -> list[list[Sharded]]:
-        """The last stage's outputs, by output and micro-batch."""
-        chunks = [flat.chunk(self.batch.count) for flat in made]
+    def parts(self, outputs: Sequence[torch.Tensor]) -> list[list[Sharded]]:
+        """The last stage's packed outputs, by output and micro-batch."""
+        chunks = [flat.chunk(self.batch.count) for flat in outputs]
         with torch.no_grad():
             by_chunk = [self.batch.outputs.unpack(flats, self.mesh) for flats in zip(*chunks, strict=True)]
         return [list(values) for values in zip(*by_chunk, strict=True)]
 
-    def everywhere(self, made: Any) -> list[Sharded]:
+    def everywhere(self, outputs: Any) -> list[Sharded]:
         """The outputs of the whole batch on every rank along the pipe axis."""
         home = (self._stages - 1) % self.mesh.mesh.axes["pipe"]
         if self.has_last:
-            values = [self.batch.joined(parts) for parts in self.parts(made)]
+            values = [self.batch.joined(parts) for parts in self.parts(outputs)]
             return [value.like(from_stage(value.local, home, self.mesh)) for value in values]
         planned = zip(self.batch.outputs.layouts, self.batch.outputs.dtypes, strict=True)
         return [self._received(layout, dtype, home) for layout, dtype in planned]

@@ -1,8 +1,8 @@
-"""A pipeline's step: micro-batches go forward and backward through the stages inside `net(x, target)`.
+"""A pipeline's step: `net(x, target)` runs micro-batches forward and backward through the stages.
 
-The gradients that a schedule finds are kept aside; `loss.backward()` brings them to the parameters, scaled by the
-gradient that arrives at the loss, and from there on everything is as without a pipeline: accumulation, the reduction
-over other axes, clipping. With float16, gradients are found before a `GradScaler`'s scale is applied: prefer bfloat16.
+The gradients that a schedule computes are set aside. `loss.backward()` delivers them to the parameters, scaled by the
+gradient of the loss; from there on all is as without a pipeline: accumulation, the reduction over other axes, clipping.
+With float16, gradients are computed before the scale of a `GradScaler` is applied: prefer bfloat16.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ import torch
 from torch import nn
 
 from convmesh.dist import OpenMesh, dry_mesh
-from convmesh.errors import ConvMeshError, ShapeError, UnsupportedError
+from convmesh.errors import ConvMeshError, OperatorError, ShapeError, UnsupportedError
 from convmesh.gradients.local_gradients import local_of
 from convmesh.graph import Captured
 from convmesh.layout import Layout
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
-from convmesh.plans.pipeline_rules import equal_share, microbatches_for, own_stages, stages_of
+from convmesh.plans.pipeline_rules import equal_share, microbatches_for, stages_of
 from convmesh.private_torch import tree_flatten, tree_map, tree_unflatten
 from convmesh.runtime.direct_engine import Loss, rebind, whole_loss
 from convmesh.runtime.pipeline.micro_batch_loss import KINDS, REFUSED, Kind, compare, kind_of, shares
 from convmesh.runtime.pipeline.micro_batches import MicroBatches, Runner
-from convmesh.runtime.pipeline.stage_modules import output_names, output_tree, returned, stage_regions
-from convmesh.runtime.pipeline.stage_weights import StageWeights, from_stage
+from convmesh.runtime.pipeline.stage_modules import StageRegion, output_names, output_tree, returned
+from convmesh.runtime.pipeline.stage_weights import from_stage
 from convmesh.runtime.pipeline.torch_schedules import check_order
 
 Gradients = list[torch.Tensor | None]
 
 
 class _Deposit(torch.autograd.Function):
-    """The loss, whose gradients with respect to the parameters are known already."""
+    """The loss, as a function of the parameters whose gradients are known already."""
 
     @staticmethod
     def forward(
-        ctx: Any, loss: torch.Tensor, found: Gradients, anchor: torch.Tensor, *parameters: torch.Tensor
+        ctx: Any, loss: torch.Tensor, gradients: Gradients, anchor: torch.Tensor, *parameters: torch.Tensor
     ) -> torch.Tensor:
         del anchor, parameters
-        ctx.found = found
+        ctx.gradients = gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        if ctx.found is None:
+        if ctx.gradients is None:
             raise RuntimeError("the pipeline's gradients were used up by an earlier `backward()` of this loss.")
-        found, ctx.found = ctx.found, None
-        if grad.is_cpu and grad == 1:  # as `backward()` has it; a look at a GPU would wait for it
-            return None, None, None, *found
-        for gradient in found:
+        gradients, ctx.gradients = ctx.gradients, None
+        if grad.is_cpu and grad == 1:  # the plain `backward()`; on a GPU the comparison would have to wait
+            return None, None, None, *gradients
+        for gradient in gradients:
             if gradient is not None:
                 local_of(gradient).mul_(grad)
-        return None, None, None, *found
+        return None, None, None, *gradients
 
 
 class PipelineEngine:
-    """Runs this rank's stages. Every rank is given its input and target shards; the stages that need them use them."""
+    """Runs this rank's stages. Every rank gets its input and target shards; the first and the last stage use them."""
 
     def __init__(
         self,
@@ -68,17 +68,15 @@ class PipelineEngine:
         lowered: Lowered,
         mesh: OpenMesh,
         loss: Loss | None,
-        weights: StageWeights,
-        backend: str | None = None,
+        regions: Sequence[StageRegion],
     ) -> None:
         assert lowered.plan.pipeline is not None
         check_order(mesh)
         self.mesh, self.loss = mesh, loss
-        self._captured, self._lowered = weights.captured, lowered
+        self._captured, self._lowered = captured, lowered
         self._names = [node.name for node in captured.graph.inputs]
         self._tree = output_tree(captured)
-        own = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
-        self._regions = stage_regions(captured, lowered, mesh, own, backend)
+        self._regions = regions
         self.batch = self._batch_of(lowered)
         self._runners: dict[int, Runner] = {}
         self._kind: Kind = "mean" if lowered.plan.pipeline.microbatches == 1 else "unknown"
@@ -87,59 +85,59 @@ class PipelineEngine:
         self._tried: set[int] = set()
 
     def rebind(self, owner: nn.Module) -> None:
-        """Parameters that the network reads itself, not through a layer, are looked up anew."""
+        """Look up again the parameters that the network reads itself, not through a layer."""
         for region in self._regions:
             rebind(region.module, owner)
 
     def layout_of(self, planned: Layout) -> Layout:
-        """Layouts were worked out for micro-batches."""
+        """The plan's layouts are those of micro-batches."""
         return self.batch.of_batch(planned)
 
     def outputs(self, inputs: list[Sharded]) -> Any:
-        """What the network makes of its inputs, on every rank; without gradients."""
+        """The network's outputs, on every rank; without gradients."""
         runner = self._runner(inputs)
         runner.batch.check_joins()
         values = runner.everywhere(runner.forward(_locals(inputs)))
         return self._returned(runner.batch, values)
 
     def step(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
-        """The global loss, whose `backward()` deposits the gradients; and on the last stage the outputs."""
+        """The global loss, whose `backward()` delivers the gradients; and on the last stage the outputs."""
         runner = self._runner(inputs)
         self._prepare(runner, targets)
-        found: Gradients = []
+        gradients: Gradients = []
         if torch.is_grad_enabled():
-            parts, made, found = self._train(runner, inputs)
+            parts, packed, gradients = self._train(runner, inputs)
         else:
-            made = runner.forward(_locals(inputs))
-            parts = self._losses(runner, made) if runner.has_last else []
-        loss = self._shared(runner, parts, made, found)
-        outputs = runner.parts(made) if runner.has_last else ()
+            packed = runner.forward(_locals(inputs))
+            parts = self._losses(runner, packed) if runner.has_last else []
+        loss = self._shared(runner, parts, packed, gradients)
+        outputs = runner.parts(packed) if runner.has_last else ()
         if not torch.is_grad_enabled():
             return loss, outputs
-        anchor = torch.zeros((), requires_grad=True)  # a stage without parameters has a backward too
-        deposited: torch.Tensor = _Deposit.apply(loss, found, anchor, *self._parameters())
+        anchor = torch.zeros((), requires_grad=True)  # so that a stage without parameters has a backward too
+        deposited: torch.Tensor = _Deposit.apply(loss, gradients, anchor, *self._parameters())
         return deposited, outputs
 
     def _train(self, runner: Runner, inputs: list[Sharded]) -> tuple[list[torch.Tensor], Any, Gradients]:
-        """Run the schedule, and take the gradients that it finds away from the parameters."""
+        """Run the schedule, and move the gradients that it computes away from the parameters."""
         parameters = self._parameters()
-        kept = [parameter.grad for parameter in parameters]
+        earlier = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
         try:
-            parts, made = runner.train(_locals(inputs))
-            return parts, made, [parameter.grad for parameter in parameters]
+            parts, packed = runner.train(_locals(inputs))
+            return parts, packed, [parameter.grad for parameter in parameters]
         finally:
-            for parameter, grad in zip(parameters, kept, strict=True):
+            for parameter, grad in zip(parameters, earlier, strict=True):
                 parameter.grad = grad
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Of this rank's stages."""
-        found = dict.fromkeys(p for region in self._regions for p in region.module.parameters())
-        return [parameter for parameter in found if parameter.requires_grad]
+        """The parameters of this rank's stages that learn."""
+        unique = dict.fromkeys(p for region in self._regions for p in region.module.parameters())
+        return [parameter for parameter in unique if parameter.requires_grad]
 
     def _prepare(self, runner: Runner, targets: Any) -> None:
-        """Targets and weights of the micro-batches; what is wrong with a loss is found on every rank, without data."""
+        """Cut and weigh the micro-batches' targets. A run without data refuses a wrong loss, on every rank."""
         assert self.loss is not None
         if self._kind == "unknown":
             self._kind = kind_of(self.loss, targets)
@@ -151,7 +149,7 @@ class PipelineEngine:
             self._shares = shares(self.loss, self._kind, self._targets, self.mesh)
 
     def _try_loss(self, batch: MicroBatches, targets: Any) -> None:
-        dry = dry_mesh(self.mesh.mesh, self.mesh.rank)
+        dry = dry_mesh(self.mesh.mesh, self.mesh.rank, self.mesh.stands_for)
         replica = MicroBatches(batch.lowered, self._names, batch.outputs.names, dry)
         pairs = zip(batch.outputs.layouts, batch.outputs.dtypes, strict=True)
         values = [Sharded(torch.empty(at.box(dry.rank).shape, dtype=t, device="meta"), at, dry) for at, t in pairs]
@@ -159,59 +157,61 @@ class PipelineEngine:
         assert self.loss is not None
         try:
             whole_loss(self.loss(self._returned(batch, values), replica.targets(without_data)[0]))
+        except OperatorError:  # a loss that looks at values, or has weights of its own, cannot run without data
+            return
         except ConvMeshError:
             raise
-        except Exception:  # a loss that looks at values cannot run without data: the step will tell
+        except Exception:  # the step will tell
             return
 
-    def _losses(self, runner: Runner, made: Any) -> list[torch.Tensor]:
-        """Parts of the loss from outputs that are there."""
-        flats = zip(*(flat.chunk(runner.batch.count) for flat in made), strict=True)
+    def _losses(self, runner: Runner, packed: Any) -> list[torch.Tensor]:
+        """Each micro-batch's part of the loss, from the packed outputs."""
+        flats = zip(*(flat.chunk(runner.batch.count) for flat in packed), strict=True)
         return [self._part(runner.batch, chunk, index) for index, chunk in enumerate(flats)]
 
     def _part(self, batch: MicroBatches, packed: Sequence[torch.Tensor], index: int) -> torch.Tensor:
-        """What one micro-batch adds to the loss."""
+        """One micro-batch's part of the loss."""
         assert self.loss is not None
         values = batch.outputs.unpack(packed, self.mesh)
-        if not self._shares[index]:  # all its targets are ignored: the mean over none is not a number
+        if not self._shares[index]:  # all its targets are ignored, and the mean over none is NaN
             return torch.stack([value.local.sum() for value in values]).sum() * 0
         return whole_loss(self.loss(self._returned(batch, values), self._targets[index])) * self._shares[index]
 
     def _returned(self, batch: MicroBatches, values: Sequence[Sharded]) -> Any:
         return returned(self._tree, dict(zip(batch.outputs.names, values, strict=True)), batch.lowered.numbers)
 
-    def _shared(self, runner: Runner, parts: Sequence[torch.Tensor], made: Any, found: Gradients) -> torch.Tensor:
-        """The loss on every rank, once it is known what its micro-batches' losses are of it."""
+    def _shared(self, runner: Runner, parts: Sequence[torch.Tensor], packed: Any, gradients: Gradients) -> torch.Tensor:
+        """The loss on every rank. In the first step, find out how it follows from its micro-batches' losses."""
         dtype = torch.float64 if torch.float64 in runner.batch.outputs.dtypes else torch.float32
         told = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
         if runner.has_last:
             told[0] = sum(part.double() for part in parts)
             if self._kind == "unknown":
-                told[1] = KINDS.index(self._compared(runner, parts, made))
+                told[1] = KINDS.index(self._compared(runner, parts, packed))
         home = (stages_of(runner.batch.pipeline) - 1) % self.mesh.mesh.axes["pipe"]
         told = from_stage(told, home, self.mesh)
-        return (told[0] * (self._settle(int(told[1]), runner, found) if self._kind == "unknown" else 1)).to(dtype)
+        return (told[0] * (self._settle(int(told[1]), runner, gradients) if self._kind == "unknown" else 1)).to(dtype)
 
-    def _settle(self, kind: int, runner: Runner, found: Gradients) -> int:
-        """Keep what was found out about the loss in the first step; gives by what that step is to be multiplied."""
+    def _settle(self, kind: int, runner: Runner, gradients: Gradients) -> int:
+        """Keep the kind of the loss; scale the first step's gradients to it, and return the factor for its loss."""
         self._kind = KINDS[kind]
         if self._kind == "other":
             self._kind = "unknown"
             raise UnsupportedError(REFUSED)
         factor = runner.batch.count if self._kind == "sum" else 1
-        for gradient in found:
+        for gradient in gradients:
             if gradient is not None and factor > 1:
                 local_of(gradient).mul_(factor)
         return factor
 
     @torch.no_grad()
-    def _compared(self, runner: Runner, parts: Sequence[torch.Tensor], made: Any) -> Kind:
-        """Against the loss of the whole batch, found from the outputs and targets of all micro-batches together."""
+    def _compared(self, runner: Runner, parts: Sequence[torch.Tensor], packed: Any) -> Kind:
+        """Compare with the loss of the whole batch, from the joined outputs and targets of all micro-batches."""
         assert self.loss is not None
         batch = runner.batch
         if any(layout.shape[:1] != batch.micro.shape[:1] for layout in batch.outputs.layouts):
             return "other"
-        values = [batch.joined(outputs) for outputs in runner.parts(made)]
+        values = [batch.joined(outputs) for outputs in runner.parts(packed)]
         leaves = [tree_flatten(target) for target in self._targets]
         joined = [_joined(batch, list(column)) for column in zip(*(flat for flat, _ in leaves), strict=True)]
         targets = tree_unflatten(joined, leaves[0][1])
@@ -219,14 +219,14 @@ class PipelineEngine:
         return compare(whole, [part / share for part, share in zip(parts, self._shares, strict=True)])
 
     def _runner(self, inputs: list[Sharded]) -> Runner:
-        """The stages for a batch of this size; worked out when it first comes."""
+        """The stages for a batch of this size; made when the first one comes."""
         samples = inputs[0].shape[0]
         if any(x.shape[0] != samples for x in inputs):
             raise ShapeError(f"the inputs have {[x.shape[0] for x in inputs]} samples; a pipeline needs equal numbers.")
         if samples not in self._runners:
             batch = self._batch(samples)
             loss = partial(self._part, batch)
-            self._runners[samples] = Runner(batch, self._regions, lambda made, index: loss(made, int(index)))
+            self._runners[samples] = Runner(batch, self._regions, lambda packed, index: loss(packed, int(index)))
         return self._runners[samples]
 
     def _batch(self, samples: int) -> MicroBatches:
@@ -238,7 +238,8 @@ class PipelineEngine:
             equal_share(cut), pipeline.microbatches, pipeline.schedule, self.mesh.mesh.axes["pipe"]
         )
         plan = replace(self._lowered.plan, pipeline=replace(pipeline, microbatches=count))
-        return self._batch_of(lower(self._captured, plan, self.mesh.rank, samples // count))
+        found = lower(self._captured, plan, self.mesh.rank, samples // count, self.mesh.stands_for)
+        return self._batch_of(found)
 
     def _batch_of(self, lowered: Lowered) -> MicroBatches:
         return MicroBatches(lowered, self._names, output_names(self._captured), self.mesh)
@@ -253,7 +254,7 @@ def _joined(batch: MicroBatches, parts: list[Any]) -> Any:
 
 
 def _on(value: Any, mesh: OpenMesh) -> Any:
-    """The same shard on a mesh without processes."""
+    """A shard of the same layout on a dry mesh."""
     if not isinstance(value, Sharded):
         return value
     return Sharded(torch.empty_like(value.local, device="meta"), value.layout, mesh)

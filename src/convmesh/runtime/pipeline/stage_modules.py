@@ -1,4 +1,4 @@
-"""Stages as modules: runs of the network's calls that take and give plain tensors."""
+"""Stages as modules: runs of the network's calls, from plain tensors to plain tensors."""
 
 from __future__ import annotations
 
@@ -13,56 +13,59 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
+from convmesh.graph.weightless import parts_of
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.parcels import Parcel, parcel_of
 from convmesh.ops.core.sharded import Sharded
+from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
 from convmesh.runtime.executor import executable, tune
-from convmesh.runtime.graph_regions import Parts, parts_of, region
+from convmesh.runtime.graph_regions import Parts, graph_module, region
 
 
 @dataclass(frozen=True)
 class StageRegion:
-    """The calls of one stage on shards: which values they take and give, and which the stage as a whole does."""
+    """The calls of one stage on shards, with the values that they take and return, and those that the stage does."""
 
     index: int
+    mesh: OpenMesh
+    """With the settings of the network."""
     module: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     received: tuple[str, ...]
     sent: tuple[str, ...]
     masks_before: int
-    """How many random masks earlier stages draw for a micro-batch."""
+    """The number of random masks that earlier stages draw for a micro-batch."""
 
 
-def stage_regions(
-    captured: Captured, lowered: Lowered, mesh: OpenMesh, stages: Sequence[int], backend: str | None
-) -> list[StageRegion]:
-    """The given stages of the lowered network, their local parts compiled if a `backend` is named."""
+def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None) -> list[StageRegion]:
+    """This rank's stages of the lowered network, their local parts compiled if a `backend` is named."""
     assert lowered.plan.pipeline is not None
+    stages = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
     whole = replace(lowered, plan=replace(lowered.plan, checkpoint=()))
     module = executable(captured, whole, mesh)
     parts, row = parts_of(module), StageGraph(captured.graph)
     bounds = row.bounds(lowered.plan.pipeline.starts)
     calls = _calls_by_stage(module.graph, row, bounds)
-    made = [_region(captured, stage, calls[stage], parts, row, bounds) for stage in stages]
+    made = [_region(captured, mesh, stage, calls[stage], parts, row, bounds) for stage in stages]
     return [replace(one, module=_tuned(one.module, captured, lowered, mesh, backend)) for one in made]
 
 
 def _tuned(
     module: fx.GraphModule, captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
 ) -> fx.GraphModule:
-    """A stage with its blocks to recompute, and its parts to compile, put in."""
+    """A stage with its recomputed blocks and compiled parts."""
     if not lowered.plan.checkpoint and backend is None:
         return module
     parts, graph = parts_of(module), fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     tune(graph, parts, captured, lowered, mesh, backend)
-    return fx.GraphModule(parts, graph)
+    return graph_module(parts, graph)
 
 
 def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> list[list[fx.Node]]:
-    """The calls of every stage; a change of layout goes with the call that asks for it, which comes after it."""
+    """The calls of every stage; a change of layout belongs to the stage of the call after it, which needs it."""
     calls: list[list[fx.Node]] = [[] for _ in itertools.pairwise(bounds)]
     waiting: list[fx.Node] = []
     for node in graph.nodes:
@@ -78,11 +81,18 @@ def _calls_by_stage(graph: fx.Graph, row: StageGraph, bounds: Sequence[int]) -> 
 
 
 def _region(
-    captured: Captured, stage: int, calls: Sequence[fx.Node], parts: Parts, row: StageGraph, bounds: Sequence[int]
+    captured: Captured,
+    mesh: OpenMesh,
+    stage: int,
+    calls: Sequence[fx.Node],
+    parts: Parts,
+    row: StageGraph,
+    bounds: Sequence[int],
 ) -> StageRegion:
     found = region(parts, calls)
     return StageRegion(
         index=stage,
+        mesh=mesh,
         module=found.module,
         inputs=tuple(node.name for node in found.inputs),
         outputs=tuple(node.name for node in found.outputs),
@@ -103,22 +113,22 @@ def output_names(captured: Captured) -> tuple[str, ...]:
 
 
 class StageModule(nn.Module):
-    """One stage for one size of micro-batch: the first takes input shards, the others runs of what crosses."""
+    """One stage for micro-batches of one size: the first takes input shards, the others packed values."""
 
-    def __init__(self, calls: StageRegion, lowered: Lowered, mesh: OpenMesh, wire: torch.device) -> None:
+    def __init__(self, calls: StageRegion, lowered: Lowered, wire: torch.device) -> None:
         super().__init__()
         self.calls = calls.module
         self.takes = parcel_of(calls.received, lowered)
         self.gives = parcel_of(calls.sent, lowered)
         self.seeds: Sequence[int] = ()
-        """Of the random masks of each micro-batch."""
+        """One for the random masks of each micro-batch."""
         self.chunk = 0
-        """The micro-batch that runs next."""
-        self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, mesh, wire
+        """The number of the micro-batch that runs next."""
+        self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, calls.mesh, wire
 
     @property
     def examples(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """What it takes and gives, without data."""
+        """Its inputs and outputs, without data."""
         return self._input_examples(), self.gives.examples(self._mesh.rank)
 
     def _input_examples(self) -> tuple[torch.Tensor, ...]:
@@ -130,8 +140,10 @@ class StageModule(nn.Module):
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         known: dict[str, Any] = dict(zip(self.takes.names, self._received(given), strict=True))
         with self._seeded():
-            made = self.calls(*(known[name] if name in known else self._numbers[name] for name in self._region.inputs))
-        known |= zip(self._region.outputs, made, strict=True)
+            results = self.calls(
+                *(known[name] if name in known else self._numbers[name] for name in self._region.inputs)
+            )
+        known |= zip(self._region.outputs, results, strict=True)
         return self.gives.pack([known[name] for name in self.gives.names], self._wire)
 
     def _received(self, given: Sequence[torch.Tensor]) -> list[Sharded]:
@@ -141,7 +153,7 @@ class StageModule(nn.Module):
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Masks as if the whole network ran here on the micro-batch: they do not change with the cut into stages."""
+        """Draw masks as if the whole network ran here on the micro-batch, so that the cut into stages changes none."""
         if not self.seeds:
             yield
             return
@@ -156,7 +168,7 @@ class StageModule(nn.Module):
 
 
 def returned(tree: Any, values: Mapping[str, Sharded], numbers: Mapping[str, Any]) -> Any:
-    """What the network returns, in its structure, from the values of its nodes."""
+    """The network's outputs, in their structure, from the values of its nodes."""
     known: dict[str, Any] = {**numbers, **values}
     return fx.map_arg(tree, lambda node: known[node.name])
 

@@ -1,11 +1,8 @@
-"""Weights of a pipeline: a rank holds its stages' alone, and knows of the others' their names and shapes."""
+"""Weights of a pipeline: a rank holds those of its stages, and knows the names and shapes of the others."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +10,7 @@ from torch import nn
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.graph import Captured
+from convmesh.graph.weightless import weightless
 from convmesh.plans import Plan
 from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
@@ -21,16 +19,16 @@ from convmesh.runtime.full_state import State, named_tensors
 
 
 class StageWeights:
-    """The whole model without data, and on which place of the pipe axis each of its tensors lives."""
+    """The whole model without data, and the place on the pipe axis of each of its tensors."""
 
     def __init__(self, model: nn.Module, captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
         assert plan.pipeline is not None
         row = StageGraph(captured.graph)
         stages = row.stage_weights(row.bounds(plan.pipeline.starts))
         self._mesh, pipe = mesh, plan.mesh.axes["pipe"]
-        self.template, module = _without_data(model, captured)
-        self.captured = replace(captured, module=module)
-        """The network for working out other batches: on the meta device."""
+        self.template = weightless(model)
+        self.captured = captured.without_weights()
+        """The network for lowering batches of other sizes."""
         tensors = {name: id(t) for name, t in _all_tensors(model).items()}
         by_tensor = {tensors[name]: stage for name, stage in stages.items() if name in tensors}
         self.home = {name: by_tensor.get(tensor, 0) % pipe for name, tensor in tensors.items()}
@@ -43,7 +41,7 @@ class StageWeights:
         return dict(named_tensors(self.template))
 
     def drop_others(self, model: nn.Module) -> None:
-        """Take the tensors of other ranks' stages out of the model, so that their memory is free."""
+        """Remove the tensors of other ranks' stages from the model, which frees their memory."""
         for name, home in self.home.items():
             if home != self._mine:
                 path, _, last = name.rpartition(".")
@@ -52,14 +50,14 @@ class StageWeights:
                 table[last] = None
 
     def everywhere(self, mine: Mapping[str, torch.Tensor], names: Mapping[str, torch.Tensor]) -> State:
-        """Whole tensors of all stages, on every rank, in the order of `names`; those that no rank has are left out."""
+        """Whole tensors of all stages, on every rank, in the order of `names`; those that no rank has are omitted."""
         present = torch.tensor([name in mine for name in names], dtype=torch.int32, device=self._mesh.device)
         flags = all_reduce(present, self._mesh, ("pipe",))
-        found: State = {}
+        state: State = {}
         for (name, like), is_there in zip(names.items(), flags.tolist(), strict=True):
             if is_there:
-                found[name] = self._from(self.home[name], mine.get(name), like)
-        return found
+                state[name] = self._from(self.home[name], mine.get(name), like)
+        return state
 
     def _from(self, home: int, here: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         device = self._mesh.device
@@ -71,28 +69,11 @@ def _all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
-def _without_data(model: nn.Module, captured: Captured) -> tuple[nn.Module, Any]:
-    """Copies of a model and of its captured module, whose tensors have shapes and types only."""
-    tensors = (*_all_tensors(model).values(), *_all_tensors(captured.module).values())
-    known: dict[int, Any] = {id(tensor): _meta(tensor) for tensor in tensors}
-    return copy.deepcopy((model, captured.module), known)
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-
-
-def wire_of(mesh: OpenMesh) -> torch.device:
-    """The device that messages between stages leave from."""
-    return torch.device("cpu") if mesh.stages_through_host else mesh.device
-
-
 def from_stage(tensor: torch.Tensor, home: int, mesh: OpenMesh) -> torch.Tensor:
-    """The tensor of the rank at place `home` of the pipe axis, on all ranks along it."""
+    """The tensor of the rank at place `home` on the pipe axis, on all ranks along it."""
     here = mesh.mesh.coordinates(mesh.rank)
     root = mesh.world_rank(mesh.mesh.rank({**here, "pipe": home}))
-    wire = tensor.detach().to(wire_of(mesh)).contiguous()
+    wire = tensor.detach().to(mesh.wire_device).contiguous()
     wire = wire.clone() if wire.data_ptr() == tensor.data_ptr() else wire
     # Counted as a chain: each rank but the last passes it on.
     if here["pipe"] != (home - 1) % mesh.mesh.axes["pipe"]:

@@ -1,4 +1,4 @@
-"""Schedules of torch.distributed.pipelining over stages of ours."""
+"""Schedules of torch.distributed.pipelining over our stages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from convmesh.private_torch.backward_engine import keeps_its_graph
 from convmesh.runtime.pipeline.stage_modules import StageModule
 
 LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
-"""Outputs of the last stage and the number of the micro-batch → its part of the loss."""
+"""From the last stage's outputs and the number of the micro-batch to its part of the loss."""
 
 
 class CountedStage(PipelineStage):
-    """A stage whose shapes are known beforehand, and whose messages are counted as they are posted."""
+    """A stage whose shapes are known in advance, and whose messages are counted when they are posted."""
 
     def __init__(self, module: StageModule, index: int, stages: int, mesh: OpenMesh, wire: torch.device) -> None:
-        given, made = module.examples
-        super().__init__(module, index, stages, wire, given, made, group=mesh.group(("pipe",)))
+        inputs, outputs = module.examples
+        super().__init__(module, index, stages, wire, inputs, outputs, group=mesh.group(("pipe",)))
         self._open_mesh, self._module = mesh, module
         self._graphs: dict[int, list[Any]] = {}
 
@@ -48,18 +48,18 @@ class CountedStage(PipelineStage):
         return self._counted(super().get_bwd_send_ops(bwd_chunk_id), self.stage_index - 1)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """A micro-batch's graph must outlive its input gradients, if weight gradients are found later."""
+        """Keep a micro-batch's graph after its input gradients, if weight gradients are computed later."""
         if self.has_backward and not kwargs.get("full_backward", True) and not graphs_keep_functions():
             ends = [loss] if self.is_last else self.fwd_cache[bwd_chunk_id][0]
             self._graphs[bwd_chunk_id] = [end.grad_fn for end in ends]
-        with without_autocast(self._open_mesh.device):  # as `backward()` has it, which runs after the block that casts
+        with without_autocast(self._open_mesh.device):  # like `backward()`, which runs after the block that casts
             return super().backward_one_chunk(bwd_chunk_id, loss, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with without_autocast(self._open_mesh.device):
-            made = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
         self._graphs.pop(bwd_chunk_id, None)
-        return made
+        return result
 
     def _counted(self, posted: list[dist.P2POp], receiver: int) -> list[dist.P2POp]:
         mesh = self._open_mesh
@@ -82,18 +82,18 @@ class _Probe(torch.autograd.Function):
 
 @cache
 def graphs_keep_functions() -> bool:
-    """Whether a function written in Python can still be differentiated when the graph around it is gone (2.13)."""
-    made: torch.Tensor = _Probe.apply(torch.zeros(1, requires_grad=True)).clone()
-    assert made.grad_fn is not None
-    function = made.grad_fn.next_functions[0][0]
-    made.detach_()
+    """Whether a function written in Python can still be differentiated after the graph around it is freed (2.13)."""
+    end: torch.Tensor = _Probe.apply(torch.zeros(1, requires_grad=True)).clone()
+    assert end.grad_fn is not None
+    function = end.grad_fn.next_functions[0][0]
+    end.detach_()
     return keeps_its_graph(function)
 
 
 def make_schedule(name: str, stages: Sequence[CountedStage], microbatches: int, loss: LossOf | None) -> Any:
     """The schedule of a plan for this rank's stages; without a loss it runs forward only.
 
-    With fewer micro-batches than stages, one forward and one backward in turn is what GPipe does.
+    With fewer micro-batches than stages, 1F1B is GPipe.
     """
     options: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": loss, "scale_grads": False}
     if name in ("gpipe", "1f1b"):
@@ -106,6 +106,6 @@ def make_schedule(name: str, stages: Sequence[CountedStage], microbatches: int, 
 
 
 def check_order(mesh: OpenMesh) -> None:
-    """Torch finds a stage's rank by its place in the process group, which is in the order of the job."""
+    """Torch takes a stage's rank from its place in the process group, whose ranks are in the order of the job."""
     if mesh.members(("pipe",)) != mesh.mesh.group(("pipe",), mesh.rank):
         raise MeshError("a mesh with a pipe axis must list its `ranks` in rising order along it; sort them.")

@@ -1,4 +1,4 @@
-"""What collectives and messages cost on a cluster's links, by the algorithms and protocols that libraries have."""
+"""Seconds of collectives and messages on a cluster's links, by algorithm and protocol."""
 
 from convmesh.oracle.pricing.collectives.group_shape import Crossing, Shape
 from convmesh.oracle.pricing.collectives.methods import Choice, fastest

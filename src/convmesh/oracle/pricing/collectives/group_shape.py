@@ -1,4 +1,4 @@
-"""How the groups along some mesh axes lie over a cluster's links, and what bandwidth that leaves each of them."""
+"""How groups along mesh axes spread over a cluster's links, and the bandwidth that each group gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convmesh.layout.mesh import Mesh
 from convmesh.system import GroupSpan, LinkLevel, Placement, System
 
 RING_LINKS = 2
-"""Links of a device that rings go through, where a group has not all devices that links join in pairs."""
+"""Links of a device that rings use, if a group does not have all devices that are linked in pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Crossing:
     sharing: int
     """Groups that have ranks in one inner block and cross the level at once."""
     ports: float
-    """That the inner block with the fewest ranks has into the level; less than one where blocks share a port."""
+    """Ports into the level of the inner block with the fewest ranks; less than one where blocks share a port."""
     fraction: float
-    """Of a port's bandwidth, what data gets."""
+    """Share of a port's bandwidth that carries data."""
     whole: bool
     """Whether the group has ranks in all blocks that the level joins, and so uses all links of a port."""
 
     @property
     def bytes_per_second(self) -> float:
-        """Into or out of one inner block, for one group: its share of the ports; less if peers are few."""
+        """Into or out of one inner block for one group: its share of the ports, less with few peers."""
         shared = self._port * self.ports / self.sharing / self.level.oversubscription.value
         pair = self.level.bytes_per_second_pair
         if pair is None or self.whole:
@@ -39,7 +39,7 @@ class Crossing:
         return min(shared, pair.value * self.fraction * self.members * min(RING_LINKS, self.blocks - 1))
 
     def bytes_per_second_message(self, senders: int) -> float:
-        """Of one message while `senders` ranks of a block send one out; a rank drives one port."""
+        """Of one message while `senders` ranks of a block send one each; a rank drives one port."""
         pair = self.level.bytes_per_second_pair
         most = self._port * self.ports / max(1, senders) / self.level.oversubscription.value
         return min(most, self._port, pair.value * self.fraction if pair is not None else most)
@@ -56,7 +56,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Groups of `ranks` and the levels they cross, from the inside out."""
+    """Groups of `ranks` ranks and the levels that they cross, from the inside out."""
 
     ranks: int
     crossings: tuple[Crossing, ...]
@@ -89,7 +89,7 @@ class Shape:
 
     @property
     def nodes(self) -> int:
-        """That one group has ranks on."""
+        """Nodes with ranks of one group."""
         nodes = 1
         for crossing in self.outside:
             nodes *= crossing.blocks
@@ -101,16 +101,16 @@ class Shape:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of a ring through all ranks: its narrowest passage."""
+        """Of a ring through all ranks: its slowest link."""
         direct = [c for c in self.inside if c.level.medium == "nvlink" and c.whole]
         if len(direct) < 2:
             return min(crossing.bytes_per_second for crossing in self.crossings)
-        # All links of every device are there: rings are laid so that they use those of all levels.
+        # The group has all links of every device, so rings use those of all levels.
         joined = sum(crossing.bytes_per_second / crossing.ports for crossing in direct)
         return min([joined, *(c.bytes_per_second for c in self.crossings if c not in direct)])
 
     def ring_edges(self) -> Iterator[tuple[str, int]]:
-        """By medium: edges of a ring through all ranks that visits block after block."""
+        """By medium: edges of a ring that visits block after block."""
         outer = 0
         for crossing in reversed(self.crossings):
             blocks = max(1, outer) * crossing.blocks
@@ -121,7 +121,7 @@ class Shape:
 def _crossing(system: System, index: int, span: GroupSpan, placement: Placement, sizes: tuple[int, int]) -> Crossing:
     """`sizes` are those of the mesh and of a group."""
     level, (world, ranks) = system.links[index], sizes
-    # Ranks take the first devices of a node, so devices that share a port share it with as many ranks at most.
+    # Ranks take the first devices of a node, so at most that many share a port.
     sharers = min(int(level.shared_by), placement.ranks_per_node, world)
     fraction = system.collectives.fraction_wire.get(level.medium)
     extent = placement.extents[index]
@@ -137,12 +137,12 @@ def _crossing(system: System, index: int, span: GroupSpan, placement: Placement,
 
 
 def _fullness(span: GroupSpan, ranks: int) -> float:
-    """Of the ranks that a group has in most blocks, the part that it has in the block with the fewest."""
+    """A group's ranks in its emptiest block, as a fraction of those in a full one."""
     return max(1, min(span.members, ranks - span.members * (span.blocks - 1))) / span.members
 
 
 def _ranks_inside(placement: Placement, index: int, world: int) -> int:
-    """Ranks in one block of the level inside; where that varies, the devices that it has."""
+    """Ranks in one block of the next inner level; its devices where that varies."""
     ranks = placement.ranks_in_block(index - 1)
     if ranks == 0:
         ranks = placement.extents[index - 1]

@@ -1,7 +1,7 @@
-"""Collectives by algorithm and protocol, and the fastest of those that a system's library has.
+"""Collectives by algorithm and protocol, and the fastest that a system's library has.
 
-Steps and volumes are those of NCCL's tuner (src/graph/tuning.cc): a library that chooses by that formula runs what is
-the fastest by it. `bytes_sent` is what the runtime counts: a ring's volume of one rank, or all of a broadcast's.
+Steps and volumes are those of NCCL's tuner (src/graph/tuning.cc): a library that chooses by that formula runs the
+fastest by it. `bytes_sent` is what the runtime counts: one rank's volume in a ring, or all of a broadcast's.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1,
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A method and what a collective takes with it."""
+    """A method and the seconds of a collective with it."""
 
     method: Method
     seconds: float
 
 
 def fastest(carrier: str, shape: Shape, bytes_sent: int, methods: tuple[Method, ...]) -> Choice:
-    """Of the methods that can do the collective and cross all its media."""
+    """Of the methods that support the collective and all its media."""
     return min(_choices(carrier, shape, bytes_sent, methods), key=lambda choice: choice.seconds)
 
 
@@ -40,7 +40,7 @@ def _choices(carrier: str, shape: Shape, bytes_sent: int, methods: tuple[Method,
 
 
 def payload(carrier: str, ranks: int, bytes_sent: float) -> float:
-    """Bytes of the whole that is reduced, gathered or passed on."""
+    """Bytes of the whole tensor that is reduced, gathered or broadcast."""
     if carrier in ("broadcast", "reduce"):
         return bytes_sent
     return bytes_sent * ranks / (PASSES[carrier] * (ranks - 1))
@@ -65,7 +65,7 @@ def _tree(carrier: str, shape: Shape, bytes_sent: int, method: Method) -> float 
 
 
 def _hierarchical(carrier: str, shape: Shape, bytes_sent: int, method: Method) -> float | None:
-    """Scatter inside nodes, the collective between ranks of equal place on all nodes, gather inside."""
+    """Scatter inside nodes, the collective between equal places of all nodes, gather inside."""
     inside, outside = Shape(shape.ranks_per_node, shape.inside), Shape(shape.nodes, shape.outside)
     if carrier not in ("all_reduce", "all_gather", "reduce_scatter") or inside.ranks < 2 or outside.ranks < 2:
         return None
@@ -79,7 +79,7 @@ def _volume(carrier: str, ranks: int, size: float) -> int:
 
 
 def _nvls(carrier: str, shape: Shape, bytes_sent: int, method: Method) -> float | None:
-    """The switch adds up: every rank sends all it has once and is sent the sum."""
+    """The switch adds: every rank sends its data once and receives the sum."""
     if carrier not in ("all_reduce", "all_gather", "reduce_scatter") or shape.outside or shape.ranks < 3:
         return None
     size = payload(carrier, shape.ranks, bytes_sent) if carrier == "all_reduce" else bytes_sent

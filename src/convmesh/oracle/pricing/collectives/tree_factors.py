@@ -1,11 +1,11 @@
-"""What trees lose at middle sizes: NCCL's own table (src/graph/tuning.cc, treeCorrectionFactor)."""
+"""Bandwidth that trees lose at medium sizes: NCCL's own table (src/graph/tuning.cc, treeCorrectionFactor)."""
 
 from __future__ import annotations
 
 import math
 
 _SMALLEST = 64
-"""Bytes of the table's first column; each next one has twice as many."""
+"""Bytes of the table's first column; each column doubles them."""
 
 _FACTORS = {
     "ll": (
@@ -24,7 +24,7 @@ _FACTORS = {
 
 
 def tree_factor(protocol: str, size: float) -> float:
-    """Of a tree's bandwidth, the fraction that it reaches at a size; between columns in line, so that time grows."""
+    """Fraction of a tree's bandwidth at a size; linear between columns, so that time grows with size."""
     factors = _FACTORS[protocol]
     place = min(max(0.0, math.log2(max(size, _SMALLEST) / _SMALLEST)), len(factors) - 1.0)
     left = int(place)

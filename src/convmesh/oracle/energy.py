@@ -1,4 +1,4 @@
-"""Energy, carbon dioxide and price of a step: what devices, links, hosts, switches and the building draw."""
+"""Energy, carbon dioxide and price of a step: devices, links, hosts, switches and the building."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass, fields
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.estimate import Basis, Estimate
 from convmesh.oracle.simulate.step import Scheduled
-from convmesh.plans.program import Program, Transfer, Work
+from convmesh.plans.program import Program
+from convmesh.plans.steps import Transfer, Work
 from convmesh.system import Device, Figure, System
 
 LEVEL_ARITHMETIC = 0.9
 LEVEL_MEMORY = 0.7
-"""Of the range from idle to busy, what a device draws while arithmetic or its memory bounds it. Chosen by eye from one
-H200: of eight networks, the five that kept it busy drew 0.68 to 0.93 of it by NVML; the other three waited for the host
-and are left out. Not tested on other devices."""
+"""Share of the range from idle to busy power that a device draws while arithmetic, or memory, is the bottleneck. Chosen
+by eye from one H200: of eight networks, the five that kept it busy drew 0.68 to 0.93 of it by NVML; the other three
+waited for the host and are left out. Not tested on other devices."""
 LEVEL_WAITING = 0.2
-"""While it waits for transfers, which kernels of its own move; a guess."""
+"""The same while it waits for transfers, which its own kernels move; a guess."""
 SPREAD_LEVEL = 0.15
 
 JOULES_PER_KWH = 3.6e6
@@ -28,14 +29,14 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """Joules of one step over all ranks, by who draws them; in `seconds`, so that it can be told in watts."""
+    """Joules of one step over all ranks, by consumer; the step takes `seconds`."""
 
     devices: Estimate
     links: Estimate
     hosts: Estimate
     network: Estimate
     facility: Estimate
-    """Cooling and losses of the building."""
+    """Cooling and losses in the building."""
     seconds: float
     grams_co2_per_kwh: float
     dollars_per_hour: float | None = None
@@ -43,7 +44,7 @@ class Energy:
 
     @property
     def parts(self) -> dict[str, Estimate]:
-        return {f.name: found for f in fields(self) if isinstance(found := getattr(self, f.name), Estimate)}
+        return {f.name: part for f in fields(self) if isinstance(part := getattr(self, f.name), Estimate)}
 
     @property
     def joules(self) -> Estimate:
@@ -60,14 +61,14 @@ class Energy:
 
     @property
     def dollars(self) -> float | None:
-        """The price of the nodes for that long."""
+        """The price of the nodes for one step."""
         return None if self.dollars_per_hour is None else self.dollars_per_hour * self.seconds / SECONDS_PER_HOUR
 
 
 def energy_of(
     scheduled: Scheduled, system: System, programs: Mapping[int, Program], assumptions: Assumptions | None = None
 ) -> Energy:
-    """Of one step, whose ranks all take as long as the slowest; `programs` stand for those of the others."""
+    """Of one step, in which every rank takes as long as the slowest; `programs` stand for those of all ranks."""
     mesh, power = next(iter(programs.values())).mesh, system.power
     per_node = (assumptions or Assumptions()).ranks_per_node or int(system.node.devices)
     nodes, step = mesh.size / per_node, scheduled.step
@@ -89,7 +90,7 @@ def energy_of(
 
 
 def arithmetic_share(programs: Mapping[int, Program], device: Device) -> float:
-    """Of the time that devices compute, the part in which arithmetic bounds them, by the roofline."""
+    """Share of computing time in which arithmetic is the bottleneck, by the roofline."""
     memory_rate = float(device.bytes_per_second_memory) * float(device.fraction_memory)
     spent: Counter[bool] = Counter()
     for program in programs.values():
@@ -108,7 +109,7 @@ def _rate(device: Device, dtype: str) -> float:
 
 
 def _device(scheduled: Scheduled, system: System, arithmetic: float) -> Estimate:
-    """What one device draws in a step: idle all the time, and more by what it does."""
+    """Joules of one device in a step: idle power throughout, and more while it works."""
     power = system.power
     more = float(power.watts_device_busy) - float(power.watts_device_idle)
     computing = more * (arithmetic * LEVEL_ARITHMETIC + (1 - arithmetic) * LEVEL_MEMORY)
@@ -122,45 +123,39 @@ def _device(scheduled: Scheduled, system: System, arithmetic: float) -> Estimate
 
 
 def _uncertain(estimate: Estimate) -> Estimate:
-    """With what is not known about how much of its power a device takes."""
+    """The estimate, widened by the uncertainty about a device's power."""
     low, high = estimate.low * (1 - SPREAD_LEVEL), estimate.high * (1 + SPREAD_LEVEL)
     return Estimate(estimate.value, low, high, "model" if estimate.basis == "measured" else estimate.basis)
 
 
 def _drawn(watts: Figure, seconds: Estimate) -> Estimate:
-    """A steady power for so long, with the spread that its figure has."""
+    """A constant power over `seconds`, with the spread of its figure."""
     low, high = watts.spread or (watts.value, watts.value)
     basis: Basis = "guess" if watts.origin == "guess" else "model"
     return Estimate(watts.value * seconds.value, low * seconds.low, high * seconds.high, basis)
 
 
 def _links(programs: Mapping[int, Program], system: System, per_node: int) -> Estimate:
-    """What moving one rank's bytes takes on average over the ranks that were worked out: by medium, for each bit."""
+    """Joules to move one rank's bytes, averaged over the evaluated ranks: bits by medium."""
     bits: Counter[str] = Counter()
     for rank, program in programs.items():
-        for transfer, times in _sent(program):
+        for transfer, times in program.transfers_with_update():
             for medium, share in _media(transfer, rank, program, system, per_node):
                 bits[medium] += 8 * times * transfer.bytes_sent * share  # type: ignore[assignment]
-    known = system.power.joules_per_bit
+    per_bit = system.power.joules_per_bit
     return Estimate.total(
-        _drawn(known[medium], Estimate.exactly(count / len(programs)))
+        _drawn(per_bit[medium], Estimate.exactly(count / len(programs)))
         for medium, count in bits.items()
-        if medium in known
+        if medium in per_bit
     )
-
-
-def _sent(program: Program) -> Iterator[tuple[Transfer, int]]:
-    yield from program.transfers()
-    shown = (step for part in program.shown for step in (*part.start, *part.finish))
-    yield from ((step, 1) for step in shown if isinstance(step, Transfer))
 
 
 def _media(
     transfer: Transfer, rank: int, program: Program, system: System, per_node: int
 ) -> Iterator[tuple[str, float]]:
-    """The media that a message crosses, with the part of it that does.
+    """The media that a message crosses, each with the share of the bytes that crosses it.
 
-    The ranks of a collective pass bytes on to their neighbours in a ring, of whose steps one a block leaves the block.
+    A collective passes bytes around a ring; one of its steps in each block leaves the block.
     """
     if transfer.peer is not None:
         level = system.level_between(rank, transfer.peer, per_node)
@@ -170,7 +165,7 @@ def _media(
     ranks, inside = program.mesh.extent(transfer.axes), 1
     for level in system.links:
         blocks = spans[level.name].blocks
-        # Of a group's ring: the steps between the blocks that this level joins, but for those that leave it.
+        # Steps of the ring between the blocks that this level joins, without those that leave the level.
         joined = ranks // inside if blocks > 1 else 0
         left = ranks // (inside * blocks) if inside * blocks < ranks else 0
         inside *= blocks

@@ -1,0 +1,112 @@
+"""Rivals in turn, each in a process of its own: compiled side by side, then measured one at a time."""
+
+from __future__ import annotations
+
+import json
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROUNDS = 7
+SECONDS_READY = 90.0
+SECONDS_BLOCK = 30.0
+SECONDS_ROUNDS = 20.0
+"""Kept for the rounds of a case: rivals that are not ready by then take no part."""
+
+
+class Rivalling:
+    """A worker's process, and what is known of it."""
+
+    def __init__(self, case: str, name: str, logs: Path) -> None:
+        self.case, self.name = case, name
+        self.found: dict[str, Any] = {}
+        self.seconds: list[float] = []
+        words = [sys.executable, "-m", "benchmarks.gpu_step.worker", case, name]
+        log = (logs / f"{case} {name}.txt".replace(" ", "_")).open("w")
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+
+    @property
+    def is_alive(self) -> bool:
+        return "failed" not in self.found
+
+    def send(self, command: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{command}\n".encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.found["failed"] = "its process ended"
+
+    def receive(self, command: str, seconds: float, limit: float | None = None) -> dict[str, Any]:
+        """The reply to a command within `seconds`, what is left of `limit`; a failure or silence ends the rival."""
+        reply = self._reply(command, seconds, limit or seconds) if self.is_alive else {}
+        if "failed" in reply:
+            self.end()
+        self.found.update(reply)
+        return reply
+
+    def _reply(self, command: str, seconds: float, limit: float) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, seconds))
+        if not readable:
+            return {"failed": f"{command} took more than {limit:.0f} s"}
+        line = self.process.stdout.readline()
+        reply: dict[str, Any] = json.loads(line) if line else {"failed": f"its process ended while asked to {command}"}
+        return reply
+
+    def ask(self, command: str, seconds: float) -> dict[str, Any]:
+        """The reply to a command, or nothing where no time is left."""
+        if not self.is_alive or seconds < 1:
+            return {}
+        self.send(command)
+        return self.receive(command, seconds)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def summary(self) -> dict[str, Any]:
+        if not self.seconds:
+            return self.found
+        many = self.seconds if len(self.seconds) > 1 else self.seconds * 2
+        low, middle, high = statistics.quantiles(many, n=4)
+        return {**self.found, "seconds": middle, "quartiles": [low, high], "rounds": len(self.seconds)}
+
+
+def prepare_all(rivals: Sequence[Rivalling], seconds: float) -> None:
+    """Let all of them make their models and compile at the same time."""
+    end = time.monotonic() + seconds
+    for rival in rivals:
+        rival.send("prepare")
+    for rival in rivals:
+        rival.receive("prepare", end - time.monotonic(), limit=seconds)
+        print(f"{rival.case}, {rival.name}: {rival.found}", flush=True)
+
+
+def measure(rivals: Sequence[Rivalling], deadline: float) -> Iterator[None]:
+    """Measure the rivals of one case in alternation; after each round there is something to keep."""
+    for rival in rivals:
+        reply = rival.ask("ready", min(SECONDS_READY, deadline - SECONDS_ROUNDS - time.monotonic()))
+        print(f"{rival.case}, {rival.name}: {reply}", flush=True)
+    yield
+    ready = [rival for rival in rivals if "loss" in rival.found]
+    for _ in range(ROUNDS):
+        for rival in ready:
+            _take_turn(rival, deadline)
+        yield
+    for rival in ready:
+        rival.ask("profile", min(SECONDS_BLOCK, deadline - time.monotonic()))
+        yield
+    for rival in rivals:
+        rival.end()
+
+
+def _take_turn(rival: Rivalling, deadline: float) -> None:
+    reply = rival.ask("time", min(SECONDS_BLOCK, deadline - time.monotonic()))
+    if "seconds" in reply:
+        rival.seconds.append(reply["seconds"])

@@ -1,0 +1,35 @@
+"""How the layers on a mesh run a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from convmesh.plans import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """What layers ask of the mesh that their inputs are on. A network's settings come from its plan."""
+
+    overlap: bool = True
+    """Whether convolutions start before their halos arrive; off for debugging and comparison."""
+    sub_batches: int = 1
+    """The number of parts of a batch that travel one by one to dense layers cut over the batch's own axis."""
+    replica_statistics: bool = False
+    """Whether batch norm takes its statistics within one data-parallel replica, not over the global batch."""
+    sums_weights: bool = True
+    """Whether backward of each layer sums the gradients of its weights over ranks. If not, each rank's gradients are
+    its own parts, which a reducer sums."""
+
+    def for_plan(self, plan: Plan) -> StepSettings:
+        """The settings of a network that runs under `plan`: a reducer sums its weight gradients."""
+        return replace(
+            self,
+            sub_batches=plan.sub_batches,
+            replica_statistics=plan.batchnorm == "replica",
+            sums_weights=False,
+        )
+
+    def summing_weights(self) -> StepSettings:
+        """The same, but each layer sums the gradients of its weights itself."""
+        return replace(self, sums_weights=True)

@@ -1,0 +1,10 @@
+"""Whether a tensor is finite, as a tensor, so that no host waits for the answer."""
+
+from __future__ import annotations
+
+import torch
+
+
+def all_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """True if every element is finite; `plans/loss_memory.bytes_check` says what it holds meanwhile."""
+    return tensor.detach().isfinite().all()

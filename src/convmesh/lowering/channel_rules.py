@@ -1,0 +1,111 @@
+"""The rules by which a layer's channels and filters are cut: candidates, limits, and which tensors are cut how.
+
+Each layer takes the algorithm whose transfers, forward and backward, move the fewest elements for its input's layout.
+Where only channel-local operators lie between two layers with a wide middle, that makes the pair y-then-x: it gathers
+once and sum-scatters once, and nothing is moved in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.cut_weights import cut_weight
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout, Mesh
+from convmesh.layout.channels import ChannelSplit, Volumes, candidates, groups_divide, largest_split, volumes
+from convmesh.ops.channels.channel_layers import transposed_filter_dim
+from convmesh.ops.channels.undecided_weight import Plans
+from convmesh.ops.core.sharded import Sharded
+
+Choice = Literal["auto", "x", "y", "w", "whole"]
+PlansOf = Callable[[ChannelSplit], Plans]
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+PER_CHANNEL = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+    nn.GroupNorm,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerCut:
+    """One layer: how its weight is cut, what one rank sends, and what keeping its gathered input would cost."""
+
+    split: ChannelSplit
+    moved: Volumes
+    gathered_extra: int
+    """Elements that a kept gathered input has beyond the rank's own shard."""
+    gathers_again: bool = False
+
+
+def decide_cut(
+    name: str, choice: Choice, axes: tuple[str, ...], x: Sharded, plans_of: PlansOf, groups: int
+) -> LayerCut:
+    """The cut of a layer that moves the least for its input, among those that `choice` allows."""
+    is_cut = bool(x.layout.cuts[1].axes)
+    splits = _possible(name, choice, x.layout.cuts[1].axes or axes, is_cut, groups)
+    priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
+    moved, split = min(priced, key=lambda pair: pair[0].total)
+    _check_counts(name, x.layout, plans_of(split)[0], split, x.mesh.mesh, groups)
+    inputs = plans_of(split)[1]
+    return LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
+
+
+def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
+    """The splits that a layer may take. A whole input needs no gathering, and groups none either: cut the filters."""
+    if groups > 1 or (not is_cut and choice == "auto"):
+        return [ChannelSplit(gathered=axes)]
+    allowed = [split for split in candidates(axes) if choice in ("auto", split.algorithm)]
+    if not allowed:
+        raise UnsupportedError(
+            f"layer {name!r}: algorithm {choice!r} needs its channels cut by two axes, but they are cut by {axes}; "
+            "use a mesh with channel= and filter=, or algorithm 'x', 'y' or 'auto'."
+        )
+    return allowed
+
+
+def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
+    ranks = mesh.extent(split.axes)
+    for what, extent, cut_by in (
+        ("filters", output.shape[1], split.gathered + split.kept),
+        ("channels", source.shape[1], split.kept),
+    ):
+        if extent < mesh.extent(cut_by):
+            raise UnsupportedError(
+                f"layer {name!r}: {mesh.extent(cut_by)} ranks > {extent} {what}; the largest split that works is "
+                f"{extent} ways. Make the channel axes smaller, or leave it uncut: algorithm={{{name!r}: 'whole'}}."
+            )
+    if not groups_divide(groups, ranks):
+        raise UnsupportedError(
+            f"layer {name!r}: {groups} groups do not divide over {ranks} ranks; the largest split that works is "
+            f"{largest_split(groups, ranks)} ways."
+        )
+
+
+def weight_cuts(module: nn.Module, split: ChannelSplit) -> dict[str, dict[int, tuple[str, ...]]]:
+    """How a split cuts the tensors of a layer, by name."""
+    filter_dim = transposed_filter_dim(module.groups) if isinstance(module, TRANSPOSED) else 0
+    return {"weight": {filter_dim: split.gathered, 1 - filter_dim: split.kept}, "bias": {0: split.gathered}}
+
+
+def channel_cuts(axes: tuple[str, ...]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """How channels cut by `axes` cut the tensors of a norm, by name."""
+    return {name: {0: axes} for name in ("weight", "bias", "running_mean", "running_var")}
+
+
+def replace_tensor(module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]]) -> None:
+    """Put this rank's shard in place of a whole parameter or buffer, if the module has it."""
+    whole = getattr(module, name, None)
+    if whole is None:
+        return
+    shard = cut_weight(whole.detach(), mesh, cuts)
+    if isinstance(whole, nn.Parameter):
+        setattr(module, name, nn.Parameter(shard, requires_grad=whole.requires_grad))
+    else:
+        setattr(module, name, shard)

@@ -1,0 +1,80 @@
+"""Tensors without data, and what a call does with them on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from convmesh.dist import OpenMesh
+from convmesh.kernels.memory_format import Order, order_of
+from convmesh.layout import Layout
+from convmesh.layout.channels import ChannelSplit
+from convmesh.ops.core.sharded import Sharded
+from convmesh.plans import Held, Saved, Step
+from convmesh.private_torch import tree_flatten, tree_leaves, tree_unflatten
+
+Axes = tuple[str, ...]
+Strides = tuple[int, ...]
+"""How a gradient lies in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dry:
+    """A tensor of a dry run: where it lives, its type, and whether a gradient comes back for it."""
+
+    layout: Layout
+    dtype: torch.dtype
+    learns: bool
+    order: Order = ()
+    """Its dims from the one that lies outermost in memory to the innermost; empty: as they are numbered."""
+
+    def on(self, mesh: OpenMesh) -> Sharded:
+        """This rank's shard, without data."""
+        shape = self.layout.box(mesh.rank).shape
+        local = torch.empty_permuted(shape, self.order or tuple(range(len(shape))), dtype=self.dtype, device="meta")
+        return Sharded(local.requires_grad_(self.learns), self.layout, mesh)
+
+    def gradient(self, mesh: OpenMesh, strides: Strides | None) -> torch.Tensor:
+        """A gradient of the shard, without data: lying as told, or else as the shard itself."""
+        local = self.on(mesh).local.detach()
+        return lying(local, strides)
+
+
+@dataclass(frozen=True)
+class DryResult:
+    """What a call gives (`Dry` in place of tensors), does and keeps, and the axes that cut its weights' work."""
+
+    value: Any
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    saved: tuple[Saved, ...]
+    sum_axes: tuple[Axes, ...]
+    decided: ChannelSplit | None = None
+    """The cut of the weight, if it was left to the call."""
+    held: Held = field(default_factory=Held)
+    weight_steps: int = 0
+    """How many of the last steps of backward find gradients of weights apart."""
+    gradients: tuple[Strides | None, ...] = ()
+    """Of each tensor that it was given: how the gradient that is found lies in memory."""
+
+
+def lying(tensor: torch.Tensor, strides: Strides | None) -> torch.Tensor:
+    """A tensor like another, in this order in memory."""
+    if strides is None:
+        return torch.empty_like(tensor)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def dry_of(value: Any) -> Any:
+    leaves, spec = tree_flatten(value)
+    return tree_unflatten(
+        [Dry(x.layout, x.dtype, x.requires_grad, order_of(x.local)) if isinstance(x, Sharded) else x for x in leaves],
+        spec,
+    )
+
+
+def dries_in(value: Any) -> list[Dry]:
+    """The tensors in nested arguments or results, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Dry)]

@@ -1,0 +1,58 @@
+"""What lowering has found for one network, kept with its capture: shapes, steps and layouts, never a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from convmesh.graph import Captured
+from convmesh.lowering.dry_run import DryRuns
+from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.recent_results import RecentResults
+from convmesh.plans import Plan
+
+MOST_LOWERED = 64
+"""Lowered plans that are kept for a network: a search returns to the best few."""
+
+
+class Problem(NamedTuple):
+    """A plan to lower for a rank, for a number of samples (None: the plan's own) on a kind of device."""
+
+    plan: Plan
+    rank: int
+    samples: int | None
+    device: str
+    of_stage: bool = False
+    """Whether the rank's own stages of a pipeline are wanted, not all layers."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What lowering depends on: a plan's strategy and notes change nothing."""
+        p = self.plan
+        chosen = (p.mesh, p.splits, p.batchnorm, p.pipeline, p.checkpoint, p.reduction, p.sub_batches)
+        return *chosen, self.rank, self.samples, self.device, self.of_stage
+
+
+@dataclass(frozen=True)
+class LoweringCache:
+    """Lowered plans, and the dry runs that plans share."""
+
+    dry_runs: DryRuns = field(default_factory=DryRuns)
+    _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
+
+    def lowered(self, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
+        """The lowered plan, kept or made now. It is found again for the plan with all choices made, too."""
+        known = self._lowered.get(problem.key)
+        if known is None:
+            known = lower()
+            known = replace(known, plan=replace(known.plan, source=None))  # which holds the network's weights
+            self._lowered[problem.key] = known
+            self._lowered[problem._replace(plan=known.plan).key] = known
+        return replace(known, plan=replace(problem.plan, splits=known.plan.splits))
+
+
+def cache_of(captured: Captured) -> LoweringCache:
+    """The cache of a captured network."""
+    cache: LoweringCache = captured.derived.setdefault("lowering", LoweringCache())
+    return cache

@@ -1,0 +1,200 @@
+"""Operators on tensors without data: the work that each call stands for, and its results.
+
+Both follow from the shapes, strides and types of the arguments, so a call like an earlier one is replayed: torch takes
+fifty times as long to derive the shapes of a convolution's gradients as to make tensors of known shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from convmesh.lowering.call_text import in_kernel_format, written
+from convmesh.plans import Work
+from convmesh.private_torch.tensor_internals import memory_key, storage_key
+
+ALIASING = frozenset({"detach", "_unsafe_view", "lift_fresh", "as_strided_"})
+"""Operators whose result is their argument's memory, although torch does not call them views."""
+
+FREE = ALIASING | {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operators that touch no memory."""
+
+MOST_CALLS = 1 << 15
+"""Different calls that are kept; a search for one network makes a few thousand."""
+
+Signature = tuple[Any, ...]
+
+
+class _Fresh(NamedTuple):
+    """A result in memory of its own."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def make(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+class _Given(NamedTuple):
+    """A result that is one of the call's own tensors, as in-place operators return."""
+
+    position: int
+
+
+class _CallReplay(NamedTuple):
+    """What a call does and returns."""
+
+    work: Work | None
+    results: tuple[Any, ...]
+    """`_Fresh` and `_Given` in place of tensors."""
+    container: type | None
+    """The type of sequence that holds several results."""
+
+
+_known: dict[Signature, _CallReplay | None] = {}
+"""None marks calls that have to be made each time: their results share memory with their arguments."""
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operator does nothing but give its argument's memory another shape."""
+    return func.is_view or func.overloadpacket.__name__ in ALIASING
+
+
+def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
+    """The result of an operator that is no view, and its work unless it is free."""
+    signature = _signature(func, args, kwargs)
+    replay = _known.get(signature) if signature is not None else None
+    if replay is not None:
+        return _replayed(replay, args, kwargs), replay.work
+    result, work = made_call(func, args, kwargs)
+    if signature is not None and signature not in _known:
+        if len(_known) >= MOST_CALLS:
+            _known.clear()
+        is_same = _signature(func, args, kwargs) == signature  # else it changed the shape of an argument
+        _known[signature] = _replay_of(result, work, list(_tensors((*args, *kwargs.values())))) if is_same else None
+    return result, work
+
+
+def made_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
+    """The same, without looking at earlier calls."""
+    result = in_kernel_format(func, args, func(*args, **kwargs))
+    is_free = func.is_view or func.overloadpacket.__name__ in FREE
+    return result, None if is_free else _work(func, args, kwargs, result)
+
+
+def _signature(func: Any, args: Any, kwargs: Any) -> Signature | None:
+    """Everything that the results depend on; None if a tensor has data, or an argument cannot be compared."""
+    try:
+        key = (func, torch.get_default_dtype(), _described(args), _described(kwargs.items()) if kwargs else None)
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _described(values: Any) -> tuple[Any, ...]:
+    """Numbers come with their types: 1, 1.0 and True are equal, but not alike to an operator."""
+    described: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if not value.is_meta:
+                raise TypeError
+            described.append((value.dtype, value.shape, value.stride()))
+        elif isinstance(value, (list, tuple)):
+            described.append(_described(value))
+        else:
+            described.append((value.__class__, value))
+    return tuple(described)
+
+
+def _replay_of(result: Any, work: Work | None, given: Sequence[torch.Tensor]) -> _CallReplay | None:
+    several = isinstance(result, (list, tuple))
+    listed = tuple(result) if several else (result,)
+    storages = {memory_key(tensor) for tensor in given}
+    results: list[Any] = []
+    for value in listed:
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, (list, tuple)):
+                return None
+            results.append(value)
+            continue
+        index = next((index for index, tensor in enumerate(given) if tensor is value), None)
+        if index is not None:
+            results.append(_Given(index))
+            continue
+        fresh = _Fresh(tuple(value.shape), value.stride(), value.dtype)
+        storage = value.untyped_storage()
+        if storage_key(storage) in storages or storage.nbytes() != fresh.make().untyped_storage().nbytes():
+            return None
+        storages.add(storage_key(storage))
+        results.append(fresh)
+    return _CallReplay(work, tuple(results), type(result) if several else None)
+
+
+def _replayed(replay: _CallReplay, args: Any, kwargs: Any) -> Any:
+    results = [_result(value, args, kwargs) for value in replay.results]
+    return results[0] if replay.container is None else replay.container(results)
+
+
+def _result(value: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(value, _Fresh):
+        return value.make()
+    if isinstance(value, _Given):
+        return list(_tensors((*args, *kwargs.values())))[value.position]
+    return value
+
+
+def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
+    values = (*args, *kwargs.values())
+    inputs = list(_tensors(values))
+    outputs = list(_tensors(result if isinstance(result, (list, tuple)) else (result,)))
+    tensors = inputs + outputs
+    return Work(
+        op=func.overloadpacket.__name__,
+        inputs=tuple(tuple(t.shape) for t in inputs),
+        outputs=tuple(tuple(t.shape) for t in outputs),
+        dtype=dtype_name(tensors[0].dtype) if tensors else "",
+        flops=_flops(func, args, kwargs, result),
+        bytes_moved=sum(t.numel() * t.element_size() for t in tensors),
+        options=tuple(tuple(v) if isinstance(v, list) else v for v in values if not _holds_tensors(v)),
+        call=written(func, args, kwargs),
+    )
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if func.overloadpacket is torch.ops.aten.convolution_backward:
+        return _backward_flops(*args)
+    if func.overloadpacket is torch.ops.aten.mkldnn_convolution:
+        return 2 * int(result.numel()) * int(args[1][0].numel())
+    count = flop_registry.get(func.overloadpacket)
+    return int(count(*args, **kwargs, out_val=result)) if count else 0
+
+
+def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
+    """As many as forward for each gradient that is wanted; torch's own count ignores groups."""
+    transposed, wanted = options[4], options[7]
+    places = x if transposed else grad
+    return 2 * int(places.numel()) * int(weight[0].numel()) * sum(map(bool, wanted[:2]))
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among arguments or results, also those in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (v for v in value if isinstance(v, torch.Tensor))
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(v, torch.Tensor) for v in value)
+    return isinstance(value, torch.Tensor)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,33 @@
+"""Changes of type: `to` and `type_as`. A sharded tensor stays on its mesh's device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from convmesh.errors import UnsupportedError
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.arguments import parse_to
+
+
+@implements(torch.Tensor.to)
+def to(x: Sharded, *targets: Any, copy: bool = False, **options: Any) -> Sharded:
+    """`x.to(dtype)`, `x.to(device, dtype)` and `x.to(other)`, with torch's options."""
+    plain: Any = (target.local if isinstance(target, Sharded) else target for target in targets)
+    device, dtype, _, memory_format = parse_to(*plain, **options)
+    # Shards of a dry run have no device, so any is right for them.
+    if device is not None and device.type not in (x.device.type, x.mesh.device.type) and not x.mesh.is_dry:
+        raise UnsupportedError(
+            f"`Tensor.to` (device={str(device)!r}): a Sharded tensor stays on its mesh's device, {x.mesh.device}; "
+            f"gather it first, `x.gather().to({str(device)!r})`, or open the mesh there."
+        )
+    order = torch.preserve_format if memory_format is None else memory_format
+    return x.like(x.local.to(dtype=dtype or x.dtype, copy=copy, memory_format=order))
+
+
+@implements(torch.Tensor.type_as)
+def type_as(x: Sharded, other: torch.Tensor | Sharded) -> Sharded:
+    """`x` in the type of another tensor."""
+    return x.like(x.local.to(other.dtype))

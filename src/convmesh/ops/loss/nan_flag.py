@@ -1,0 +1,30 @@
+"""Whether a loss is NaN, asked without making the host wait for a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+
+class NanFlag:
+    """Set when the loss is computed, read when it is first asked for; on a GPU, ask a step later."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        is_nan = loss.detach().isnan().any()
+        self._event: torch.cuda.Event | None = None
+        if not is_nan.is_cuda:
+            self._flag = is_nan
+            return
+        # Pinned memory and an event: reading the tensor itself would wait for all work that is queued by then.
+        self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(is_nan, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(is_nan.device))
+
+    def __bool__(self) -> bool:
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._flag)
+
+
+def can_be_read(loss: torch.Tensor) -> bool:
+    """Not in a dry run, nor while a CUDA graph is captured: it replays work, not questions."""
+    return not loss.is_meta and not (loss.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,58 @@
+"""Layers on constants alone, such as learned position encodings: every rank computes them, with exact gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import convmesh as cm
+from convmesh import Mesh, UnsupportedError
+from convmesh.plans import strategy_for
+from tests.conftest import Pools
+
+SHAPE = (2, 3, 8, 8)
+
+
+class Positions(nn.Module):
+    """Waves of the place, mixed by a layer that learns; added to every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        rows = torch.ones(y.shape[2], y.shape[3], dtype=self.mix.weight.dtype).cumsum(0)
+        result: torch.Tensor = y + self.mix(torch.stack([rows.sin(), rows.cos()])[None])
+        return result
+
+
+def gradients(mesh: Mesh | None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, x, target = Positions().double(), torch.randn(SHAPE).double(), torch.randn(2, 4, 8, 8).double()
+    if mesh is None:
+        F.mse_loss(model(x), target).backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+    net = cm.parallelize(model, cm.plan(model, x, mesh, strategy_for(mesh)), loss=F.mse_loss)
+    net(net.shard_input(x), net.shard_target(target)).backward()
+    return net.full_gradients()
+
+
+@pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(height=2), Mesh(filter=2)], ids=str)
+def test_a_layer_on_constants_learns(pools: Pools, mesh: Mesh) -> None:
+    (expected,) = pools[1].run(gradients, None)
+    for found in pools[2].run(gradients, mesh):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+class Reads(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.linalg.inv(x @ x)
+        return result
+
+
+def test_a_layer_that_fails_is_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"layer '1\.?.*matmul.*of Sharded"):
+        cm.plan(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Reads()), SHAPE, Mesh(height=2), "spatial")

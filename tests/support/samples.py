@@ -1,0 +1,196 @@
+"""A sample call of every torch function that has a split version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from convmesh import Sharded, replicated
+from convmesh.dist import OpenMesh
+from convmesh.ops import manual_seed
+
+EXTENTS = {"N": 3, "C": 8, "D": 6, "H": 4, "W": 10}
+LABELS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call on inputs whose dims are named by `labels`, and on whole parameters."""
+
+    call: Callable[..., Any]
+    labels: tuple[str, ...] = ("NCDHW",)
+    params: tuple[tuple[int, ...], ...] = ()
+    classes: bool = False
+    """Whether the last input holds class indices."""
+    takes_mesh: bool = False
+    """Whether the call has the mesh as its argument `mesh`."""
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(EXTENTS[label] for label in labels) for labels in self.labels]
+
+
+def sample_of(name: str) -> Sample | None:
+    """The sample call of a function by its name, or None where there is none."""
+    if name in SAMPLES:
+        return SAMPLES[name]
+    return Sample(_function(name)) if name in UNARY else None
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function of torch or torch.nn.functional called `name`, else the tensor's method."""
+    found = getattr(F, name, None) or getattr(torch, name, None)
+    return found if callable(found) else lambda x, *others: getattr(x, name)(*others)
+
+
+UNARY = frozenset(
+    (
+        "abs", "amax", "amin", "argmax", "argmin", "bfloat16", "bool", "ceil", "celu", "clone", "contiguous", "cos",
+        "count_nonzero", "double", "elu", "erf", "exp", "float", "floor", "gelu", "half", "hardshrink", "hardsigmoid",
+        "hardswish", "hardtanh", "int", "isfinite", "isnan", "leaky_relu", "long", "max", "mean", "min", "mish", "neg",
+        "norm", "ones_like", "relu", "relu6", "round", "selu", "sigmoid", "sign", "silu", "sin", "softplus",
+        "softshrink", "softsign", "square", "std", "std_mean", "sum", "tanh", "tanhshrink", "var", "var_mean",
+        "zeros_like",
+    )
+)  # fmt: skip
+"""Functions whose sample is a call with nothing but the tensor."""
+
+
+def _on_each_dim(call: Callable[[Any, int], Any]) -> Sample:
+    return Sample(lambda x: [call(x, dim) for dim in range(x.dim())])
+
+
+def _pieces_of_each_dim(call: Callable[[Any, int], Sequence[Any]]) -> Sample:
+    return Sample(lambda x: [piece for dim in range(x.dim()) for piece in call(x, dim)])
+
+
+def _of_positive(call: Callable[..., Any]) -> Sample:
+    return Sample(lambda x: call(x * x + 0.5))
+
+
+def _of_two(call: Callable[..., Any]) -> Sample:
+    return Sample(call, ("NCDHW", "NCDHW"))
+
+
+def _masked(call: Callable[..., Any], dims: int) -> Sample:
+    """Dropout: one device takes the masks of the split operator, which depend on the global index alone."""
+
+    def run(x: Any, mesh: OpenMesh) -> Any:
+        manual_seed(mesh, 1)
+        return call(x, 0.5, True) if isinstance(x, Sharded) else call(replicated(x, mesh), 0.5, True).local
+
+    return Sample(run, (LABELS[dims],), takes_mesh=True)
+
+
+def _windows(dims: int) -> dict[str, Sample]:
+    """Poolings, unpooling and convolutions of one to three spatial dims."""
+    labels, channels, kernel = (LABELS[dims],), EXTENTS["C"], (3,) * dims
+    pool, unpool = getattr(F, f"max_pool{dims}d"), getattr(F, f"max_unpool{dims}d")
+    calls: dict[str, Callable[..., Any]] = {
+        "max_pool": partial(pool, kernel_size=3, stride=2, padding=1),
+        "avg_pool": partial(getattr(F, f"avg_pool{dims}d"), kernel_size=3, stride=2, padding=1),
+        "lp_pool": partial(getattr(F, f"lp_pool{dims}d"), norm_type=2.0, kernel_size=3, stride=2),
+        "adaptive_avg_pool": partial(getattr(F, f"adaptive_avg_pool{dims}d"), output_size=3),
+        "adaptive_max_pool": partial(getattr(F, f"adaptive_max_pool{dims}d"), output_size=3),
+        "max_unpool": lambda x: unpool(*pool(x, 2, return_indices=True), 2),
+    }
+    samples = {f"{name}{dims}d": Sample(call, labels) for name, call in calls.items()}
+    for name, options in (("max_pool", {"kernel_size": 3}), ("adaptive_max_pool", {"output_size": 3})):
+        found = f"{name}{dims}d_with_indices"
+        samples[found] = Sample(partial(getattr(F, found), **options), labels)
+    conv, transposed = getattr(F, f"conv{dims}d"), getattr(F, f"conv_transpose{dims}d")
+    weight = (channels, channels, *kernel)
+    samples[f"conv{dims}d"] = Sample(partial(conv, stride=2, padding=1), labels, (weight, (channels,)))
+    samples[f"conv_transpose{dims}d"] = Sample(partial(transposed, stride=2), labels, (weight, (channels,)))
+    return samples
+
+
+TWO_TENSORS = (
+    "add", "atan2", "binary_cross_entropy_with_logits", "div", "eq", "ge", "gt", "huber_loss", "l1_loss", "le", "lt",
+    "maximum", "minimum", "mse_loss", "mul", "ne", "reshape_as", "smooth_l1_loss", "sub", "view_as",
+)  # fmt: skip
+
+C, W = EXTENTS["C"], EXTENTS["W"]
+
+SAMPLES: dict[str, Sample] = {
+    **{name: sample for dims in LABELS for name, sample in _windows(dims).items()},
+    **{name: _of_two(_function(name)) for name in TWO_TENSORS},
+    **{name: _masked(getattr(F, name), 3) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")},
+    **{f"dropout{dims}d": _masked(getattr(F, f"dropout{dims}d"), dims) for dims in LABELS},
+    **{name: _of_positive(getattr(torch, name)) for name in ("log", "log1p", "sqrt", "rsqrt", "reciprocal")},
+    "log_sigmoid": Sample(F.logsigmoid),
+    "prelu": Sample(F.prelu, params=((C,),)),
+    "clamp": Sample(lambda x: torch.clamp(x, -1, 1)),
+    "clip": Sample(lambda x: torch.clip(x, -1, 1)),
+    "pow": Sample(lambda x: x**2),
+    "fmod": Sample(lambda x: torch.fmod(x, 1.0)),
+    "to": Sample(lambda x: x.to(torch.float32)),
+    "type_as": Sample(lambda x: x.type_as(torch.zeros(1, dtype=torch.float32))),
+    "where": _of_two(lambda x, y: torch.where(x > y, x, y)),
+    "logical_and": _of_two(lambda x, y: torch.logical_and(x > 0, y > 0)),
+    "logical_or": _of_two(lambda x, y: torch.logical_or(x > 0, y > 0)),
+    "logical_not": Sample(lambda x: torch.logical_not(x > 0)),
+    "all": Sample(lambda x: [(x < 5).all(), *((x > 0).all(dim) for dim in range(x.dim()))]),
+    "any": Sample(lambda x: [(x > 5).any(), *((x > 0).any(dim) for dim in range(x.dim()))]),
+    "prod": _on_each_dim(torch.prod),
+    "linalg_vector_norm": Sample(torch.linalg.vector_norm),
+    "logsumexp": _on_each_dim(torch.logsumexp),
+    "softmax": _on_each_dim(torch.softmax),
+    "log_softmax": _on_each_dim(torch.log_softmax),
+    "softmin": _on_each_dim(F.softmin),
+    "special_softmax": _on_each_dim(torch.special.softmax),
+    "special_log_softmax": _on_each_dim(torch.special.log_softmax),
+    "special_logsumexp": _on_each_dim(torch.special.logsumexp),
+    "linear": Sample(F.linear, params=((5, W), (5,))),
+    "matmul": Sample(torch.matmul, params=((W, 5),)),
+    "batch_norm": Sample(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), params=((C,), (C,))),
+    "group_norm": Sample(lambda x, w, b: F.group_norm(x, 4, w, b), params=((C,), (C,))),
+    "instance_norm": Sample(lambda x, w, b: F.instance_norm(x, weight=w, bias=b), params=((C,), (C,))),
+    "layer_norm": Sample(lambda x: F.layer_norm(x, x.shape[1:])),
+    "rms_norm": Sample(lambda x: F.rms_norm(x, x.shape[1:], eps=1e-5)),
+    "local_response_norm": Sample(lambda x: F.local_response_norm(x, 3)),
+    "normalize": _on_each_dim(lambda x, dim: F.normalize(x, dim=dim)),
+    "binary_cross_entropy": _of_two(lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid())),
+    "cross_entropy": Sample(F.cross_entropy, ("NCDHW", "NDHW"), classes=True),
+    "nll_loss": Sample(lambda x, y: F.nll_loss(x.log_softmax(1), y), ("NCDHW", "NDHW"), classes=True),
+    "interpolate": Sample(lambda x: F.interpolate(x, scale_factor=2, mode="trilinear")),
+    "pad": Sample(lambda x: F.pad(x, (1, 2) * x.dim())),
+    "getitem": Sample(lambda x: x[1:, ::2, 1:-1, :, None]),
+    "narrow": _on_each_dim(lambda x, dim: x.narrow(dim, 1, 2)),
+    "select": _on_each_dim(lambda x, dim: x.select(dim, 1)),
+    "flip": _on_each_dim(lambda x, dim: x.flip(dim)),
+    "roll": _on_each_dim(lambda x, dim: torch.roll(x, 2, dim)),
+    "cat": _on_each_dim(lambda x, dim: torch.cat([x, x], dim)),
+    "concat": _on_each_dim(lambda x, dim: torch.concat([x, x], dim)),
+    "concatenate": _on_each_dim(lambda x, dim: torch.concatenate([x, x], dim)),
+    "stack": _on_each_dim(lambda x, dim: torch.stack([x, x], dim)),
+    "split": _pieces_of_each_dim(lambda x, dim: x.split(2, dim)),
+    "split_with_sizes": _pieces_of_each_dim(lambda x, dim: x.split_with_sizes([1, x.size(dim) - 1], dim)),
+    "chunk": _pieces_of_each_dim(lambda x, dim: x.chunk(2, dim)),
+    "tensor_split": _pieces_of_each_dim(lambda x, dim: x.tensor_split(2, dim)),
+    "unbind": _pieces_of_each_dim(lambda x, dim: x.unbind(dim)),
+    "vsplit": Sample(lambda x: torch.vsplit(x, 3)),
+    "hsplit": Sample(lambda x: torch.hsplit(x, 2)),
+    "dsplit": Sample(lambda x: torch.dsplit(x, 2)),
+    "permute": Sample(lambda x: x.permute(0, 2, 4, 1, 3)),
+    "transpose": Sample(lambda x: x.transpose(1, 3)),
+    "swapaxes": Sample(lambda x: x.swapaxes(1, 3)),
+    "swapdims": Sample(lambda x: x.swapdims(0, 4)),
+    "movedim": Sample(lambda x: x.movedim(1, 3)),
+    "moveaxis": Sample(lambda x: x.moveaxis(0, 2)),
+    "t": Sample(lambda x: x.t(), ("NC",)),
+    "squeeze": _on_each_dim(lambda x, dim: x.narrow(dim, 1, 1).squeeze(dim)),
+    "unsqueeze": _on_each_dim(lambda x, dim: x.unsqueeze(dim)),
+    "flatten": Sample(lambda x: x.flatten(1)),
+    "unflatten": Sample(lambda x: x.unflatten(1, (2, 4))),
+    "view": Sample(lambda x: x.view(x.size(0), -1)),
+    "reshape": Sample(lambda x: x.reshape(-1, 4)),
+    "pixel_shuffle": Sample(lambda x: F.pixel_shuffle(x, 2), ("NCHW",)),
+    "pixel_unshuffle": Sample(lambda x: F.pixel_unshuffle(x, 2), ("NCHW",)),
+    "channel_shuffle": Sample(lambda x: F.channel_shuffle(x, 4)),
+}

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from convmesh.graph.checking.drawn_values import cotangents
 from convmesh.graph.unchanged_module import unchanged
 from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.module_tables import buffers_of, parameters_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -58,8 +59,8 @@ class TrialStep:
         with self._surroundings(network):
             # Copies: forward may change its inputs, which autograd forbids for leaves.
             given = tuple(leaf.clone() for leaf in leaves)
-            values = {f"network.{name}": tensor for name, tensor in tensors.items()}
-            outputs = functional_call(_ForwardAndBackward(network), values, given)
+            values = {f"network.{name}": tensor for name, tensor in self._placed(network, tensors).items()}
+            outputs = functional_call(_ForwardAndBackward(network), values, given, tie_weights=False)
         learnt = {**{f"input {i}": leaf for i, leaf in enumerate(leaves)}, **tensors}
         return StepResults(
             {str(index): output.detach() for index, output in enumerate(outputs)},
@@ -76,6 +77,24 @@ class TrialStep:
         learns = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
         copies = {name: value.to(self.device, copy=True) for name, value in self.weights.items()}
         return {name: nn.Parameter(copy, learns[name]) if name in learns else copy for name, copy in copies.items()}
+
+    def _placed(self, network: nn.Module, tensors: Tensors) -> Tensors:
+        """The tensors by their places in `network`, each place once.
+
+        A module that a model has under two names is one place: torch would replace its weights twice, and then put
+        back the first replacement instead of the model's own.
+        """
+        named = (
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        )
+        by_original = {id(original): tensors[name] for name, original in named if name in tensors}
+        return {
+            f"{path}.{name}" if path else name: by_original[id(original)]
+            for path, module in network.named_modules()
+            for name, original in (*parameters_of(module).items(), *buffers_of(module).items())
+            if id(original) in by_original
+        }
 
     @contextmanager
     def _surroundings(self, network: nn.Module) -> Iterator[None]:

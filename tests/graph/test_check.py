@@ -278,3 +278,27 @@ def test_a_model_that_counts_its_calls_is_refused_and_left_alone() -> None:
     with pytest.raises(CaptureError, match=r"something else each time .* a counter"):
         compared(captured, model)
     assert counting.calls == 0
+
+
+class TwoNames(nn.Module):
+    """One module under two names, as nnU-Net's blocks have theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.both = nn.Sequential(self.conv, self.norm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.both(x)
+        return result
+
+
+def test_a_module_under_two_names_keeps_its_own_weights() -> None:
+    model = TwoNames()
+    before = dict((*model.named_parameters(), *model.named_buffers()))
+    values = {name: tensor.detach().clone() for name, tensor in before.items()}
+    assert capture(model, (2, 1, 8, 8)).unchecked == ""
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert all(after[name] is before[name] for name in before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    torch.testing.assert_close({n: t.detach() for n, t in after.items()}, values, rtol=0, atol=0)

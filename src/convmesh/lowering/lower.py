@@ -56,13 +56,13 @@ def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = N
         whole = _whole(captured, plan, first, micro, device)
         return on_stage(whole, captured.graph, dry_mesh(plan.mesh, rank, device))
 
-    return cache_of(captured).lowered(Problem(plan, rank, micro, device, of_stage=True), staged)
+    return cache_of(captured).lowered(captured, Problem(plan, rank, micro, device, of_stage=True), staged)
 
 
 def _whole(captured: Captured, plan: Plan, rank: int, samples: int | None, device: str) -> Lowered:
     """All layers of the network, on a rank of every stage."""
     problem = Problem(plan, rank, samples, device)
-    return cache_of(captured).lowered(problem, Lowering(captured, plan, rank, samples, device).run)
+    return cache_of(captured).lowered(captured, problem, Lowering(captured, plan, rank, samples, device).run)
 
 
 def lower_plan(plan: Plan, rank: int = 0, device: str = "cuda") -> Lowered:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from convmesh.graph import Captured
 from convmesh.lowering.dry_run import DryRuns
 from convmesh.lowering.lowered import Lowered
@@ -41,14 +43,15 @@ class LoweringCache:
     dry_runs: DryRuns = field(default_factory=DryRuns)
     _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
 
-    def lowered(self, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
+    def lowered(self, captured: Captured, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
         """The lowered plan, kept or made now. It is found again for the plan with all choices made, too."""
-        known = self._lowered.get(problem.key)
+        state = _state(captured.module)
+        known = self._lowered.get((state, problem.key))
         if known is None:
             known = lower()
-            known = replace(known, plan=replace(known.plan, source=None))  # which holds the network's weights
-            self._lowered[problem.key] = known
-            self._lowered[problem._replace(plan=known.plan).key] = known
+            known = replace(known, plan=replace(known.plan, source=None))  # which would keep this cache alive
+            self._lowered[state, problem.key] = known
+            self._lowered[state, problem._replace(plan=known.plan).key] = known
         return replace(known, plan=replace(problem.plan, splits=known.plan.splits))
 
 
@@ -56,3 +59,10 @@ def cache_of(captured: Captured) -> LoweringCache:
     """The cache of a captured network."""
     cache: LoweringCache = captured.derived.setdefault("lowering", LoweringCache())
     return cache
+
+
+def _state(module: nn.Module) -> tuple[Any, ...]:
+    """What may change about a network after it was captured: modes, types, orders in memory, what learns."""
+    tensors = (*module.parameters(), *module.buffers())
+    described = tuple([(t.dtype, t.stride(), t.requires_grad) for t in tensors])
+    return tuple([part.training for part in module.modules()]), described

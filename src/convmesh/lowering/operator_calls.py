@@ -126,6 +126,8 @@ def _replay_of(result: Any, work: Work | None, given: Sequence[torch.Tensor]) ->
         if index is not None:
             results.append(_Given(index))
             continue
+        if not value.is_meta:
+            return None  # a number that all ranks draw: it has a value, also in a dry run
         fresh = _Fresh(tuple(value.shape), value.stride(), value.dtype)
         storage = value.untyped_storage()
         if storage_key(storage) in storages or storage.nbytes() != fresh.make().untyped_storage().nbytes():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from convmesh.errors import ConvMeshError
+from convmesh.errors import ConvMeshError, OperatorError
 from convmesh.verification.observe import Watcher
 
 
@@ -30,7 +30,8 @@ def told(folder: str, watcher: Watcher) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = error if isinstance(error, ConvMeshError) else None
+        # An operator that fails here but not in the dry run is a finding about the plan, not a mistake of the user's.
+        known = error if isinstance(error, ConvMeshError) and not isinstance(error, OperatorError) else None
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         trouble = Trouble(dist.get_rank(), watcher.running, text, known)
         with (Path(folder) / f"rank{trouble.rank}.trouble").open("wb") as file:

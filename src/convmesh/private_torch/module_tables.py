@@ -72,4 +72,4 @@ def standing_in(modules: Sequence[nn.Module], stand_ins: Mapping[int, Any]) -> I
     finally:
         for table, before in zip(tables, kept, strict=True):
             table.clear()
-            table.update(before)
+            table.update(before)  # type: ignore[arg-type]

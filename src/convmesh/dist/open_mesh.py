@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
 from convmesh.dist.meeting import meet, telling_refusals
+from convmesh.dist.new_groups import new_group
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
@@ -162,7 +163,7 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
-    through_host = where.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    through_host = where.type == "cuda" and dist.get_backend(everyone) != "nccl"
     return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
 
 
@@ -222,7 +223,7 @@ def _group(members: tuple[int, ...], in_background: bool = False) -> dist.Proces
         return world
     key = (world, ranks, in_background)
     if key not in _opened:
-        _opened[key] = dist.new_group(list(ranks), timeout=_timeouts.get(world), use_local_synchronization=True)
+        _opened[key] = new_group(ranks, _timeouts.get(world))
     return _opened[key]
 
 

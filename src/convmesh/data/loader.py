@@ -157,6 +157,6 @@ class Loader:
         if box.size == 0:
             return []
         return [
-            threads.submit(feed.fill, epoch, indices[at], box, places[at - samples.start])
+            threads.submit(feed.fill, epoch, indices[at], box, places[at - samples.start, ...])
             for at in range(samples.start, samples.stop)
         ]

@@ -115,3 +115,11 @@ class SystemFileError(ConvMeshError, ValueError):
 
 class RunsFileError(ConvMeshError, ValueError):
     """A file of measured runs that cannot be used; the message names every wrong row and column."""
+
+
+class DataError(ConvMeshError, ValueError):
+    """Samples that cannot be read or used: a missing file, a wrong name, shapes that differ, a broken chunk, NaN."""
+
+
+class DataWarning(UserWarning):
+    """Samples that can be read, at a cost that a conversion would save."""

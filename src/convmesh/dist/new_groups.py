@@ -14,11 +14,17 @@ from convmesh.private_torch.gloo_groups import gloo_group_like
 SHARED_GLOO = "gloo_on_one_loop"
 
 
-def new_group(ranks: Sequence[int], timeout: timedelta | None) -> dist.ProcessGroup:
-    """A group over `ranks`, opened by those alone; Gloo groups share the event loop of the job's group."""
-    backend = _shared_gloo() if dist.get_backend() == "gloo" else None
-    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=True)
+def new_group(ranks: Sequence[int], timeout: timedelta | None, on_host: bool = False) -> dist.ProcessGroup:
+    """A group over `ranks`, opened by those alone; `on_host` sends what is in the host's memory."""
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout, _backend(on_host), use_local_synchronization=True)
     return group
+
+
+def _backend(on_host: bool) -> str | None:
+    """Gloo groups share the event loop of the job's group, if that has one."""
+    if dist.get_backend() == "gloo":
+        return _shared_gloo()
+    return "gloo" if on_host else None
 
 
 @cache

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convmesh import models
+    from convmesh.checkpoint import Checkpointer
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import (
         CaptureError,
         CaptureWarning,
+        CheckpointError,
+        CheckpointWarning,
         ConvMeshError,
         DisagreementError,
         InfeasibleError,
@@ -53,6 +56,8 @@ _HOME = {
         [
             "CaptureError",
             "CaptureWarning",
+            "CheckpointError",
+            "CheckpointWarning",
             "ConvMeshError",
             "DisagreementError",
             "InfeasibleError",
@@ -87,6 +92,7 @@ _HOME = {
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
     **dict.fromkeys(["ParallelNet", "parallelize"], "convmesh.runtime"),
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
+    "Checkpointer": "convmesh.checkpoint",
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
     "verify": "convmesh.verification",
@@ -97,6 +103,9 @@ __all__ = [
     "Assumptions",
     "CaptureError",
     "CaptureWarning",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpointer",
     "ConvMeshError",
     "DisagreementError",
     "GradScaler",

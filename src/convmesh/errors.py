@@ -115,3 +115,11 @@ class SystemFileError(ConvMeshError, ValueError):
 
 class RunsFileError(ConvMeshError, ValueError):
     """A file of measured runs that cannot be used; the message names every wrong row and column."""
+
+
+class CheckpointError(ConvMeshError, RuntimeError):
+    """A checkpoint that could not be written, or cannot be read; raised on every rank."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint that was passed over for an older one."""

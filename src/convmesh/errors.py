@@ -123,3 +123,11 @@ class DataError(ConvMeshError, ValueError):
 
 class DataWarning(UserWarning):
     """Samples that can be read, at a cost that a conversion would save."""
+
+
+class CheckpointError(ConvMeshError, RuntimeError):
+    """A checkpoint that could not be written, or cannot be read; raised on every rank."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint that was passed over for an older one."""

@@ -11,6 +11,7 @@ from torch import nn
 
 import convmesh as cm
 from convmesh import Checkpointer, Mesh
+from tests.runtime.pipelines import Small
 
 SAMPLES = 8
 
@@ -38,10 +39,11 @@ class Run:
     """A network, its optimiser and its data, the same batch for every step number on every mesh."""
 
     def __init__(
-        self, mesh: Mesh, strategy: Any, kind: Any = torch.optim.AdamW, model: nn.Module | None = None, **options: Any
+        self, mesh: Mesh, strategy: Any, kind: Any = torch.optim.AdamW, network: Any = Little, **options: Any
     ) -> None:
         torch.manual_seed(3)
-        model = (Little() if model is None else model).double()
+        model = network().double()
+        self.labels = (SAMPLES, 8, 8) if network is Small else (SAMPLES,)
         plan = cm.plan(model, (SAMPLES, 2, 8, 8), mesh, strategy, **options)
         self.net = cm.parallelize(model, plan, loss=F.cross_entropy)
         self.net.manual_seed(5)
@@ -52,7 +54,7 @@ class Run:
     def step(self, number: int) -> float:
         draw = torch.Generator().manual_seed(number)
         x = torch.randn(SAMPLES, 2, 8, 8, dtype=torch.float64, generator=draw)
-        target = torch.randint(0, 5, (SAMPLES,), generator=draw)
+        target = torch.randint(0, 3, self.labels, generator=draw)
         loss = self.net(self.net.shard_input(x), self.net.shard_target(target))
         loss.backward()
         self.optimizer.step()

@@ -17,6 +17,11 @@ class RunningDigest(Protocol):
     def update(self, data: memoryview, /) -> None: ...
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless they exist."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
 def write_file(path: Path, chunks: Iterable[bytes | memoryview], digest: RunningDigest | None = None) -> int:
     """Write a new file to the disk and return its size; it is durable once its folder is, too (`sync_folder`)."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convmesh.checkpoint.durable import write_file
+from convmesh.checkpoint.durable import make_folder, write_file
 from convmesh.checkpoint.manifest import FileDigest
 from convmesh.checkpoint.merging import file_name, merged
 from convmesh.checkpoint.report_board import Report, ReportBoard
@@ -68,7 +68,7 @@ class SaveJob:
         path = incomplete(self._target.folder, self._target.step) / file_name(self._rank)
         digest = hashlib.sha256()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             size = write_file(path, self._content.chunks(), digest)
         except OSError as error:
             return {"problem": f"rank {self._rank} cannot write {path}: {error.strerror}."}

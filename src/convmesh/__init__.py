@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from convmesh.errors import (
         CaptureError,
         CaptureWarning,
+        ConfigError,
         ConvMeshError,
         DisagreementError,
         InfeasibleError,
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
         OperatorTypeError,
         OperatorValueError,
         PlanError,
+        RunError,
         RunsFileError,
         ShapeError,
         SystemFileError,
         UnknownNameError,
         UnsupportedError,
     )
-    from convmesh.gradients import GradScaler, ShardedOptimizer, clip_grad_norm_
+    from convmesh.gradients import LAMB, LARS, GradScaler, ShardedOptimizer, clip_grad_norm_
     from convmesh.layout import Layout, Mesh
     from convmesh.lowering import lower_plan
     from convmesh.lowering.channel_cuts import cut_channels, plan_channels
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from convmesh.plans import Plan, Program, Split, load_plan
     from convmesh.runtime import ParallelNet, parallelize
     from convmesh.system import System
+    from convmesh.train.run_config import RunConfig
+    from convmesh.train.trainer import Intervals, Trainer
     from convmesh.verification import verify
 
 _HOME = {
@@ -53,6 +57,7 @@ _HOME = {
         [
             "CaptureError",
             "CaptureWarning",
+            "ConfigError",
             "ConvMeshError",
             "DisagreementError",
             "InfeasibleError",
@@ -67,6 +72,7 @@ _HOME = {
             "OperatorValueError",
             "OperatorError",
             "PlanError",
+            "RunError",
             "RunsFileError",
             "ShapeError",
             "SystemFileError",
@@ -81,7 +87,7 @@ _HOME = {
         "convmesh.oracle",
     ),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
-    **dict.fromkeys(["GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
+    **dict.fromkeys(["LAMB", "LARS", "GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
     "lower_plan": "convmesh.lowering",
     **dict.fromkeys(["cut_channels", "plan_channels"], "convmesh.lowering.channel_cuts"),
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
@@ -89,18 +95,24 @@ _HOME = {
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
+    "RunConfig": "convmesh.train.run_config",
+    **dict.fromkeys(["Intervals", "Trainer"], "convmesh.train.trainer"),
     "verify": "convmesh.verification",
 }
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "Anomaly",
     "Assumptions",
     "CaptureError",
     "CaptureWarning",
+    "ConfigError",
     "ConvMeshError",
     "DisagreementError",
     "GradScaler",
     "InfeasibleError",
+    "Intervals",
     "LabelError",
     "Layout",
     "LayoutError",
@@ -120,6 +132,8 @@ __all__ = [
     "Prediction",
     "Profile",
     "Program",
+    "RunConfig",
+    "RunError",
     "RunsFileError",
     "ShapeError",
     "Sharded",
@@ -129,6 +143,7 @@ __all__ = [
     "SystemFileError",
     "TimedTransfer",
     "Timeline",
+    "Trainer",
     "UnknownNameError",
     "UnsupportedError",
     "calibrate",

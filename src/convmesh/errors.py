@@ -115,3 +115,11 @@ class SystemFileError(ConvMeshError, ValueError):
 
 class RunsFileError(ConvMeshError, ValueError):
     """A file of measured runs that cannot be used; the message names every wrong row and column."""
+
+
+class ConfigError(ConvMeshError, ValueError):
+    """A run file or flag that cannot be used; the message names every wrong key of it."""
+
+
+class RunError(ConvMeshError, RuntimeError):
+    """A run that cannot start or go on: its folder is in use, or a rank met an error that ends all of them."""

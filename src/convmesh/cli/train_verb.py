@@ -38,7 +38,7 @@ def with_file(options: TrainOptions) -> TrainOptions:
 
 def run(options: TrainOptions) -> int:
     """Train, or start the ranks that do; the exit status is 130 or 143 after Ctrl-C or SIGTERM, saved."""
-    from convmesh.dist.slurm import slurm_place
+    from convmesh.slurm import slurm_place
     from convmesh.train.config_files import check
 
     check(options.settings, options.config)

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
 from convmesh.dist.meeting import meet, telling_refusals
-from convmesh.dist.slurm import slurm_place
+from convmesh.slurm import slurm_place
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError

@@ -111,8 +111,8 @@ def _compact(inner: Sequence[Span], holder: Sequence[Span]) -> tuple[Span, ...]:
     if len(inner) == 1 and len(holder) == 1:
         (start, stop), (first, last) = inner[0], holder[0]
         return (Span(start - first, stop - first),) if first <= start < stop <= last else ()
-    offset, found = 0, []
+    offset, spans = 0, []
     for span in holder:
-        found += [s.shift(offset - span.start) for s in inner if span.start <= s.start and s.stop <= span.stop]
+        spans += [s.shift(offset - span.start) for s in inner if span.start <= s.start and s.stop <= span.stop]
         offset += span.extent
-    return merge(found)
+    return merge(spans)

@@ -25,25 +25,25 @@ _LISTING = re.compile(r"Use one of: [^;]*;")
 def unsupported(captured: Captured, plan: Plan) -> tuple[Unsupported, ...]:
     """Every layer without a split version for this plan; nothing runs and nothing is sent."""
     survey = _Survey(captured, plan, rank=0, samples=None)
-    return tuple(survey.all_found())
+    return tuple(survey.missing())
 
 
 class _Survey(Lowering):
     """A lowering that notes what it cannot split and continues with a tensor of the right shape."""
 
-    def all_found(self) -> list[Unsupported]:
+    def missing(self) -> list[Unsupported]:
         """Visit every node and lower nothing else."""
-        self._found: list[Unsupported] = []
+        self._missing: list[Unsupported] = []
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
-        return self._found
+        return self._missing
 
     def _call(self, node: fx.Node, spec: Node) -> None:
         try:
             self._refuse_unknown(node, spec)
             super()._call(node, spec)
         except Exception as error:  # whatever a layer raises, it cannot run
-            self._found.append(Unsupported(spec.layer, spec.op, _reason(spec, error)))
+            self._missing.append(Unsupported(spec.layer, spec.op, _reason(spec, error)))
             self._env[node.name] = self._assumed(node)
 
     def _refuse_unknown(self, node: fx.Node, spec: Node) -> None:

@@ -9,13 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from convmesh import models
+    from convmesh import data, models
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import (
         CaptureError,
         CaptureWarning,
         ConfigError,
         ConvMeshError,
+        DataError,
+        DataWarning,
         DisagreementError,
         InfeasibleError,
         LabelError,
@@ -59,6 +61,8 @@ _HOME = {
             "CaptureWarning",
             "ConfigError",
             "ConvMeshError",
+            "DataError",
+            "DataWarning",
             "DisagreementError",
             "InfeasibleError",
             "LabelError",
@@ -109,6 +113,8 @@ __all__ = [
     "CaptureWarning",
     "ConfigError",
     "ConvMeshError",
+    "DataError",
+    "DataWarning",
     "DisagreementError",
     "GradScaler",
     "InfeasibleError",
@@ -149,6 +155,7 @@ __all__ = [
     "calibrate",
     "clip_grad_norm_",
     "cut_channels",
+    "data",
     "dry_mesh",
     "find_anomalies",
     "from_local",
@@ -169,8 +176,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "models":
-        return importlib.import_module("convmesh.models")
+    if name in ("data", "models"):
+        return importlib.import_module(f"convmesh.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'convmesh' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

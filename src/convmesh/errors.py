@@ -123,3 +123,11 @@ class ConfigError(ConvMeshError, ValueError):
 
 class RunError(ConvMeshError, RuntimeError):
     """A run that cannot start or go on: its folder is in use, or a rank met an error that ends all of them."""
+
+
+class DataError(ConvMeshError, ValueError):
+    """Samples that cannot be read or used: a missing file, a wrong name, shapes that differ, a broken chunk, NaN."""
+
+
+class DataWarning(UserWarning):
+    """Samples that can be read, at a cost that a conversion would save."""

@@ -78,6 +78,11 @@ class OpenMesh:
         waits for would queue behind megabytes of gradients. Opened when all of its ranks first ask for it."""
         return _group(tuple(self.world_rank(rank) for rank in self.mesh.group(axes, self.rank)), in_background=True)
 
+    def on_host(self, purpose: str) -> dist.ProcessGroup:
+        """A group of all ranks that sends from the host's memory, for samples that are not on the devices yet. Each
+        purpose has its own, so that threads do not mix their messages. Opened when all ranks first ask for it."""
+        return _group(tuple(self.world_ranks), in_background=True, on_host_for=purpose)
+
     def world_rank(self, rank: int) -> int:
         """The rank in the job of a rank of this mesh."""
         return self.world_ranks[rank]
@@ -209,22 +214,23 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
     return {axes: _group(tuple(members[r] for r in mesh.group(axes, here))) for axes in subsets}
 
 
-_opened: dict[tuple[object, tuple[int, ...], bool], dist.ProcessGroup] = {}
+_opened: dict[tuple[object, tuple[int, ...], bool, str], dist.ProcessGroup] = {}
 """Process groups by job, members and use: meshes over the same ranks share connections."""
 
 _timeouts: dict[object, timedelta] = {}
 """Each job's time-out: torch gives a new group its default, not the job's."""
 
 
-def _group(members: tuple[int, ...], in_background: bool = False) -> dist.ProcessGroup:
+def _group(members: tuple[int, ...], in_background: bool = False, on_host_for: str = "") -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
     ranks = tuple(sorted(members))
     if ranks == tuple(range(dist.get_world_size())) and not in_background:
         return world
-    key = (world, ranks, in_background)
+    key = (world, ranks, in_background, on_host_for)
     if key not in _opened:
-        _opened[key] = dist.new_group(list(ranks), timeout=_timeouts.get(world), use_local_synchronization=True)
+        timeout, backend = _timeouts.get(world), "gloo" if on_host_for else None
+        _opened[key] = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
     return _opened[key]
 
 

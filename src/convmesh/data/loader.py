@@ -102,7 +102,7 @@ class Loader:
         coming: deque[ComingBatch] = deque()
 
         def ask(count: int) -> None:
-            for number, _ in zip(numbers, range(count), strict=False):
+            for _, number in zip(range(count), numbers, strict=False):
                 coming.append(self._asked(epoch, number, threads, exchanger))
 
         began = time.perf_counter()
@@ -157,6 +157,6 @@ class Loader:
         if box.size == 0:
             return []
         return [
-            threads.submit(feed.fill, epoch, indices[at], box, places[at - samples.start])
+            threads.submit(feed.fill, epoch, indices[at], box, places[at - samples.start, ...])
             for at in range(samples.start, samples.stop)
         ]

@@ -92,7 +92,7 @@ class SlabExchange:
             if part is not None:
                 kept[at] = part
             elif samples.start <= at < samples.stop:
-                place = places[at - samples.start]
+                place = places[at - samples.start, ...]
                 readers.append(threads.submit(self._feed.fill, epoch, index, box, place))
         transforms = {at: self._feed.transform(epoch, indices[at]) for at in kept}
         batch = StoredBatch(layout, indices, kept, transforms)
@@ -114,7 +114,7 @@ class SlabExchange:
         for at in range(samples.start, samples.stop):
             if at in batch.keepers and box.size:
                 values = self._assembled(batch, at, box, arriving)
-                self._feed.put(values, batch.transforms[at], places[at - samples.start])
+                self._feed.put(values, batch.transforms[at], places[at - samples.start, ...])
 
     def _assembled(self, batch: StoredBatch, at: int, box: Box, arriving: dict[Parcelled, Array]) -> Array:
         """The values to read for a box of the sample at a place in the batch."""

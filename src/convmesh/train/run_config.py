@@ -39,7 +39,7 @@ class AugmentConfig(Section):
     rotate90: tuple[str, ...] = ()
     """Planes that turn by 0 to 3 quarters, e.g. ["HW", "DH"]."""
     crop: tuple[Count, ...] = ()
-    """Space of a window at a random place, e.g. [64, 64, 64]; test samples are cropped too."""
+    """Space of a window at a random place, e.g. [64, 64, 64]; of test samples the middle."""
     intensity: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Inputs are multiplied by 1 ± this."""
     shift: Amount = 0.0

@@ -16,6 +16,7 @@ from convmesh.data import Augment, Loader, Order, SampleStore, Source
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.models import create, find
 from convmesh.runtime import ParallelNet, parallelize
+from convmesh.train.centre_crop import CentreCrop
 from convmesh.train.datasets import test_source, training_source
 from convmesh.train.evaluation import metric_names
 from convmesh.train.named_losses import Loss, loss_named
@@ -105,7 +106,7 @@ def _loaders(config: RunConfig, net: ParallelNet, source: Source, test: Source |
     train = _loader(data, net, source, order, _augment(data.augment, config.seed), dtype)
     if test is None:
         return train, None
-    crop = Augment(seed=config.seed, crop=data.augment.crop) if data.augment.crop else None
+    crop = CentreCrop(crop=data.augment.crop) if data.augment.crop else None
     judged = Order.evaluation(len(test), config.evaluation.batch or config.batch // config.accumulate)
     return train, _loader(data, net, test, judged, crop, dtype)
 

@@ -27,6 +27,7 @@ class Verb:
 
 VERBS = {
     "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine and save it as the system local"),
+    "data": Verb("convmesh.cli.data_verb", "make samples, convert files of them, or show what a file holds"),
     "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
     "scale": Verb("convmesh.cli.scale_verb", "predict strong and weak scaling of each strategy, and what limits it"),

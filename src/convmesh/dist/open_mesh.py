@@ -16,11 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from convmesh.dist.agreement import agree
 from convmesh.dist.heap import keep_freed_memory
 from convmesh.dist.meeting import meet, telling_refusals
-from convmesh.slurm import slurm_place
+from convmesh.dist.new_groups import new_group
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
+from convmesh.slurm import slurm_place
 
 Backend = Literal["nccl", "gloo"]
 
@@ -169,7 +170,7 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
-    through_host = where.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    through_host = where.type == "cuda" and dist.get_backend(everyone) != "nccl"
     return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
 
 
@@ -229,8 +230,7 @@ def _group(members: tuple[int, ...], in_background: bool = False, on_host_for: s
         return world
     key = (world, ranks, in_background, on_host_for)
     if key not in _opened:
-        timeout, backend = _timeouts.get(world), "gloo" if on_host_for else None
-        _opened[key] = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
+        _opened[key] = new_group(ranks, _timeouts.get(world), on_host=bool(on_host_for))
     return _opened[key]
 
 

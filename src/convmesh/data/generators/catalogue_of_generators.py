@@ -32,7 +32,7 @@ def generator(name: str, settings: dict[str, Any]) -> SampleGenerator:
     known = inspect.signature(GENERATORS[name]).parameters
     for key in settings:
         if key not in known:
-            raise UnknownNameError.of(f"{name} setting", key, known)
+            raise DataError(f"`{key}` (={settings[key]!r}) is no setting of {name}, which has {', '.join(known)}.")
     return GENERATORS[name](**{key: _number(name, key, value, known[key]) for key, value in settings.items()})
 
 

@@ -35,6 +35,11 @@ class Samples(ABC):
         array.read_into(there, _shaped(out, there))
         return array.bytes_to_read(there)
 
+    def read_rows(self, first: int, out: Array) -> None:
+        """Fill `out` with whole samples from `first` on."""
+        for at in range(len(out)):
+            self.read_into(first + at, Box.whole(self.spec.shape), out[at, ...])
+
 
 def _shaped(out: Array, there: Box) -> Array:
     """A view of `out` with the dims of the stored box: a sample dim more, or a channel less."""
@@ -60,6 +65,11 @@ class StackedSamples(Samples):
 
     def at(self, index: int, box: Box) -> tuple[StoredArray, Box]:
         return self._array, Box((Span(index, index + 1), *box.spans[self._skipped :]))
+
+    def read_rows(self, first: int, out: Array) -> None:
+        rows = Span(first, first + len(out))
+        box = Box((rows, *Box.whole(self._array.shape[1:]).spans))
+        self._array.read_into(box, out.reshape(box.shape))
 
 
 class ListedSamples(Samples):

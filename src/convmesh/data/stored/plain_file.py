@@ -105,14 +105,14 @@ class PlainArray(StoredArray):
         self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], name: str | None = None
     ) -> None:
         self.name, self.shape, self.dtype = name or str(path), shape, dtype
-        self._path, self._offset = path, offset
+        self._path, self.offset = path, offset
         self._file = PerProcess(self._open)
 
     def _open(self) -> OpenFile:
         return OpenFile(self._path)
 
     def read_into(self, box: Box, out: Array) -> None:
-        PlainBlock(self._file.get(), self._offset, self.shape, self.dtype).read_into(box, out)
+        PlainBlock(self._file.get(), self.offset, self.shape, self.dtype).read_into(box, out)
 
 
 class PlainChunks(StoredArray):

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convmesh import data, models
+    from convmesh.checkpoint import Checkpointer
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import (
         CaptureError,
         CaptureWarning,
+        CheckpointError,
+        CheckpointWarning,
         ConfigError,
         ConvMeshError,
         DataError,
@@ -59,6 +62,8 @@ _HOME = {
         [
             "CaptureError",
             "CaptureWarning",
+            "CheckpointError",
+            "CheckpointWarning",
             "ConfigError",
             "ConvMeshError",
             "DataError",
@@ -97,6 +102,7 @@ _HOME = {
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
     **dict.fromkeys(["ParallelNet", "parallelize"], "convmesh.runtime"),
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
+    "Checkpointer": "convmesh.checkpoint",
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
     "RunConfig": "convmesh.train.run_config",
@@ -111,6 +117,9 @@ __all__ = [
     "Assumptions",
     "CaptureError",
     "CaptureWarning",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpointer",
     "ConfigError",
     "ConvMeshError",
     "DataError",

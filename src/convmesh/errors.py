@@ -117,6 +117,14 @@ class RunsFileError(ConvMeshError, ValueError):
     """A file of measured runs that cannot be used; the message names every wrong row and column."""
 
 
+class CheckpointError(ConvMeshError, RuntimeError):
+    """A checkpoint that could not be written, or cannot be read; raised on every rank."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint that was passed over for an older one."""
+
+
 class ConfigError(ConvMeshError, ValueError):
     """A run file or flag that cannot be used; the message names every wrong key of it."""
 

@@ -29,6 +29,7 @@ VERBS = {
     "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine and save it as the system local"),
     "data": Verb("convmesh.cli.data_verb", "make samples, convert files of them, or show what a file holds"),
     "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
+    "export": Verb("convmesh.cli.export_verb", "write a run's weights to one safetensors file for a single device"),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
     "scale": Verb("convmesh.cli.scale_verb", "predict strong and weak scaling of each strategy, and what limits it"),
     "train": Verb("convmesh.cli.train_verb", "train a network as a run file says, on any number of ranks"),

@@ -55,6 +55,10 @@ class Box:
         """The same indices counted from the first index of `other`."""
         return Box(tuple(a.shift(-b.start) for a, b in zip(self.spans, other.spans, strict=True)))
 
+    def inside(self, other: Box) -> Box:
+        """Indices counted from the first index of `other`, in its own count: the inverse of `relative_to`."""
+        return Box(tuple(a.shift(b.start) for a, b in zip(self.spans, other.spans, strict=True)))
+
     def slices(self) -> tuple[slice, ...]:
         return tuple(s.slice() for s in self.spans)
 

@@ -132,7 +132,8 @@ class LAMB(LayerwiseOptimizer):
 
 def _where_both(weight: torch.Tensor, update: torch.Tensor, factor: float) -> torch.Tensor:
     """`factor · weight / update`, and 1 where either is 0: without a branch, so that nothing waits for a GPU."""
-    return torch.where((weight > 0) & (update > 0), factor * weight / update, 1.0)
+    ratio: torch.Tensor = torch.where((weight > 0) & (update > 0), factor * weight / update, 1.0)
+    return ratio
 
 
 def whole_norms(parts: Sequence[Part]) -> list[torch.Tensor]:

@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,15 +24,16 @@ class RunFolder:
 
     def __init__(self, path: Path, resume: bool) -> None:
         self.path = path
+        self._metrics: IO[str] | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(path)
-            if not resume:
-                _check_is_new(path)
-            self._log = (path / "log.txt").open("a", encoding="utf-8", buffering=1)
+            with closed_on_error(self._lock):
+                if not resume:
+                    _check_is_new(path)
+                self._log = (path / "log.txt").open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise RunError(f"`run` (={str(path)!r}): {error.strerror}.") from None
-        self._metrics: IO[str] | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -67,6 +69,16 @@ class RunFolder:
         for file in (self._metrics, self._log, self._lock):
             if file is not None:
                 file.close()
+
+
+@contextmanager
+def closed_on_error(file: IO[str]) -> Iterator[None]:
+    """Let go of a file if the block fails."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
 
 
 def checkpoints_of(run: Path) -> Path:

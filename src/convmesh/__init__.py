@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CaptureWarning,
         CheckpointError,
         CheckpointWarning,
+        ConfigError,
         ConvMeshError,
         DataError,
         DataWarning,
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
         OperatorTypeError,
         OperatorValueError,
         PlanError,
+        RunError,
         RunsFileError,
         ShapeError,
         SystemFileError,
         UnknownNameError,
         UnsupportedError,
     )
-    from convmesh.gradients import GradScaler, ShardedOptimizer, clip_grad_norm_
+    from convmesh.gradients import LAMB, LARS, GradScaler, ShardedOptimizer, clip_grad_norm_
     from convmesh.layout import Layout, Mesh
     from convmesh.lowering import lower_plan
     from convmesh.lowering.channel_cuts import cut_channels, plan_channels
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from convmesh.plans import Plan, Program, Split, load_plan
     from convmesh.runtime import ParallelNet, parallelize
     from convmesh.system import System
+    from convmesh.train.run_config import RunConfig
+    from convmesh.train.trainer import Intervals, Trainer
     from convmesh.verification import verify
 
 _HOME = {
@@ -60,6 +64,7 @@ _HOME = {
             "CaptureWarning",
             "CheckpointError",
             "CheckpointWarning",
+            "ConfigError",
             "ConvMeshError",
             "DataError",
             "DataWarning",
@@ -76,6 +81,7 @@ _HOME = {
             "OperatorValueError",
             "OperatorError",
             "PlanError",
+            "RunError",
             "RunsFileError",
             "ShapeError",
             "SystemFileError",
@@ -90,7 +96,7 @@ _HOME = {
         "convmesh.oracle",
     ),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
-    **dict.fromkeys(["GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
+    **dict.fromkeys(["LAMB", "LARS", "GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
     "lower_plan": "convmesh.lowering",
     **dict.fromkeys(["cut_channels", "plan_channels"], "convmesh.lowering.channel_cuts"),
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
@@ -99,10 +105,14 @@ _HOME = {
     "Checkpointer": "convmesh.checkpoint",
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
+    "RunConfig": "convmesh.train.run_config",
+    **dict.fromkeys(["Intervals", "Trainer"], "convmesh.train.trainer"),
     "verify": "convmesh.verification",
 }
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "Anomaly",
     "Assumptions",
     "CaptureError",
@@ -110,12 +120,14 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "Checkpointer",
+    "ConfigError",
     "ConvMeshError",
     "DataError",
     "DataWarning",
     "DisagreementError",
     "GradScaler",
     "InfeasibleError",
+    "Intervals",
     "LabelError",
     "Layout",
     "LayoutError",
@@ -135,6 +147,8 @@ __all__ = [
     "Prediction",
     "Profile",
     "Program",
+    "RunConfig",
+    "RunError",
     "RunsFileError",
     "ShapeError",
     "Sharded",
@@ -144,6 +158,7 @@ __all__ = [
     "SystemFileError",
     "TimedTransfer",
     "Timeline",
+    "Trainer",
     "UnknownNameError",
     "UnsupportedError",
     "calibrate",

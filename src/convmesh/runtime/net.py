@@ -118,6 +118,17 @@ class ParallelNet(nn.Module):
         run.check.see(loss, outputs, labels)
         return loss
 
+    def output_and_target(self, *args: Any) -> tuple[Any, Any]:
+        """The output for this rank's shards `x, target`, and the target, as `Sharded`: for losses and metrics.
+
+        Torch functions on them are those of the whole batch. In a pipeline they have no gradient.
+        """
+        inputs, targets = self._placed(args)
+        self._settle_buffers()
+        if self._running.reads_weights:
+            self._reducer.wait()
+        return self._running.engine.outputs(inputs), targets
+
     def _settle_buffers(self) -> None:
         """Give replicas with statistics of their own those of the first when training pauses, as DDP does."""
         run = self._running

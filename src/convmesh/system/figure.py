@@ -27,7 +27,7 @@ class Figure:
     """The system that this figure was inherited from; an inherited figure is a guess, whatever it was there."""
 
     def __float__(self) -> float:
-        return self.value
+        return float(self.value)
 
     def __int__(self) -> int:
         return int(self.value)

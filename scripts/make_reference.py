@@ -37,7 +37,7 @@ reference network (`cm.models.names()`) or `package.module:factory`, also from t
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan and train": ("init", "Mesh", "plan", "load_plan", "Plan", "Split", "parallelize", "ParallelNet"),
     "Gradients": ("clip_grad_norm_", "GradScaler", "ShardedOptimizer"),
-    "Training": ("Trainer", "RunConfig", "LARS", "LAMB"),
+    "Training": ("Trainer", "Intervals", "RunConfig", "LARS", "LAMB"),
     "Checkpoints": ("Checkpointer",),
     "Verify": ("verify",),
     "Cost": ("System", "predict", "Prediction", "Timeline", "Assumptions", "search", "calibrate"),

@@ -19,6 +19,7 @@ from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_call import DryCall, Ready
 from convmesh.lowering.weight_cuts import dry_weights
 from convmesh.plans import Split
+from convmesh.private_torch.module_tables import call_with, named_tensors
 
 ALIKE_MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
@@ -117,8 +118,7 @@ def module_key(module: nn.Module) -> Any:
     """What tells calls of modules apart; None for a module whose forward may depend on anything."""
     if not type(module).__module__.startswith("torch.nn."):
         return None
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    shapes = tuple((name, t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in tensors)
+    shapes = tuple((name, t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in named_tensors(module))
     return type(module), module.extra_repr(), module.training, shapes
 
 
@@ -150,4 +150,4 @@ def _after_arranging(
 
 
 def _with_weights(module: nn.Module, weights: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-    return torch.func.functional_call(module, weights, args, kwargs)
+    return call_with(module, weights, args, kwargs)

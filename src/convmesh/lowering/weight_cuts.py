@@ -20,6 +20,7 @@ from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, channel_cuts, d
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram
+from convmesh.private_torch.module_tables import named_tensors
 
 Axes = tuple[str, ...]
 Cuts = dict[int, Axes]
@@ -37,7 +38,7 @@ def dry_weights(
     layer: str, module: nn.Module, split: Split | None, cuts_norm: bool, decided: ChannelSplit | None
 ) -> dict[str, torch.Tensor]:
     """A module's tensors without data; those that are cut say so, and decide how when they meet their input."""
-    weights = {n: without_data(t) for n, t in (*module.named_parameters(), *module.named_buffers())}
+    weights = {name: without_data(tensor) for name, tensor in named_tensors(module)}
     if isinstance(module, LAYERS) and split is not None and split.channel:
         weights["weight"] = PlannedWeight.of(weights["weight"], partial(_decide, layer, split, decided))
     elif isinstance(module, PER_CHANNEL) and cuts_norm:

@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from convmesh.doctor.finding import Finding
-from convmesh.measure.energy_counters import energy_meter
+from convmesh.measure.energy_counters import POWERCAP, energy_meter
 from convmesh.measure.machine import this_machine
 
 LEAST_FILES = 1024
@@ -78,5 +78,5 @@ def _energy() -> Finding:
     if counters:
         return Finding("energy", "ok", f"counters of {', '.join(counters)}")
     readable = "Processors' counters are often for root: chmod a+r /sys/class/powercap/*/energy_uj."
-    advice = readable if any(Path("/sys/class/powercap").glob("*/energy_uj")) else ""
+    advice = readable if any(POWERCAP.glob("*/energy_uj")) else ""
     return Finding("energy", "missing", "no counter can be read; runs have no joules", advice)

@@ -1,7 +1,6 @@
-"""Calls that are alike are run dry once, whatever the rank and the mesh; and what they share is what each would find."""
+"""Calls that are alike are run dry once, whatever the rank and the mesh, and find what each would find alone."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ class Block(nn.Module):
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts dry runs by the mesh that they ran on."""
     counts: Counter[str] = Counter()
     run = dry_run._run
@@ -44,7 +43,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         return run(mesh, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dry_run, "_run", counted)
-    yield counts
+    return counts
 
 
 def block() -> Captured:

@@ -19,6 +19,7 @@ from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
+from convmesh.plans.transfer_order import first_difference, transfer_order
 from convmesh.private_torch import tree_map
 from convmesh.runtime.compiled.compiled_engine import CompiledEngine, tell_fallback
 from convmesh.runtime.compiled.step_compiler import backend_of
@@ -60,6 +61,7 @@ def parallelize(
     lowered = lower(captured, plan, opened.rank, device=opened.device.type)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
+    opened.agree_on_lists("the program's transfers", transfer_order(lowered.program), first_difference)
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)

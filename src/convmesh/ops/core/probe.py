@@ -22,7 +22,7 @@ class Unseen(Probe):
     """A probe while a step is traced: what is computed with it is no part of the step."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         del types
         with without_modes():
             return func(*tree_map_only(Unseen, _plain, args), **(kwargs or {}))

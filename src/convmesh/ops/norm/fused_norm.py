@@ -56,7 +56,7 @@ class _FusedNorm(torch.autograd.Function):
         inverse = (variance + how.eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.how, ctx.types = how, [None if p is None else p.dtype for p in (weight, bias)]
-        y = (x.to(mean.dtype) - mean) * inverse
+        y: torch.Tensor = (x.to(mean.dtype) - mean) * inverse
         y = y if weight is None else y * _along(weight, x)
         y = y if bias is None else y + _along(bias, x)
         return y.to(x.dtype)
@@ -69,12 +69,14 @@ class _FusedNorm(torch.autograd.Function):
         dy, normalised = grad.to(mean.dtype), (x.to(mean.dtype) - mean) * inverse
         sums = torch.stack([dy.sum(how.dims, keepdim=True), (dy * normalised).sum(how.dims, keepdim=True)])
         scale = inverse if weight is None else inverse * _along(weight, x)
-        average, deviation = _averages(sums, how.population)
-        dx = (scale * (dy - average - normalised * deviation)).to(x.dtype)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            average, deviation = _averages(sums, how.population)
+            dx = (scale * (dy - average - normalised * deviation)).to(x.dtype)
         db, dw = sums.sum(1).flatten(1)  # over samples, where each has statistics of its own
         of_weight, of_bias = ctx.types
         given = None if of_weight is None else dw.to(of_weight), None if of_bias is None else db.to(of_bias)
-        return dx if ctx.needs_input_grad[0] else None, *given, None, None
+        return dx, *given, None, None
 
 
 def _averages(sums: torch.Tensor, population: Population) -> torch.Tensor:

@@ -18,7 +18,7 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_flatten
 from convmesh.runtime.compiled.replayed_step import ReplayedStep
 from convmesh.runtime.compiled.step_calls import cut_step
-from convmesh.runtime.compiled.step_compiler import Compiled, Uncompiled, first_line, missing_compiler
+from convmesh.runtime.compiled.step_compiler import StepCompiler, Uncompiled, first_line, missing_compiler
 from convmesh.runtime.compiled.traced_step import Holdings, TracedStep, trace_step
 from convmesh.runtime.direct_engine import DirectEngine
 
@@ -34,6 +34,7 @@ class CompiledEngine:
         self._steps: OrderedDict[Hashable, ReplayedStep | None] = OrderedDict()
         self._modules = [eager.module, *([eager.loss] if isinstance(eager.loss, nn.Module) else [])]
         self._holdings: Holdings | None = None
+        self._compiler = StepCompiler(self._tell)
         self.told: list[str] = []
         """The lines that said why something runs eagerly."""
 
@@ -97,9 +98,7 @@ class CompiledEngine:
         assert self._holdings is not None
         try:
             traced = trace_step(self.eager, self._holdings, inputs, targets, compiles, torch.is_grad_enabled())
-            calls = cut_step(
-                traced, self._order(traced), lambda m: Compiled(m, self._tell) if compiles else Uncompiled(m)
-            )
+            calls = cut_step(traced, self._order(traced), self._compiler.of_run if compiles else Uncompiled)
         except Exception as error:  # whatever an operator raises that needs values; the eager step tells a real mistake
             self._tell(f"the step cannot be traced ({first_line(error)})")
             return None

@@ -12,6 +12,7 @@ from torch import fx
 
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
 from convmesh.private_torch.tracing import returns_views
+from convmesh.runtime.compiled.step_compiler import Run
 from convmesh.runtime.compiled.traced_step import TracedStep
 from convmesh.runtime.graph_regions import region
 
@@ -21,20 +22,20 @@ Values = dict[int, Any]
 Order = Sequence[Sequence[int]]
 """Gradients, by number, in the groups in which they are summed over ranks."""
 
-Compile = Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]]
+Compile = Callable[[fx.GraphModule], Run]
 
 
 @dataclass(frozen=True)
-class Call:
+class StepCall:
     """One call of a replay: it reads some values, writes others, and is the last to read those it `frees`."""
 
-    run: Callable[[list[Any]], Sequence[Any]]
+    run: Run
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     frees: tuple[int, ...] = ()
 
 
-def replay(calls: Iterable[Call], values: Values) -> None:
+def replay(calls: Iterable[StepCall], values: Values) -> None:
     """Make the calls in order."""
     for call in calls:
         arguments = [values[place] for place in call.reads]
@@ -47,7 +48,7 @@ def replay(calls: Iterable[Call], values: Values) -> None:
 class BackwardPiece:
     """A part of backward after which the gradients of some weights are ready."""
 
-    calls: list[Call]
+    calls: list[StepCall]
     gradients: tuple[int, ...]
     """Which of the step's gradients, by number."""
     frees: tuple[int, ...]
@@ -58,7 +59,7 @@ class BackwardPiece:
 class StepCalls:
     """The step in calls: forward, and backward in pieces."""
 
-    forward: list[Call]
+    forward: list[StepCall]
     pieces: list[BackwardPiece]
     inputs: tuple[int, ...]
     """Places of the seeds, the held tensors and the batch."""
@@ -121,21 +122,21 @@ class _Cutter:
         last = (len(self._nodes), filled[-1][1])
         return [end for end, _ in (*filled[:-1], last)], [group for _, group in (*filled[:-1], last)]
 
-    def _call(self, run: list[fx.Node], places: dict[fx.Node, int]) -> Call:
+    def _call(self, run: list[fx.Node], places: dict[fx.Node, int]) -> StepCall:
         first: Any = run[0]
         if is_post(first.target):
             sent, number = first.args
-            return Call(_Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
+            return StepCall(_Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
         if is_wait(first.target):
             unpacking: list[Any] = run[1:]
             items = {node.args[1]: places[node] for node in unpacking}
             posted = self._posted[first.args[1]]
-            return Call(_Waits(tuple(items)), (places[posted],), tuple(items.values()))
+            return StepCall(_Waits(tuple(items)), (places[posted],), tuple(items.values()))
         found = region(self._constants, run)
         found.module.graph.eliminate_dead_code()  # views that other runs repeat
         found.module.recompile()
         reads = tuple(places[n] for n in found.inputs)
-        return Call(self._compiler(found.module), reads, tuple(places[n] for n in found.outputs))
+        return StepCall(self._compiler(found.module), reads, tuple(places[n] for n in found.outputs))
 
     @property
     def _posted(self) -> dict[Any, fx.Node]:
@@ -224,14 +225,14 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _freeing(
-    parts: list[list[Call]], results: Sequence[int], gradients: Sequence[Sequence[int]]
-) -> tuple[list[list[Call]], list[tuple[int, ...]]]:
+    parts: list[list[StepCall]], results: Sequence[int], gradients: Sequence[Sequence[int]]
+) -> tuple[list[list[StepCall]], list[tuple[int, ...]]]:
     """The same calls, each of which frees what it reads last; and for each part the gradients to free at its end."""
     kept, freed, ended = {*results}, [], []
     for part, ready in zip(reversed(parts), reversed([(), *gradients]), strict=True):
         ended.append(tuple(place for place in dict.fromkeys(ready) if place not in kept))
         kept.update(ready)
-        listed: list[Call] = []
+        listed: list[StepCall] = []
         for call in reversed(part):
             frees = tuple(dict.fromkeys(place for place in call.reads if place not in kept))
             kept.update(frees)

@@ -147,9 +147,11 @@ def trace_step(
     example = [*blanks, *(local_of(t) for t in holdings.tensors()), *(t.detach() for t in batch)]
     values = [fake.from_tensor(t, static_shapes=True) for t in example]
     fused = fusing() if fuse else nullcontext()
-    with torch.autograd.set_multithreading_enabled(False), fused, tracing_transfers() as transfers:
-        module = make_fx(recipe, tracing_mode="fake")(*values)
-    torch.clear_autocast_cache()
+    try:
+        with torch.autograd.set_multithreading_enabled(False), fused, tracing_transfers() as transfers:
+            module = make_fx(recipe, tracing_mode="fake")(*values)
+    finally:
+        torch.clear_autocast_cache()  # it knows weights without values
     module.graph.eliminate_dead_code()
     module.recompile()
     forget_source_of(module)

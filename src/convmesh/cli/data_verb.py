@@ -24,7 +24,9 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 class MakeOptions:
     """Write generated samples to a file, by several processes; a stopped job goes on where it stopped."""
 
-    generator: Annotated[Literal["cosmology", "digits", "fractals"], tyro.conf.Positional]
+    generator: Annotated[
+        Literal["cosmology", "digits", "fractals"], tyro.conf.Positional, tyro.conf.arg(metavar="GENERATOR")
+    ]
     """cosmology: random fields, whose spectral index and amplitude are to be regressed. fractals: volumes with a class
     per voxel. digits: handwritten digits."""
     out: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ class Loader:
         coming: deque[ComingBatch] = deque()
 
         def ask(count: int) -> None:
-            for _, number in zip(range(count), numbers, strict=False):
+            for number in itertools.islice(numbers, count):
                 coming.append(self._asked(epoch, number, threads, exchanger))
 
         began = time.perf_counter()

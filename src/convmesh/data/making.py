@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -44,12 +45,10 @@ def _written(generator: SampleGenerator, file: Unfinished, left: list[int], proc
     # Workers only compute and write, so a fork is safe here and saves them the imports.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context, _begin, (generator, file.writer, file.part)) as workers:
-        running: set[Future[int]] = set()
-        for index, _ in zip(waiting, range(AHEAD * processes), strict=False):
-            running.add(workers.submit(_write, index))
+        running = {workers.submit(_write, index) for index in itertools.islice(waiting, AHEAD * processes)}
         while running:
             finished, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {workers.submit(_write, index) for index, _ in zip(waiting, finished, strict=False)}
+            running |= {workers.submit(_write, index) for index in itertools.islice(waiting, len(finished))}
             yield from (_result(future) for future in finished)
 
 

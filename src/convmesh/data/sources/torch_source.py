@@ -7,7 +7,6 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-import torch
 
 from convmesh.data.sources.source import ReadCounters, Source
 from convmesh.data.tensor_spec import Array, TensorSpec
@@ -69,4 +68,4 @@ class TorchSource(Source):
 
 
 def _as_array(value: Any) -> Array:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)

@@ -13,7 +13,7 @@ import numpy as np
 
 from convmesh.data.libraries import library
 from convmesh.data.stored.plain_file import OpenFile, PlainArray, PlainChunks
-from convmesh.data.stored.stored_array import PerProcess, StoredArray, blocks, dims_text
+from convmesh.data.stored.stored_array import PerProcess, StoredArray, blocks, dims_text, from_corner
 from convmesh.data.tensor_spec import Array
 from convmesh.errors import DataError
 from convmesh.layout import Box
@@ -106,9 +106,7 @@ class CompressedChunks(StoredArray):
             target[...] = self.fill
             return
         assert self.unit is not None
-        first = [at * extent for at, extent in zip(place, self.unit, strict=True)]
-        inside = tuple(slice(s.start - f, s.stop - f) for s, f in zip(common.spans, first, strict=True))
-        target[...] = self._decoded(file, chunk)[inside]
+        target[...] = self._decoded(file, chunk)[from_corner(common, place, self.unit).slices()]
 
     def _decoded(self, file: OpenFile, chunk: StoredChunk) -> Array:
         raw: Any = np.empty(chunk.stored_bytes, np.uint8)

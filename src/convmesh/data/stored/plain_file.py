@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convmesh.data.stored.stored_array import PerProcess, StoredArray, blocks, dims_text
+from convmesh.data.stored.stored_array import PerProcess, StoredArray, blocks, dims_text, from_corner
 from convmesh.data.tensor_spec import Array
 from convmesh.errors import DataError
 from convmesh.layout import Box
@@ -134,10 +134,8 @@ class PlainChunks(StoredArray):
         file = self._file.get()
         for place, common in blocks(box, self.chunks):
             target = out[common.relative_to(box).slices()]
-            corner = Box.whole(self.chunks)
-            first = tuple(at * extent for at, extent in zip(place, self.chunks, strict=True))
-            inside = Box(tuple(s.shift(-f) for s, f in zip(common.spans, first, strict=True)))
             if place not in self.offsets:
                 target[...] = self.fill
                 continue
-            PlainBlock(file, self.offsets[place], corner.shape, self.dtype).read_into(inside, target)
+            block = PlainBlock(file, self.offsets[place], self.chunks, self.dtype)
+            block.read_into(from_corner(common, place, self.chunks), target)

@@ -56,6 +56,11 @@ def blocks(box: Box, unit: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box
         yield place, whole.intersect(box)
 
 
+def from_corner(box: Box, place: Sequence[int], unit: Sequence[int]) -> Box:
+    """The indices of a box counted from the corner of a block of the grid."""
+    return Box(tuple(s.shift(-at * u) for s, at, u in zip(box.spans, place, unit, strict=True)))
+
+
 class PerProcess(Generic[T]):
     """A handle that every process opens for itself: handles, locks and threads of a parent do not survive a fork."""
 

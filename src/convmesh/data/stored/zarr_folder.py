@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from convmesh.data.libraries import library
-from convmesh.data.stored.stored_array import PerProcess, StoredArray, dims_text
+from convmesh.data.stored.plain_zarr import PlainZarr, ZarrGrid
+from convmesh.data.stored.stored_array import PerProcess, StoredArray
 from convmesh.data.tensor_spec import Array
 from convmesh.errors import DataError
 from convmesh.layout import Box
@@ -29,7 +30,7 @@ def zarr_arrays(path: Path) -> dict[str, StoredArray]:
     found: dict[str, StoredArray] = {}
     for folder in _array_folders(path):
         name = str(folder.relative_to(path)) if folder != path else path.stem
-        array = ZarrArray(folder, f"{path}:{name}")
+        array = _array(folder, f"{path}:{name}")
         if array.dtype.kind in "biuf":
             found[name] = array
     return found
@@ -57,20 +58,29 @@ def _metadata(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not readable Zarr metadata: {error}.") from error
 
 
-class ZarrArray(StoredArray):
-    """One array; the smallest readable block is a chunk, or a chunk within a shard."""
+def _array(folder: Path, name: str) -> StoredArray:
+    third = _metadata(folder / "zarr.json")
+    described = third or _metadata(folder / ".zarray")
+    try:
+        shape = tuple(described["shape"])
+        dtype = np.dtype(described["data_type"] if third else described["dtype"])
+        grid, plain = _third_grid(described) if third else _second_grid(described)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{folder} has Zarr metadata of an unknown kind: {error}.") from error
+    if plain and dtype.kind in "biuf":
+        return PlainZarr(folder, name, shape, dtype, grid, _number(described["fill_value"]))
+    return ZarrArray(folder, name, shape, dtype, grid, "zarr3" if third else "zarr")
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name, self._folder = name, folder
-        third = _metadata(folder / "zarr.json")
-        described = third or _metadata(folder / ".zarray")
-        try:
-            self.shape = tuple(described["shape"])
-            self.dtype = np.dtype(described["data_type"] if third else described["dtype"])
-            self.unit, self.storage = _third_chunks(described) if third else _second_chunks(described)
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{folder} has Zarr metadata of an unknown kind: {error}.") from error
-        self._version = 3 if third else 2
+
+class ZarrArray(StoredArray):
+    """One compressed array; the smallest readable block is a chunk, or a chunk within a shard."""
+
+    def __init__(
+        self, folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], grid: ZarrGrid, driver: str
+    ) -> None:
+        self.name, self.shape, self.dtype, self.storage = name, shape, dtype, f"compressed {grid}"
+        self.unit = grid.inner or grid.outer
+        self._folder, self._driver = folder, driver
         self._reader = PerProcess(self._opened)
 
     def _opened(self) -> Any:
@@ -84,7 +94,7 @@ class ZarrArray(StoredArray):
 
     def _in_tensorstore(self, tensorstore: Any) -> Any:
         spec = {
-            "driver": "zarr3" if self._version == 3 else "zarr",
+            "driver": self._driver,
             "kvstore": {"driver": "file", "path": str(self._folder)},
         }
         return tensorstore.open(spec, open=True, read=True).result()
@@ -99,15 +109,31 @@ class ZarrArray(StoredArray):
             raise DataError(f"{self.name} cannot be read: {told}. Copy or make the file again.") from error
 
 
-def _third_chunks(described: dict[str, Any]) -> tuple[tuple[int, ...], str]:
-    outer = tuple(described["chunk_grid"]["configuration"]["chunk_shape"])
-    sharding = next((c for c in described["codecs"] if c["name"] == "sharding_indexed"), None)
-    if sharding is None:
-        return outer, f"chunks of {dims_text(outer)}"
-    inner = tuple(sharding["configuration"]["chunk_shape"])
-    return inner, f"chunks of {dims_text(inner)} in shards of {dims_text(outer)}"
+def _third_grid(described: dict[str, Any]) -> tuple[ZarrGrid, bool]:
+    """How a v3 array lies in files, and whether its values lie there as they are in memory."""
+    outer, codecs = tuple(described["chunk_grid"]["configuration"]["chunk_shape"]), described["codecs"]
+    keys = described["chunk_key_encoding"]
+    separator = keys.get("configuration", {}).get("separator", "/" if keys["name"] == "default" else ".")
+    prefix = ("c",) if keys["name"] == "default" and separator == "/" else ()
+    known = keys["name"] == "default" and separator == "/"
+    if codecs[0]["name"] != "sharding_indexed":
+        return ZarrGrid(outer, None, prefix, separator), known and _are_bytes(codecs)
+    inside = codecs[0]["configuration"]
+    names = [codec["name"] for codec in inside["index_codecs"]]
+    plain = _are_bytes(inside["codecs"]) and names == ["bytes", "crc32c"] and inside.get("index_location") != "start"
+    return ZarrGrid(outer, tuple(inside["chunk_shape"]), prefix, separator), known and plain and len(codecs) == 1
 
 
-def _second_chunks(described: dict[str, Any]) -> tuple[tuple[int, ...], str]:
-    chunks = tuple(described["chunks"])
-    return chunks, f"chunks of {dims_text(chunks)}"
+def _are_bytes(codecs: list[dict[str, Any]]) -> bool:
+    endian = codecs[0].get("configuration", {}).get("endian", "little")
+    return len(codecs) == 1 and codecs[0]["name"] == "bytes" and endian == "little"
+
+
+def _second_grid(described: dict[str, Any]) -> tuple[ZarrGrid, bool]:
+    """The same of a v2 array."""
+    plain = described["compressor"] is None and not described["filters"] and described["order"] == "C"
+    return ZarrGrid(tuple(described["chunks"]), None, (), described.get("dimension_separator", ".")), plain
+
+
+def _number(fill: Any) -> float:
+    return 0.0 if fill is None else float(fill)

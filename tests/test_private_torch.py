@@ -3,11 +3,13 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -19,6 +21,7 @@ from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unf
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, keeps_its_graph, running_node
 from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
 from convmesh.private_torch.exporting import calling_module, is_guard
+from convmesh.private_torch.gloo_groups import gloo_group_like
 from convmesh.private_torch.inductor import compile_graph
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
 from convmesh.private_torch.module_tables import (
@@ -33,6 +36,7 @@ from convmesh.private_torch.module_tables import (
     standing_in,
 )
 from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
+from convmesh.private_torch.stores import default_store
 from convmesh.private_torch.tensor_internals import (
     as_subclass_leaf,
     is_view,
@@ -44,7 +48,7 @@ from convmesh.private_torch.tensor_internals import (
 )
 from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
 from convmesh.private_torch.unscaling import OpenGradScaler
-from convmesh.testing import RankPool
+from convmesh.testing import RankPool, run_ranks
 
 SOURCE = Path(convmesh.__file__).parent
 
@@ -54,6 +58,19 @@ def test_trees_flatten_in_order_and_come_back() -> None:
     leaves, spec = tree_flatten(tree)
     assert leaves == tree_leaves(tree) == [1, 2, None, 3]
     assert tree_unflatten(leaves, spec) == tree == tree_map(lambda leaf: leaf, tree)
+
+
+def sum_of_ranks_on_one_loop() -> float:
+    world, ranks = dist.group.WORLD, torch.tensor([float(dist.get_rank())])
+    assert world is not None
+    store = dist.PrefixStore("one loop", default_store())  # type: ignore[attr-defined]
+    group = gloo_group_like(world, store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=60))
+    group.allreduce([ranks]).wait()
+    return ranks.item()
+
+
+def test_a_gloo_group_uses_another_ones_devices() -> None:
+    assert run_ranks(2, sum_of_ranks_on_one_loop) == [1.0, 1.0]
 
 
 class Doubled(torch.autograd.Function):

@@ -225,3 +225,8 @@ def stays_on_its_device() -> None:
 
 def test_shards_stay_on_their_device(pools: dict[int, RankPool]) -> None:
     pools[2].run(stays_on_its_device)
+
+
+def test_dispatchers_have_the_name_that_users_write() -> None:
+    names = [name_of(f) for f in (F.max_pool2d, F.adaptive_max_pool3d, torch.add, torch.Tensor.add, F.relu)]
+    assert names == ["max_pool2d", "adaptive_max_pool3d", "add", "Tensor.add", "relu"]

@@ -110,7 +110,7 @@ WRONG = {
     wrong_input_gradient: "gradient of input 0: relative error",
     wrong_parameter_gradient: "gradient of parameter 0: relative error",
     parameter_gradient_of_one_rank: "gradient of parameter 0: relative error",
-    wrong_shape: "output 0: local shape (2, 1, 4, 4) instead of (2, 2, 4, 4)",
+    wrong_shape: "output 0: shape (2, 1, 4, 4), not (2, 2, 4, 4)",
     wrong_type: "output 0: torch.float32 instead of torch.float64",
     plain_output: "output 0 is a Tensor, not a Sharded tensor",
     lost_gradient: "gradient of input 0: relative error",

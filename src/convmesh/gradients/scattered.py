@@ -17,6 +17,7 @@ from convmesh.gradients.buckets import Bucket, Slot
 from convmesh.gradients.local_gradients import is_dense, local_gradient, local_of
 from convmesh.gradients.owners import Axes, Held, distinct_axes, own, owner_of
 from convmesh.gradients.reduction import AxesOf, GradientReducer
+from convmesh.layout import Span
 
 AXIS = "data"
 
@@ -83,6 +84,7 @@ class ScatteredBucket:
         self._places = places
         self._mine = [piece for piece in self._pieces if piece.part == self._here]
         self.shards = {p.slot.parameter: nn.Parameter(self._runs[p.slot][p.start : p.stop]) for p in self._mine}
+        self.spans = {self.shards[p.slot.parameter]: Span(p.start, p.stop) for p in self._mine}
         self._grads = {s: torch.zeros_like(s) for s in self.shards.values()}
         self._seen = self._received.values[part_size:]
 
@@ -179,6 +181,10 @@ class ShardedReducer(GradientReducer):
         if parameter in self._axes_of_shards:
             return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]
         return super().held(parameter)
+
+    def span_of(self, shard: torch.Tensor) -> Span:
+        """Where this rank's run of a parameter lies among the values of its shard, in the order of memory."""
+        return next(bucket.spans[shard] for bucket in self.scattered if shard in bucket.spans)  # type: ignore[index]
 
     @property
     def scattered(self) -> list[ScatteredBucket]:

@@ -55,6 +55,10 @@ class Box:
         """The same indices counted from the first index of `other`."""
         return Box(tuple(a.shift(-b.start) for a, b in zip(self.spans, other.spans, strict=True)))
 
+    def inside(self, other: Box) -> Box:
+        """Indices counted from the first index of `other`, in its own count: the inverse of `relative_to`."""
+        return Box(tuple(a.shift(b.start) for a, b in zip(self.spans, other.spans, strict=True)))
+
     def slices(self) -> tuple[slice, ...]:
         return tuple(s.slice() for s in self.spans)
 
@@ -111,8 +115,8 @@ def _compact(inner: Sequence[Span], holder: Sequence[Span]) -> tuple[Span, ...]:
     if len(inner) == 1 and len(holder) == 1:
         (start, stop), (first, last) = inner[0], holder[0]
         return (Span(start - first, stop - first),) if first <= start < stop <= last else ()
-    offset, found = 0, []
+    offset, spans = 0, []
     for span in holder:
-        found += [s.shift(offset - span.start) for s in inner if span.start <= s.start and s.stop <= span.stop]
+        spans += [s.shift(offset - span.start) for s in inner if span.start <= s.start and s.stop <= span.stop]
         offset += span.extent
-    return merge(found)
+    return merge(spans)

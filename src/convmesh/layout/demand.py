@@ -100,8 +100,8 @@ class DimDemand:
         if not spans:
             return []
         starts, stops = self.hulls
-        found: list[int] = np.flatnonzero((starts < spans[-1].stop) & (stops > spans[0].start)).tolist()
-        return found
+        parts: list[int] = np.flatnonzero((starts < spans[-1].stop) & (stops > spans[0].start)).tolist()
+        return parts
 
     def _summed(self, values: Ints) -> Ints:
         """Values of spans, summed for each part."""

@@ -123,13 +123,13 @@ class Transposed:
 
 def excess(steps: Sequence[Transposed], out: Box, extents: Sequence[int]) -> list[tuple[int, int]]:
     """How far the outputs of the inputs that `out` needs reach below and above it; negative where they fall short."""
-    found = []
+    reaches = []
     for step, span, extent in zip(steps, out.spans, extents, strict=True):
         (needed,) = step.needs(span, extent)
         first = needed.start * step.stride - step.padding
         last = (needed.stop - 1) * step.stride - step.padding + step.reach
-        found.append((span.start - first, last - span.stop))
-    return found
+        reaches.append((span.start - first, last - span.stop))
+    return reaches
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,12 +87,12 @@ class Mesh:
 
     def places(self, axes: Iterable[str], part: int) -> dict[str, int]:
         """The coordinates on `axes` of a part: the inverse of `part`."""
-        found = {}
+        coordinates = {}
         for name in reversed(tuple(axes)):
             part, place = divmod(part, self.axes.get(name, 1))
             if name in self.axes:
-                found[name] = place
-        return found
+                coordinates[name] = place
+        return coordinates
 
     def group(self, axes: Iterable[str], rank: int) -> list[int]:
         """The ranks that differ from `rank` on `axes` only, in order, `rank` among them."""

@@ -88,8 +88,8 @@ def _covering(windows: Sequence[Window], source: Box, out: Box) -> Term:
 def _touching(windows: Sequence[Window], source: Box, out: Box) -> Term | None:
     """The term of `source` over the outputs and taps that it touches, if any."""
     dims = [_touched(w, s, o) for w, s, o in zip(windows, source.spans, out.spans, strict=True)]
-    found = tuple(d for d in dims if d is not None)
-    return Term(found) if len(found) == len(dims) else None
+    touched = tuple(d for d in dims if d is not None)
+    return Term(touched) if len(touched) == len(dims) else None
 
 
 def _touched(window: Window, source: Span, out: Span) -> DimTerm | None:

@@ -125,9 +125,26 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
 
 
 def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
+    """Put this rank's shards in place of whole weights; one that two layers share stays shared."""
+    known: dict[int, tuple[Any, str]] = {}
     for name, cuts in lowered.cuts.items():
-        owner, _, tensor = name.rpartition(".")
-        replace_tensor(model.get_submodule(owner), tensor, mesh, cuts)
+        path, _, tensor = name.rpartition(".")
+        owner = model.get_submodule(path)
+        whole = getattr(owner, tensor, None)
+        _, first = known.setdefault(id(whole), (whole, name))
+        if first == name or whole is None:
+            replace_tensor(owner, tensor, mesh, cuts)
+        elif lowered.cuts[first] == cuts:
+            setattr(owner, tensor, _tensor_at(model, first))
+        else:
+            raise PlanError(
+                f"{first!r} and {name!r} are one weight, but the plan cuts it in two ways; split both alike."
+            )
+
+
+def _tensor_at(model: nn.Module, name: str) -> Any:
+    path, _, tensor = name.rpartition(".")
+    return getattr(model.get_submodule(path), tensor)
 
 
 def _output_layouts(captured: Captured, lowered: Lowered, layout_of: Callable[[Layout], Layout]) -> Any:

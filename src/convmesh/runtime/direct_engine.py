@@ -133,6 +133,6 @@ class LossCheck:
 
 def _finite(outputs: Any) -> torch.Tensor:
     """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
-    found: list[torch.Tensor] = []
-    tree_map(lambda y: found.append(all_finite(y.local)) if isinstance(y, Sharded) else None, outputs)
-    return torch.stack(found).all() if found else torch.tensor(True)
+    finite: list[torch.Tensor] = []
+    tree_map(lambda y: finite.append(all_finite(y.local)) if isinstance(y, Sharded) else None, outputs)
+    return torch.stack(finite).all() if finite else torch.tensor(True)

@@ -51,19 +51,19 @@ def check_split(
         del leaf
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor, what: str) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor, what: str) -> None:
     """Assert that two tensors agree to the tolerance of their type, relative to the largest value of `whole`."""
-    assert found.shape == expected.shape, f"{what}: local shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
-    assert found.dtype == expected.dtype, f"{what}: {found.dtype} instead of {expected.dtype}"
-    if not found.dtype.is_floating_point:
-        assert torch.equal(found, expected), f"{what} differs"
+    assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype} instead of {expected.dtype}"
+    if not actual.dtype.is_floating_point:
+        assert torch.equal(actual, expected), f"{what} differs"
         return
-    if not found.numel():
+    if not actual.numel():
         return
-    both = torch.isclose(found, expected, rtol=0, atol=0, equal_nan=True)  # infinities and NaNs must match exactly
-    difference = torch.where(both, 0, found - expected).abs().max().item()
+    both = torch.isclose(actual, expected, rtol=0, atol=0, equal_nan=True)  # infinities and NaNs must match exactly
+    difference = torch.where(both, 0, actual - expected).abs().max().item()
     scale = torch.where(whole.isfinite(), whole, 0).abs().max().item() or 1.0
-    limit = TOLERANCE[found.dtype]
+    limit = TOLERANCE[actual.dtype]
     assert difference <= limit * scale, f"{what}: relative error {difference / scale:.3g} > {limit:g}"
 
 

@@ -29,14 +29,14 @@ class Judge:
     def __init__(self, graph: Graph, ranks: Sequence[Mapping[Key, float]], sizes: Sizes) -> None:
         self._graph = graph
         self.tolerance = TOLERANCE if computes_in_double(graph) else COARSE_TOLERANCE
-        compared = [key for key in sizes if any(key in found for found in ranks)]
-        self._found = {key: self._difference(key, ranks, _scale(key, sizes), sizes[key][1]) for key in compared}
+        compared = [key for key in sizes if any(key in errors for errors in ranks)]
+        self._differences = {key: self._difference(key, ranks, _scale(key, sizes), sizes[key][1]) for key in compared}
         self._by_name: dict[tuple[str, str], list[Difference]] = {}
-        for key, difference in self._found.items():
+        for key, difference in self._differences.items():
             self._by_name.setdefault((key.what, key.name), []).append(difference)
 
     def _difference(self, key: Key, ranks: Sequence[Mapping[Key, float]], size: float, spread: float) -> Difference:
-        error, negative = max((found.get(key, 0.0), -rank) for rank, found in enumerate(ranks))
+        error, negative = max((errors.get(key, 0.0), -rank) for rank, errors in enumerate(ranks))
         allowed = max(self.tolerance, ROUNDING_MARGIN * spread / size)
         return Difference(cast("Kind", key.what), key.name, error / size, allowed, -negative)
 
@@ -51,7 +51,7 @@ class Judge:
         return tuple(checks)
 
     def losses(self) -> tuple[Difference, ...]:
-        return tuple(d for key, d in self._found.items() if key.what == "loss")
+        return tuple(d for key, d in self._differences.items() if key.what == "loss")
 
     def _of(self, kinds: Sequence[str], name: str) -> Iterator[Difference]:
         return (difference for kind in kinds for difference in self._by_name.get((kind, name), ()))
@@ -67,8 +67,8 @@ class Judge:
         return self._in_forward(layers) or self._in_backward(layers) or self._in_update(layers)
 
     def _in_forward(self, layers: Sequence[LayerCheck]) -> Culprit | None:
-        found = ((c, d) for c in layers for d in c.differences if d.kind == "output" and not d.ok)
-        return next((Culprit(check.layer, str(d)) for check, d in found), None)
+        failed = ((c, d) for c in layers for d in c.differences if d.kind == "output" and not d.ok)
+        return next((Culprit(check.layer, str(d)) for check, d in failed), None)
 
     def _in_backward(self, layers: Sequence[LayerCheck]) -> Culprit | None:
         if bad := next((d for d in self.losses() if d.name == "0" and not d.ok), None):
@@ -89,15 +89,15 @@ class Judge:
         return Culprit(users[0], f"its backward{others} gives {check.layer} a gradient that differs by {bad.error:.2g}")
 
     def _in_update(self, layers: Sequence[LayerCheck]) -> Culprit | None:
-        found = ((c, d) for c in layers for d in c.differences if d.kind == "weight" and not d.ok)
-        weight = next((Culprit(check.layer, str(d)) for check, d in found), None)
+        failed = ((c, d) for c in layers for d in c.differences if d.kind == "weight" and not d.ok)
+        weight = next((Culprit(check.layer, str(d)) for check, d in failed), None)
         return weight or next((Culprit("loss", str(d)) for d in self.losses() if not d.ok), None)
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""
         if self.tolerance != TOLERANCE:
             yield f"the model computes in less than float64 by itself: differences up to {self.tolerance:g} are allowed"
-        vague = [key for key, d in self._found.items() if key.what == "output" and d.allowed > 1e-3]
+        vague = [key for key, d in self._differences.items() if key.what == "output" and d.allowed > 1e-3]
         if vague:
             yield (
                 f"{len(vague)} layers, the first is {self._graph.node(vague[0].name).layer}, change by more than "

@@ -53,9 +53,9 @@ class Comparer:
         if key in self._values:
             self.errors[key] = distance(tensor.detach(), self._values[key][at])
 
-    def note_missing(self, what: str, found: set[str]) -> None:
+    def note_missing(self, what: str, present: set[str]) -> None:
         """Tensors of one kind that this run lacks are infinitely far away."""
-        missing = (key for key in self._values if key.what == what and key.name not in found)
+        missing = (key for key in self._values if key.what == what and key.name not in present)
         self.errors |= dict.fromkeys(missing, float("inf"))
 
 

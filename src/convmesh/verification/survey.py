@@ -12,7 +12,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
 from convmesh.lowering.dry_values import Dry
-from convmesh.lowering.lower import Lowering
+from convmesh.lowering.graph_walk import Lowering
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.plans import Plan
 from convmesh.private_torch import tree_leaves, tree_map
@@ -25,25 +25,25 @@ _LISTING = re.compile(r"Use one of: [^;]*;")
 def unsupported(captured: Captured, plan: Plan) -> tuple[Unsupported, ...]:
     """Every layer without a split version for this plan; nothing runs and nothing is sent."""
     survey = _Survey(captured, plan, rank=0, samples=None)
-    return tuple(survey.all_found())
+    return tuple(survey.missing())
 
 
 class _Survey(Lowering):
     """A lowering that notes what it cannot split and continues with a tensor of the right shape."""
 
-    def all_found(self) -> list[Unsupported]:
+    def missing(self) -> list[Unsupported]:
         """Visit every node and lower nothing else."""
-        self._found: list[Unsupported] = []
+        self._missing: list[Unsupported] = []
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
-        return self._found
+        return self._missing
 
     def _call(self, node: fx.Node, spec: Node) -> None:
         try:
             self._refuse_unknown(node, spec)
             super()._call(node, spec)
         except Exception as error:  # whatever a layer raises, it cannot run
-            self._found.append(Unsupported(spec.layer, spec.op, _reason(spec, error)))
+            self._missing.append(Unsupported(spec.layer, spec.op, _reason(spec, error)))
             self._env[node.name] = self._assumed(node)
 
     def _refuse_unknown(self, node: fx.Node, spec: Node) -> None:

@@ -66,9 +66,9 @@ def verify(
     if torch.cuda.is_available():
         # Planning ran autograd; with GPUs, a process that did so cannot fork ranks that train.
         call = {"loss": loss, "target": target, "steps": steps, "most_ranks": most_ranks, "compile": compile}
-        found = in_fresh_process(verify, (_twin(model), sample, replace(plan, source=None)), call, seconds_timeout)
-        assert isinstance(found, Verification)
-        return found
+        checked = in_fresh_process(verify, (_twin(model), sample, replace(plan, source=None)), call, seconds_timeout)
+        assert isinstance(checked, Verification)
+        return checked
     job = _Job(samples, plan, loss, target, steps, seconds_timeout, compile, progress or _silent)
     return replace(job.run(_twin(model), most_ranks), seconds=time.monotonic() - began)
 
@@ -94,8 +94,8 @@ class _Job:
             mesh=mesh, plan_mesh=self.plan.mesh, shapes=shapes, plan_shapes=shapes, steps=self.steps,
             notes=(*mesh_notes(self.plan, mesh), *network_notes(captured.graph, twin, self.plan.pipeline)),
         )  # fmt: skip
-        if found := unsupported(captured, self.plan):
-            return replace(blank, unsupported=found, notes=())
+        if layers := unsupported(captured, self.plan):
+            return replace(blank, unsupported=layers, notes=())
         return self._compare(twin, captured, on_mesh(self.plan, mesh), blank)
 
     def _compare(self, twin: nn.Module, captured: Captured, plan: Plan, blank: Verification) -> Verification:

@@ -36,30 +36,30 @@ class Mismatch:
         return f"{self.tensor} differs by {self.error:.2g} of its size"
 
 
-def mismatch(found: StepResults, expected: StepResults, device: torch.device) -> Mismatch | None:
+def mismatch(actual: StepResults, expected: StepResults, device: torch.device) -> Mismatch | None:
     """The first tensor in which two runs differ."""
     slack = 1.0 if device.type == "cpu" else ON_ACCELERATORS
-    for (kind, here), (_, there) in zip(found.by_kind, expected.by_kind, strict=True):
+    for (kind, here), (_, there) in zip(actual.by_kind, expected.by_kind, strict=True):
         for tensor, error, allowed in _compared(here, there):
             if error > slack * allowed:
                 return Mismatch(f"{kind} {tensor}", error)
     return None
 
 
-def _compared(found: Tensors, expected: Tensors) -> Iterator[tuple[str, float, float]]:
+def _compared(actual: Tensors, expected: Tensors) -> Iterator[tuple[str, float, float]]:
     """The relative difference of tensors that are not equal, and what is allowed; a missing one counts as zeros."""
-    unequal = [name for name in {**expected, **found} if not _equal(found.get(name), expected.get(name))]
+    unequal = [name for name in {**expected, **actual} if not _equal(actual.get(name), expected.get(name))]
     largest = max(map(size_of, expected.values()), default=1.0) if unequal else 1.0
     for name in unequal:
-        here, there = found.get(name), expected.get(name)
-        known = there if there is not None else found[name]
+        here, there = actual.get(name), expected.get(name)
+        known = there if there is not None else actual[name]
         scale = max(size_of(known), NOISE * largest)
         apart = distance(_or_zeros(here, known), _or_zeros(there, known))
         yield name, apart / scale, TOLERANCE.get(known.dtype, COARSE)
 
 
-def _equal(found: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
-    return found is not None and expected is not None and torch.equal(found, expected)
+def _equal(actual: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
+    return actual is not None and expected is not None and torch.equal(actual, expected)
 
 
 def _or_zeros(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -69,21 +69,21 @@ def _or_zeros(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 def first_layer(step: TrialStep, network: fx.GraphModule) -> str:
     """Where the captured network's forward leaves the model's: the first of its modules with another output."""
     expected = _outputs(step, step.model)
-    found = _outputs(step, network)
+    actual = _outputs(step, network)
     called = {str(node.target) for node in network.graph.nodes if node.op == "call_module"}
     of_model = {(path, count): values for path, count, values in expected if path in called}
     agreed = ""
-    for path, count, values in found:
+    for path, count, values in actual:
         if not _alike(values, of_model.get((path, count))):
             return f"the first layer to differ is `{path}`"
         agreed = path
     return f"all layers agree up to `{agreed}`, the last module" if agreed else ""
 
 
-def _alike(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor] | None) -> bool:
-    if expected is None or len(found) != len(expected):
+def _alike(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor] | None) -> bool:
+    if expected is None or len(actual) != len(expected):
         return False
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(actual, expected, strict=True)
     return all(distance(a, b) <= TOLERANCE.get(b.dtype, COARSE) * size_of(b) for a, b in pairs)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference of two tensors; infinities and NaNs must be in the same places."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    if not found.numel():
+    if not actual.numel():
         return 0.0
-    found, expected = _wide(found), _wide(expected)
-    same = torch.isclose(found, expected, rtol=0, atol=0, equal_nan=True)
-    furthest = torch.where(same, 0.0, found - expected).abs().max().item()
+    actual, expected = _wide(actual), _wide(expected)
+    same = torch.isclose(actual, expected, rtol=0, atol=0, equal_nan=True)
+    furthest = torch.where(same, 0.0, actual - expected).abs().max().item()
     return furthest if furthest == furthest else float("inf")
 
 

@@ -21,18 +21,18 @@ _CONV_DEFAULTS: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "gro
 
 def module_options(module: nn.Module, dims: int) -> dict[str, object]:
     """Settings of a module; windows have one number for each of `dims` dims."""
-    found: dict[str, object] = {
+    options: dict[str, object] = {
         name: _per_dim(getattr(module, attribute), dims, name)
         for name, attribute in _MODULE_WINDOW.items()
         if hasattr(module, attribute)
     }
     if not getattr(module, "transposed", False):  # convolutions have one too, always 0
-        found.pop("output_padding", None)
+        options.pop("output_padding", None)
     if parametrize.is_parametrized(module):
-        found["parametrized"] = True
-    if not found and (text := module.extra_repr()):
-        found["settings"] = text
-    return found
+        options["parametrized"] = True
+    if not options and (text := module.extra_repr()):
+        options["settings"] = text
+    return options
 
 
 def function_options(node: fx.Node, kind: str, weights: tuple[tuple[int, ...], ...], dims: int) -> dict[str, object]:

@@ -33,11 +33,11 @@ def exported(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, dynamic_shapes=batch, strict=False)
-        found = program.module()
-    writer = _Writer(model, samples, evaluator, found)
-    for node in found.graph.nodes:
+        exported = program.module()
+    writer = _Writer(model, samples, evaluator, exported)
+    for node in exported.graph.nodes:
         writer.add(node)
-    flat = tree_leaves([*found.graph.nodes][-1].args[0])
+    flat = tree_leaves([*exported.graph.nodes][-1].args[0])
     outputs = [writer.new.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf for leaf in flat]
     spec = program.call_spec.out_spec
     assert spec is not None
@@ -49,19 +49,19 @@ class _Writer:
     """Rewrites the graph call by call."""
 
     def __init__(
-        self, model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, found: nn.Module
+        self, model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, exported: nn.Module
     ) -> None:
         self.graph = fx.Graph()
         self.new: dict[fx.Node, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self._model, self._evaluator, self._found = model, evaluator, found
+        self._model, self._evaluator, self._exported = model, evaluator, exported
         self._samples = iter(samples.items())
         self._own: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
         self._own.update(model.named_parameters(remove_duplicate=False))
         self._first_names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         self._taken = {name for name, _ in model.named_modules()}
         self._counts: dict[str, Counter[str]] = {}
-        self._module_calls = _module_calls(model, found.graph)  # type: ignore[arg-type]
+        self._module_calls = _module_calls(model, exported.graph)  # type: ignore[arg-type]
 
     def add(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -84,7 +84,7 @@ class _Writer:
             return
         value = self._own.get(path)
         if value is None:
-            value = getattr(self._found, path)
+            value = getattr(self._exported, path)
             if not isinstance(value, torch.Tensor):
                 raise ClosedError(f"torch.export made a part of it a graph of its own (`{path}`)")
             self.constants[path] = value
@@ -121,15 +121,15 @@ def _module_calls(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, Any]:
     for node in graph.nodes:
         if node.op == "call_function" and _is_simple(model, calling_module(node)[1]):
             calls.setdefault(calling_module(node), []).append(node)
-    found: dict[fx.Node, Any] = {}
+    inside_calls: dict[fx.Node, Any] = {}
     for (_, path), nodes in calls.items():
         inside = set(nodes)
         given = {a: None for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"}
         results = [n for n in nodes if any(user not in inside for user in n.users)]
         if len(given) == len(results) == 1:
-            found |= dict.fromkeys(nodes)
-            found[results[0]] = path, next(iter(given))
-    return found
+            inside_calls |= dict.fromkeys(nodes)
+            inside_calls[results[0]] = path, next(iter(given))
+    return inside_calls
 
 
 def _is_simple(model: nn.Module, path: str) -> bool:

@@ -154,21 +154,21 @@ class _Backward:
 
     def halos(self, wants_x: bool, wants_w: bool) -> Arrived:
         """The gradients of what late terms read; those of their taps are kept for `of_weight`."""
-        found = []
+        gradients = []
         for part in self.split.late:
             dx, dw = self._gradients(part, (wants_x, wants_w))
             if dx is not None:
-                found.append((part.source, dx))
+                gradients.append((part.source, dx))
             if dw is not None:
                 self._of_taps.append((part, dw))
-        return found
+        return gradients
 
     def of_weight(self) -> torch.Tensor:
         own = self.split.own
         dw = torch.zeros_like(self.weight) if own is None else self._gradients(own, (False, True))[1]
         assert dw is not None
-        for part, found in self._of_taps:
-            dw[part.taps].add_(found)
+        for part, gradient in self._of_taps:
+            dw[part.taps].add_(gradient)
         return dw
 
     def of_input(self, halos: Arrived) -> torch.Tensor:

@@ -238,8 +238,8 @@ class PipelineEngine:
             equal_share(cut), pipeline.microbatches, pipeline.schedule, self.mesh.mesh.axes["pipe"]
         )
         plan = replace(self._lowered.plan, pipeline=replace(pipeline, microbatches=count))
-        found = lower(self._captured, plan, self.mesh.rank, samples // count, self.mesh.stands_for)
-        return self._batch_of(found)
+        lowered = lower(self._captured, plan, self.mesh.rank, samples // count, self.mesh.stands_for)
+        return self._batch_of(lowered)
 
     def _batch_of(self, lowered: Lowered) -> MicroBatches:
         return MicroBatches(lowered, self._names, output_names(self._captured), self.mesh)

@@ -87,13 +87,13 @@ def _region(
     row: StageGraph,
     bounds: Sequence[int],
 ) -> StageRegion:
-    found = region(parts, calls)
+    part = region(parts, calls)
     return StageRegion(
         index=stage,
         mesh=mesh,
-        module=found.module,
-        inputs=tuple(node.name for node in found.inputs),
-        outputs=tuple(node.name for node in found.outputs),
+        module=part.module,
+        inputs=tuple(node.name for node in part.inputs),
+        outputs=tuple(node.name for node in part.outputs),
         received=_inputs(captured) if stage == 0 else row.crossing(bounds[stage]),
         masks_before=sum(node.kind == "dropout" for node in row.calls[: bounds[stage]]),
         sent=output_names(captured) if stage == len(bounds) - 2 else row.crossing(bounds[stage + 1]),

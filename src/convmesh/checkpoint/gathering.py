@@ -1,0 +1,70 @@
+"""What a checkpoint holds of a run: this rank's tensors, and what the first rank says of the whole."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from convmesh.checkpoint.optimizer_state import OptimizerState
+from convmesh.checkpoint.random_state import held_random
+from convmesh.checkpoint.restoring import WEIGHTS
+from convmesh.checkpoint.snapshot import HostMemory, Snapshot, snapshot
+from convmesh.checkpoint.spreading import HeldTensor
+from convmesh.errors import CheckpointError
+from convmesh.runtime import ParallelNet
+from convmesh.runtime.weight_places import settle_weights, shared_names, weight_places
+
+
+def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the manifest that need no other rank."""
+    described = None if optimizer is None else OptimizerState(net, optimizer).described()
+    return {
+        "step": step,
+        "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "world": net.mesh.mesh.size,
+        "mesh": dict(net.mesh.mesh.axes),
+        "plan": hashlib.sha256(str(net.plan).encode()).hexdigest(),
+        "versions": {"torch": torch.__version__, "convmesh": version("convmesh")},
+        "optimizer": described,
+        "state": _copied(state),
+    }
+
+
+def content_of(net: ParallelNet, optimizer: Optimizer | None, memory: HostMemory) -> Snapshot:
+    """A copy of this rank's share of all tensors."""
+    settle_weights(net)
+    held = [HeldTensor(replace(place, name=f"{WEIGHTS}{place.name}"), values) for place, values in weight_places(net)]
+    numbers: dict[str, Any] = {}
+    if optimizer is not None:
+        updates = OptimizerState(net, optimizer)
+        held += updates.held()
+        numbers = updates.numbers()
+    extra = {"shared": shared_names(net), "numbers": numbers}
+    return snapshot(net.mesh.rank, [*held, *held_random(net)], extra, memory)
+
+
+def _copied(state: dict[str, Any]) -> Any:
+    """A copy, since training changes the original while the checkpoint is being written."""
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"`state` must be JSON: numbers, texts, lists, dicts ({_where(state)}: {error})."
+        ) from None
+
+
+def _where(state: dict[str, Any]) -> str:
+    """The first key whose value is not JSON."""
+    for key, value in state.items():
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError):
+            return repr(key)
+    return "state"

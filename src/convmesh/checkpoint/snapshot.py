@@ -1,0 +1,69 @@
+"""A copy of what a rank writes, in the host's memory, as the bytes of its file: training may go on at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convmesh.checkpoint.spreading import HeldTensor, Written, share_of
+from convmesh.checkpoint.tensor_file import Stored, header_of, in_file_order, type_name
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file's bytes: its header, and its tensors once the copies of `device` have arrived."""
+
+    header: bytes
+    data: torch.Tensor
+    arrival: torch.cuda.Event | None
+
+    def chunks(self) -> list[bytes | memoryview]:
+        """The bytes, waiting for copies that are still under way."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return [self.header, self.data.numpy().data]
+
+
+class HostMemory:
+    """Memory that is kept from one snapshot to the next: new pages cost more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int, pinned: bool) -> torch.Tensor:
+        if self._bytes.numel() < size:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return self._bytes[:size]
+
+
+@torch.no_grad()
+def snapshot(rank: int, held: Sequence[HeldTensor], extra: dict[str, Any], memory: HostMemory) -> Snapshot:
+    """This rank's share of the tensors, and what else its file says (`extra`)."""
+    written = {each.key: each for each in share_of(rank, held)}
+    stored = in_file_order([Stored(key, w.values.dtype, tuple(w.values.shape)) for key, w in written.items()])
+    tensors = {each.name: [type_name(each.values.dtype), each.place.shape] for each in held}
+    header = header_of(stored, {"convmesh": json.dumps({"tensors": tensors, **extra})})
+    is_cuda = any(each.values.is_cuda for each in written.values())
+    data = memory.take(sum(each.bytes_size for each in stored), pinned=is_cuda)
+    _copy(stored, written, data)
+    return Snapshot(header, data, _arrival() if is_cuda else None)
+
+
+def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Tensor) -> None:
+    begin = 0
+    for each in stored:
+        end = begin + each.bytes_size
+        data[begin:end].view(each.dtype).view(each.shape).copy_(written[each.key].values, non_blocking=True)
+        begin = end
+
+
+def _arrival() -> torch.cuda.Event:
+    # On the stream of training: the next step's kernels change weights only after they have been copied.
+    event = torch.cuda.Event()
+    event.record()
+    return event

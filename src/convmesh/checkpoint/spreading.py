@@ -1,0 +1,68 @@
+"""Which values each rank writes: every value once, the bytes shared evenly among the ranks that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from convmesh.layout import Box
+from convmesh.layout.runs import boxes_of_run
+from convmesh.runtime.weight_places import WeightPlace
+
+Holders = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """A tensor of the checkpoint, as far as this rank holds it."""
+
+    place: WeightPlace
+    values: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+
+@dataclass(frozen=True)
+class Written:
+    """A box of a tensor that this rank writes, and its values in the rank's own memory."""
+
+    name: str
+    box: Box
+    values: torch.Tensor
+
+    @property
+    def key(self) -> str:
+        """The tensor's name and the box's offset."""
+        return f"{self.name}@{','.join(str(span.start) for span in self.box.spans)}"
+
+
+def share_of(rank: int, held: Iterable[HeldTensor]) -> list[Written]:
+    """What `rank` writes. Tensors of the same holders are taken as one row of bytes and cut into equal parts."""
+    rows: dict[Holders, list[Written]] = {}
+    for each in held:
+        if rank in each.place.holders:
+            parts = (Written(each.name, box, values) for box, values in each.place.parts(each.values))
+            rows.setdefault(each.place.holders, []).extend(parts)
+    return [piece for holders, row in rows.items() for piece in _part_of(row, holders.index(rank), len(holders))]
+
+
+def _part_of(row: list[Written], part: int, parts: int) -> list[Written]:
+    total = sum(each.values.nbytes for each in row)
+    begin, end = total * part // parts, total * (part + 1) // parts
+    mine: list[Written] = []
+    for each in row:
+        mine += _cut(each, begin, end)
+        begin, end = begin - each.values.nbytes, end - each.values.nbytes
+    return mine
+
+
+def _cut(whole: Written, begin: int, end: int) -> list[Written]:
+    """The values that begin between two bytes of a tensor."""
+    size, width = whole.values.numel(), whole.values.element_size()
+    start, stop = (min(size, max(0, -(-byte // width))) for byte in (begin, end))
+    boxes = boxes_of_run(whole.values.shape, start, stop)
+    return [Written(whole.name, box.inside(whole.box), whole.values[box.slices()]) for box in boxes]

@@ -1,0 +1,49 @@
+"""Torch's own distributed checkpoints, to exchange runs with other programs. Reading one unpickles its metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+
+from convmesh.errors import CheckpointError, UnsupportedError
+from convmesh.gradients import ShardedOptimizer
+from convmesh.runtime import ParallelNet
+from convmesh.runtime.weight_places import settle_weights
+
+
+def export_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Optimizer | None = None) -> None:
+    """Write weights and optimiser as torch.distributed.checkpoint does, under `net` and `optimizer`. On all ranks."""
+    save(_states(net, optimizer), checkpoint_id=str(folder), process_group=net.mesh.everyone)
+
+
+def import_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Optimizer | None = None) -> None:
+    """Read what `export_torch_checkpoint` wrote, or a program that uses the same names. On all ranks.
+
+    Torch unpickles the metadata: a prepared file can run any code. Import only files that you trust.
+    """
+    if not (Path(folder) / ".metadata").is_file():
+        raise CheckpointError(f"`folder` (={str(folder)!r}) is no checkpoint of torch: it has no .metadata.")
+    states = _states(net, optimizer)
+    load(states, checkpoint_id=str(folder), process_group=net.mesh.everyone)
+    updates: Any = states.get("optimizer", {})
+    set_state_dict(net, _listed(optimizer), model_state_dict=states["net"], optim_state_dict=updates)
+
+
+def _states(net: ParallelNet, optimizer: Optimizer | None) -> dict[str, Any]:
+    if isinstance(optimizer, ShardedOptimizer):
+        raise UnsupportedError(
+            "torch's checkpoint cannot hold the runs of a ShardedOptimizer; load a `Checkpointer`'s checkpoint into a "
+            'network with reduction="bucketed" and export that, or pass `optimizer=None`.'
+        )
+    settle_weights(net)
+    weights, updates = get_state_dict(net, _listed(optimizer))
+    return {"net": weights} if optimizer is None else {"net": weights, "optimizer": updates}
+
+
+def _listed(optimizer: Optimizer | None) -> list[Optimizer]:
+    return [] if optimizer is None else [optimizer]

@@ -1,0 +1,129 @@
+"""Where this rank's weights, buffers and optimiser states lie in the tensors of a single device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from convmesh.dist import OpenMesh
+from convmesh.dist.cut_weights import cuts_of, weight_layout
+from convmesh.gradients.local_gradients import local_of
+from convmesh.gradients.root_update import BroadcastReducer
+from convmesh.gradients.scattered import AXIS, ShardedReducer
+from convmesh.layout import Box, Mesh, Span
+from convmesh.layout.runs import boxes_of_run
+from convmesh.runtime.full_state import check_names, named_tensors
+from convmesh.runtime.net import ParallelNet
+
+
+@dataclass(frozen=True)
+class WeightPlace:
+    """Which values of a global tensor a rank holds, and which ranks hold the same ones."""
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    holders: tuple[int, ...]
+    """Ranks whose copy counts, in order. This one may not be among them."""
+    run: Span | None = None
+    """Of a sharded optimiser: the values of the box that this rank updates, as they lie in memory."""
+    order: tuple[int, ...] = ()
+    """The dims as they lie in memory, outermost first."""
+
+    def parts(self, values: torch.Tensor) -> list[tuple[Box, torch.Tensor]]:
+        """Boxes of the global tensor, each with its part of `values`, which has the shape of the box or of the run."""
+        if self.run is None:
+            return [(self.box, values)]
+        stored = [self.box.shape[dim] for dim in self.order]
+        pieces = boxes_of_run(stored, *self.run)
+        runs = values.split([piece.size for piece in pieces])
+        return [self._placed(piece, run) for piece, run in zip(pieces, runs, strict=True)]
+
+    def _placed(self, piece: Box, run: torch.Tensor) -> tuple[Box, torch.Tensor]:
+        """A box in the order of memory, and its values, with the dims in the order of the tensor."""
+        places = [self.order.index(dim) for dim in range(len(self.order))]
+        box = Box(tuple(piece.spans[place] for place in places)).inside(self.box)
+        return box, run.view(piece.shape).permute(places)
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        return self.box.shape if self.run is None else (self.run.extent,)
+
+
+def weight_places(net: ParallelNet) -> Iterator[tuple[WeightPlace, torch.Tensor]]:
+    """This rank's part of every parameter and persistent buffer, each with its local values; shared ones once."""
+    seen: set[int] = set()
+    differing = net._running.replicas_differ
+    for name, tensor in named_tensors(net):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            place = _place(name, tensor, net)
+            is_buffer = not isinstance(tensor, torch.nn.Parameter)
+            yield _of_first(place, net, (AXIS,)) if is_buffer and differing else place, local_of(tensor).detach()
+
+
+def shared_names(net: ParallelNet) -> dict[str, str]:
+    """Further names of tensors that this rank holds, each with the first one."""
+    first: dict[int, str] = {}
+    return {name: known for name, t in named_tensors(net) if (known := first.setdefault(id(t), name)) != name}
+
+
+def update_places(net: ParallelNet) -> Iterator[tuple[torch.Tensor, WeightPlace]]:
+    """What this rank's optimiser updates: its parameters, or its runs of them, and where they lie."""
+    reducer = net._reducer
+    for name, parameter in net.named_parameters():
+        place = _place(name, parameter, net)
+        if isinstance(reducer, BroadcastReducer):
+            place = _of_first(place, net, reducer.axes_of.get(parameter, ()))
+        for held, _ in reducer.held(parameter):
+            yield held, place if held is parameter else _of_run(place, parameter, held, net)
+
+
+def settle_weights(net: ParallelNet) -> None:
+    """Give the net memory if it has none, and wait for updates that are on their way."""
+    net._give_memory()
+    net._reducer.wait()
+
+
+def check_fits(net: ParallelNet, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse tensors of another network; `shapes` has those of every stage."""
+    stages = net._running.stages
+    wanted = dict(named_tensors(net)) if stages is None else stages.wanted
+    check_names({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, wanted)
+
+
+def _place(name: str, tensor: torch.Tensor, net: ParallelNet) -> WeightPlace:
+    mesh, rank = net.mesh.mesh, net.mesh.rank
+    cuts = cuts_of(tensor) if isinstance(tensor, DTensor) else {}
+    cutting = {axis for axes in cuts.values() for axis in axes}
+    holders = mesh.group([axis for axis in mesh.axes if axis not in cutting and axis != "pipe"], rank)
+    return WeightPlace(
+        name, tuple(tensor.shape), weight_layout(tensor.shape, mesh, cuts).box(rank), tuple(sorted(holders))
+    )
+
+
+def _of_first(place: WeightPlace, net: ParallelNet, axes: tuple[str, ...]) -> WeightPlace:
+    """The same values where only the first rank along `axes` has those that count."""
+    return replace(place, holders=tuple(rank for rank in place.holders if _is_first(net.mesh.mesh, rank, axes)))
+
+
+def _is_first(mesh: Mesh, rank: int, axes: tuple[str, ...]) -> bool:
+    return not any(mesh.coordinates(rank).get(axis, 0) for axis in axes)
+
+
+def _of_run(place: WeightPlace, parameter: torch.Tensor, held: torch.Tensor, net: ParallelNet) -> WeightPlace:
+    reducer = net._reducer
+    assert isinstance(reducer, ShardedReducer)
+    here = _part(net.mesh, net.mesh.rank)
+    holders = tuple(rank for rank in place.holders if _part(net.mesh, rank) == here)
+    strides = local_of(parameter).stride()
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    return replace(place, holders=holders, run=reducer.span_of(held), order=tuple(order))
+
+
+def _part(mesh: OpenMesh, rank: int) -> int:
+    """Which part of a scattered bucket a rank has."""
+    return sorted(mesh.mesh.group((AXIS,), rank), key=mesh.world_rank).index(rank)

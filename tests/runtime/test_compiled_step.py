@@ -186,15 +186,20 @@ def fallbacks() -> list[tuple[str, bool]]:
     net = made(Mesh(), "data", {}, "eager")
     x, target = batch(net)
     step(net, x.requires_grad_(), target)
+    hooked = made(Mesh(), "data", {}, "eager")
+    seen: list[Any] = []
+    next(iter(hooked.children())).register_forward_hook(lambda *_: seen.append(1))
+    step(hooked, *batch(hooked))
+    assert len(seen) == 2
     return found
 
 
 def test_what_cannot_be_traced_runs_eagerly_with_one_line(pools: Pools) -> None:
-    ((looking, inputs),) = pools[1].run(fallbacks)
+    ((looking, inputs, hooked),) = pools[1].run(fallbacks)
     assert looking[0].startswith("`compile`: the step cannot be traced (")
     assert inputs[0].startswith("`compile`: gradients of inputs are asked for; it runs eagerly")
-    assert looking[1]
-    assert inputs[1]
+    assert hooked[0].startswith("`compile`: a layer (Conv2d) has hooks")
+    assert all(trains for _, trains in (looking, inputs, hooked))
 
 
 def wrong_use() -> None:

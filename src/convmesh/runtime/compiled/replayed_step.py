@@ -39,7 +39,7 @@ class ReplayedStep:
         return self._with_backward(loss, held, values), outputs
 
     def _draw(self) -> torch.Tensor:
-        """Fresh seeds: those that an eager step would draw. A step that a user captures keeps those of the step before."""
+        """Fresh seeds, those that an eager step would draw; while a user captures the step, those of the one before."""
         if self._traced.masks and not _is_captured(self._seeds):
             drawn = [draw_seed(self._mesh) for _ in range(self._traced.masks)]
             self._seeds = torch.tensor(drawn + [0] * (CAPACITY - len(drawn))).to(self._mesh.device)

@@ -23,6 +23,8 @@ from convmesh.runtime.compiled.step_compiler import StepCompiler, Uncompiled, fi
 from convmesh.runtime.compiled.traced_step import Holdings, TracedStep, trace_step
 from convmesh.runtime.direct_engine import DirectEngine
 
+STAGES_ARE_EAGER = "a pipeline's stages are not traced yet"
+
 MOST_KEPT = 4
 """Traced steps that are kept, one for each kind of batch and mode."""
 

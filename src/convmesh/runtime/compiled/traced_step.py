@@ -152,6 +152,7 @@ def trace_step(
             module = make_fx(recipe, tracing_mode="fake")(*values)
     finally:
         torch.clear_autocast_cache()  # it knows weights without values
+    forget_source_of(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     forget_source_of(module)

@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import re
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +37,7 @@ reference network (`cm.models.names()`) or `package.module:factory`, also from t
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan and train": ("init", "Mesh", "plan", "load_plan", "Plan", "Split", "parallelize", "ParallelNet"),
     "Gradients": ("clip_grad_norm_", "GradScaler", "ShardedOptimizer"),
+    "Training": ("Trainer", "Intervals", "RunConfig", "LARS", "LAMB"),
     "Checkpoints": ("Checkpointer",),
     "Verify": ("verify",),
     "Cost": ("System", "predict", "Prediction", "Timeline", "Assumptions", "search", "calibrate"),
@@ -43,6 +45,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Programs": ("lower_plan", "Program"),
     "Split tensors": ("open_mesh", "dry_mesh", "OpenMesh", "Layout", "shard", "from_local", "replicated", "Sharded"),
     "Cut channels": ("cut_channels", "plan_channels"),
+    "Samples": ("data",),
     "Reference networks": ("models",),
 }
 """Public names in reading order; what no section names comes last, and errors have a section of their own."""
@@ -82,13 +85,21 @@ def _entry(name: str) -> str:
     value = getattr(convmesh, name)
     if isinstance(value, ModuleType):
         return _module_entry(name, value)
+    return _part_entry(name, value)
+
+
+def _part_entry(name: str, value: object) -> str:
+    """The entry of a class or function; `name` may begin with its module."""
     node = node_of(value)
     if isinstance(node, ast.ClassDef):
         return _class_entry(name, node)
-    return f"### `{name}`\n\n```py\n{signature_text(node, 'cm.')}\n```\n\n{doc_of(node)}\n"
+    return f"### `{name}`\n\n```py\n{signature_text(node, 'cm.', name)}\n```\n\n{doc_of(node)}\n"
 
 
 def _module_entry(name: str, module: ModuleType) -> str:
+    if any(inspect.isclass(getattr(module, part)) for part in module.__all__):
+        entries = [_part_entry(f"{name}.{part}", getattr(module, part)) for part in module.__all__]
+        return "\n".join([f"### `{name}`", "", plain(module.__doc__), "", *entries])
     functions = [node_of(getattr(module, part)) for part in module.__all__ if inspect.isfunction(getattr(module, part))]
     lines = [f"- `{signature_text(node, f'cm.{name}.')}`: {doc_of(node)}" for node in functions]
     return "\n".join([f"### `{name}`", "", plain(module.__doc__), "", *lines, ""])
@@ -109,14 +120,22 @@ def cli() -> str:
 
 
 def _verb(name: str) -> str:
-    module = importlib.import_module(VERBS[name].module)
-    node = node_of(getattr(module, f"{name.capitalize()}Options"))
+    options = getattr(importlib.import_module(VERBS[name].module), f"{name.capitalize()}Options")
+    summary = VERBS[name].summary
+    head = f"## convmesh {name}\n\n{summary[0].upper()}{summary[1:]}.\n"
+    if inspect.isclass(options):
+        return f"{head}\n{_table(options)}"
+    actions = [typing.get_args(action) for action in typing.get_args(options)]  # of each: its options, its name
+    parts = [f"### convmesh {name} {mark.name}\n\n{doc_of(node_of(kind))}\n\n{_table(kind)}" for kind, mark in actions]
+    return "\n".join([head, *parts])
+
+
+def _table(options: type) -> str:
+    node = node_of(options)
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
     docs = [ast.literal_eval(item.value) for item in node.body if isinstance(item, ast.Expr)][1:]
-    summary = VERBS[name].summary
     rows = [_option(field, doc) for field, doc in zip(fields, docs, strict=True)]
-    head = [f"## convmesh {name}", "", f"{summary[0].upper()}{summary[1:]}.", "", "| option | default | meaning |"]
-    return "\n".join([*head, "| --- | --- | --- |", *rows, ""])
+    return "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows, ""])
 
 
 def _option(field: ast.AnnAssign, doc: str) -> str:

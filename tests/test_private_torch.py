@@ -3,14 +3,17 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
 
 import convmesh
@@ -18,6 +21,8 @@ from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unf
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, keeps_its_graph, running_node
 from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
 from convmesh.private_torch.exporting import calling_module, is_guard
+from convmesh.private_torch.gloo_groups import gloo_group_like
+from convmesh.private_torch.inductor import compile_graph
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
 from convmesh.private_torch.module_tables import (
     buffers_of,
@@ -31,6 +36,7 @@ from convmesh.private_torch.module_tables import (
     standing_in,
 )
 from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
+from convmesh.private_torch.stores import default_store
 from convmesh.private_torch.tensor_internals import (
     as_subclass_leaf,
     is_view,
@@ -40,8 +46,9 @@ from convmesh.private_torch.tensor_internals import (
     norms_of,
     storage_key,
 )
+from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
 from convmesh.private_torch.unscaling import OpenGradScaler
-from convmesh.testing import RankPool
+from convmesh.testing import RankPool, run_ranks
 
 SOURCE = Path(convmesh.__file__).parent
 
@@ -51,6 +58,19 @@ def test_trees_flatten_in_order_and_come_back() -> None:
     leaves, spec = tree_flatten(tree)
     assert leaves == tree_leaves(tree) == [1, 2, None, 3]
     assert tree_unflatten(leaves, spec) == tree == tree_map(lambda leaf: leaf, tree)
+
+
+def sum_of_ranks_on_one_loop() -> float:
+    world, ranks = dist.group.WORLD, torch.tensor([float(dist.get_rank())])
+    assert world is not None
+    store = dist.PrefixStore("one loop", default_store())  # type: ignore[attr-defined]
+    group = gloo_group_like(world, store, dist.get_rank(), dist.get_world_size(), timedelta(seconds=60))
+    group.allreduce([ranks]).wait()
+    return ranks.item()
+
+
+def test_a_gloo_group_uses_another_ones_devices() -> None:
+    assert run_ranks(2, sum_of_ranks_on_one_loop) == [1.0, 1.0]
 
 
 class Doubled(torch.autograd.Function):
@@ -214,6 +234,42 @@ def test_a_dispatch_mode_sees_operators() -> None:
         torch.ones(2).relu()
     assert mode.names[-1] == "relu.default"
     assert issubclass(FakeTensor, torch.Tensor)
+
+
+def test_a_trace_is_noticed_and_can_be_left() -> None:
+    seen: list[bool] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        seen.append(is_traced())
+        with without_modes():
+            seen.append(is_traced())
+        return x * 2
+
+    with FakeTensorMode() as mode:
+        x = torch.empty(2)
+    graph = make_fx(work, tracing_mode="fake")(mode.from_tensor(torch.ones(2))).graph
+    assert isinstance(x, FakeTensor)
+    assert (seen, is_traced()) == ([True, False], False)
+    assert [node.name for node in graph.nodes if node.op == "call_function"] == ["mul"]
+    assert tree_map_only(int, lambda n: n + 1, [1, "a"]) == [2, "a"]
+
+
+def test_operators_that_return_views_are_known() -> None:
+    aten = torch.ops.aten
+    assert returns_views(aten.slice.Tensor)
+    assert returns_views(aten.split.Tensor)
+    assert not any(map(returns_views, (aten.add.Tensor, aten.add_.Tensor, len)))
+
+
+def test_a_graph_of_operators_is_compiled_and_frees_what_it_was_given() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, x)),))
+    arguments = [torch.full((64,), 3.0)]
+    compiled = compile_graph(fx.GraphModule({}, graph), list(arguments))
+    (result,) = compiled(arguments)
+    assert torch.equal(result, torch.full((64,), 9.0))
+    assert arguments == []
 
 
 def test_registered_shape_functions_are_known() -> None:

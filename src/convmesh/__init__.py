@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from convmesh import models
+    from convmesh import data, models
     from convmesh.checkpoint import Checkpointer
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import (
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
         CaptureWarning,
         CheckpointError,
         CheckpointWarning,
+        ConfigError,
         ConvMeshError,
+        DataError,
+        DataWarning,
         DisagreementError,
         InfeasibleError,
         LabelError,
@@ -31,13 +34,14 @@ if TYPE_CHECKING:
         OperatorTypeError,
         OperatorValueError,
         PlanError,
+        RunError,
         RunsFileError,
         ShapeError,
         SystemFileError,
         UnknownNameError,
         UnsupportedError,
     )
-    from convmesh.gradients import GradScaler, ShardedOptimizer, clip_grad_norm_
+    from convmesh.gradients import LAMB, LARS, GradScaler, ShardedOptimizer, clip_grad_norm_
     from convmesh.layout import Layout, Mesh
     from convmesh.lowering import lower_plan
     from convmesh.lowering.channel_cuts import cut_channels, plan_channels
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
     from convmesh.plans import Plan, Program, Split, load_plan
     from convmesh.runtime import ParallelNet, parallelize
     from convmesh.system import System
+    from convmesh.train.run_config import RunConfig
+    from convmesh.train.trainer import Intervals, Trainer
     from convmesh.verification import verify
 
 _HOME = {
@@ -58,7 +64,10 @@ _HOME = {
             "CaptureWarning",
             "CheckpointError",
             "CheckpointWarning",
+            "ConfigError",
             "ConvMeshError",
+            "DataError",
+            "DataWarning",
             "DisagreementError",
             "InfeasibleError",
             "LabelError",
@@ -72,6 +81,7 @@ _HOME = {
             "OperatorValueError",
             "OperatorError",
             "PlanError",
+            "RunError",
             "RunsFileError",
             "ShapeError",
             "SystemFileError",
@@ -86,7 +96,7 @@ _HOME = {
         "convmesh.oracle",
     ),
     **dict.fromkeys(["Sharded", "from_local", "replicated", "shard"], "convmesh.ops"),
-    **dict.fromkeys(["GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
+    **dict.fromkeys(["LAMB", "LARS", "GradScaler", "ShardedOptimizer", "clip_grad_norm_"], "convmesh.gradients"),
     "lower_plan": "convmesh.lowering",
     **dict.fromkeys(["cut_channels", "plan_channels"], "convmesh.lowering.channel_cuts"),
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
@@ -95,10 +105,14 @@ _HOME = {
     "Checkpointer": "convmesh.checkpoint",
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
+    "RunConfig": "convmesh.train.run_config",
+    **dict.fromkeys(["Intervals", "Trainer"], "convmesh.train.trainer"),
     "verify": "convmesh.verification",
 }
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "Anomaly",
     "Assumptions",
     "CaptureError",
@@ -106,10 +120,14 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "Checkpointer",
+    "ConfigError",
     "ConvMeshError",
+    "DataError",
+    "DataWarning",
     "DisagreementError",
     "GradScaler",
     "InfeasibleError",
+    "Intervals",
     "LabelError",
     "Layout",
     "LayoutError",
@@ -129,6 +147,8 @@ __all__ = [
     "Prediction",
     "Profile",
     "Program",
+    "RunConfig",
+    "RunError",
     "RunsFileError",
     "ShapeError",
     "Sharded",
@@ -138,11 +158,13 @@ __all__ = [
     "SystemFileError",
     "TimedTransfer",
     "Timeline",
+    "Trainer",
     "UnknownNameError",
     "UnsupportedError",
     "calibrate",
     "clip_grad_norm_",
     "cut_channels",
+    "data",
     "dry_mesh",
     "find_anomalies",
     "from_local",
@@ -163,8 +185,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "models":
-        return importlib.import_module("convmesh.models")
+    if name in ("data", "models"):
+        return importlib.import_module(f"convmesh.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'convmesh' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -123,3 +123,19 @@ class CheckpointError(ConvMeshError, RuntimeError):
 
 class CheckpointWarning(UserWarning):
     """A damaged checkpoint that was passed over for an older one."""
+
+
+class ConfigError(ConvMeshError, ValueError):
+    """A run file or flag that cannot be used; the message names every wrong key of it."""
+
+
+class RunError(ConvMeshError, RuntimeError):
+    """A run that cannot start or go on: its folder is in use, or a rank met an error that ends all of them."""
+
+
+class DataError(ConvMeshError, ValueError):
+    """Samples that cannot be read or used: a missing file, a wrong name, shapes that differ, a broken chunk, NaN."""
+
+
+class DataWarning(UserWarning):
+    """Samples that can be read, at a cost that a conversion would save."""

@@ -16,8 +16,8 @@ import convmesh as cm
 from convmesh import models
 from convmesh.cli import main
 from convmesh.cli.exits import Exit
-from convmesh.cli.meshes import mesh_for
 from convmesh.ops.core import registry
+from convmesh.plans.default_mesh import mesh_for
 from tests.cli.command import USERS_MODULE, convmesh
 
 KEYS = {
@@ -81,7 +81,7 @@ def test_a_plan_file(capsys: pytest.CaptureFixture[str]) -> None:
         (["lenet5", "--ranks", "2", "--input", "1x3y"], "`--input` (='1x3y') must be one sample's shape"),
         (["lenet5", "--ranks", "0"], "`--ranks` (=0) must be a positive number"),
         (["lenet5", "--ranks", "2", "--batch", "0"], "`--batch` (=0)"),
-        (["lenet5", "--ranks", "2", "--strategy", "spacial"], "`--strategy` (='spacial') must be one of data"),
+        (["lenet5", "--ranks", "2", "--strategy", "spacial"], "`strategy` (='spacial') must be one of data"),
         (["lenet5", "--ranks", "2", "--plan", "none.toml"], "'none.toml'"),
         (["lenet5", "--ranks", "2", "--input", "1x5x5"], "fails on the sample"),
         (["mynets:good", "--ranks", "2"], "`--input` is needed"),

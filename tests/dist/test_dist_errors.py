@@ -280,7 +280,7 @@ def unknown_function() -> None:
 def test_an_unknown_function_lists_the_known_ones(pools: Pools) -> None:
     assert everywhere(pools, 2, unknown_function) == (
         UnsupportedError,
-        "`linalg_norm` has no split version, so it cannot run on a Sharded tensor. Use one of: "
+        "`linalg.norm` has no split version, so it cannot run on a Sharded tensor. Use one of: "
         f"{', '.join(supported())}; or gather the tensor first with `x.gather()`.",
     )
     assert {"relu", "add", "conv2d", "cat"} <= set(supported())

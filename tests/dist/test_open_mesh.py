@@ -1,5 +1,6 @@
 """Opening meshes: groups, agreement, and jobs of one process."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from convmesh.dist import OpenMesh, init, open_mesh
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
+from convmesh.private_torch.gloo_groups import THREADS
 from convmesh.testing import opened, run_ranks
 from tests.conftest import Pools
 
@@ -49,6 +51,17 @@ def shared_groups() -> bool:
 
 def test_meshes_over_the_same_ranks_share_connections(pools: Pools) -> None:
     assert pools[4].run(shared_groups) == [True] * 4
+
+
+def threads_added_by_two_groups() -> int:
+    before = len(os.listdir("/proc/self/task"))
+    opened(Mesh(data=2, height=2))  # along data, along height; the job's own group is the third
+    return len(os.listdir("/proc/self/task")) - before
+
+
+def test_groups_have_workers_but_share_one_event_loop() -> None:
+    """Each loop wakes a hundred times a second, also when nothing is sent."""
+    assert run_ranks(4, threads_added_by_two_groups) == [2 * THREADS] * 4
 
 
 def test_ranks_of_the_mesh_and_of_the_job() -> None:

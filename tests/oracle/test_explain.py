@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 import convmesh as cm
-from convmesh.cli.meshes import mesh_for
 from convmesh.layout import Box, Layout
 from convmesh.oracle.explain import Explanation, parse_layer
 from convmesh.oracle.explain.bubbles import slots
 from convmesh.oracle.explain.pictures import Tensor, picture
 from convmesh.planner.explaining import explain
+from convmesh.plans.default_mesh import mesh_for
 from convmesh.plans.presets import STRATEGIES
 
 CONV, STRIDED, VOLUME, DENSE = (

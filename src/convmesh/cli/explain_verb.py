@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from convmesh.cli.exits import BadInputError, Exit
-from convmesh.cli.meshes import mesh_for
 from convmesh.errors import UnknownNameError
 from convmesh.layout.mesh import Mesh
+from convmesh.plans.default_mesh import mesh_for
 from convmesh.plans.presets import STRATEGIES
 
 if TYPE_CHECKING:

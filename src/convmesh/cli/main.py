@@ -27,10 +27,13 @@ class Verb:
 
 VERBS = {
     "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine and save it as the system local"),
+    "data": Verb("convmesh.cli.data_verb", "make samples, convert files of them, or show what a file holds"),
+    "doctor": Verb("convmesh.cli.doctor_verb", "show what this machine has, what is missing, and what to do"),
     "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
     "export": Verb("convmesh.cli.export_verb", "write a run's weights to one safetensors file for a single device"),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
     "scale": Verb("convmesh.cli.scale_verb", "predict strong and weak scaling of each strategy, and what limits it"),
+    "train": Verb("convmesh.cli.train_verb", "train a network as a run file says, on any number of ranks"),
     "validate": Verb("convmesh.cli.validate_verb", "compare the oracle's predictions with measured runs"),
     "verify": Verb("convmesh.cli.verify_verb", "check that a plan is exact on a model before you trust it"),
 }
@@ -71,17 +74,25 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _run(name: str, rest: list[str]) -> int:
+    module: Any = importlib.import_module(VERBS[name].module)
+    options = _parsed(module, name, rest)
+    if hasattr(module, "with_file"):  # flags go on top of a file, which they name
+        options = _parsed(module, name, rest, module.with_file(options))
+    return int(module.run(options))
+
+
+def _parsed(module: Any, name: str, rest: list[str], default: Any = None) -> Any:
     import tyro
 
-    module: Any = importlib.import_module(VERBS[name].module)
-    options = tyro.cli(
+    given = {} if default is None else {"default": default}
+    return tyro.cli(
         getattr(module, f"{name.capitalize()}Options"),
         args=rest,
         prog=f"convmesh {name}",
         description=f"{VERBS[name].summary[0].upper()}{VERBS[name].summary[1:]}.\n\n{EXPLAINED}.",
-        config=(tyro.conf.FlagCreatePairsOff,),
+        config=() if hasattr(module, "with_file") else (tyro.conf.FlagCreatePairsOff,),
+        **given,
     )
-    return int(module.run(options))
 
 
 def overview() -> str:

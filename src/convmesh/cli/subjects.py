@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from convmesh import models
 from convmesh.cli.exits import BadInputError
 from convmesh.errors import ConvMeshError
-from convmesh.models.load import import_factory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +42,7 @@ def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) 
     if ":" not in name:
         reference = models.find(name)
         if sample is not None and not small:
-            sizes = _sizes(reference, sample)
+            sizes = reference.sizes_for(sample)
             return Subject(_create(name, lambda: reference.create(**sizes)), sample, reference.task)
         version = reference.small() if small else reference
         task = reference.small().task if small else reference.task
@@ -55,12 +53,6 @@ def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return Subject(_create(name, lambda: models.create(name)))
-
-
-def _sizes(reference: models.Reference, sample: tuple[int, ...]) -> dict[str, int]:
-    takes_extent = "extent" in inspect.signature(import_factory(reference.path)).parameters
-    extents = {*sample[1:]}
-    return {"extent": extents.pop()} if takes_extent and len(extents) == 1 else {}
 
 
 def _create(name: str, create: Callable[[], nn.Module]) -> nn.Module:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from convmesh.cli.exits import BadInputError, Exit
-from convmesh.cli.meshes import mesh_for
 from convmesh.cli.progress import progress
 from convmesh.cli.shapes import parse_shape
+from convmesh.plans.default_mesh import mesh_for
 
 if TYPE_CHECKING:
     from convmesh.cli.subjects import Subject

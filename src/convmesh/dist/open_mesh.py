@@ -13,13 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from convmesh.dist.agreement import agree
+from convmesh.dist.agreement import Tell, agree, agree_on_lists
 from convmesh.dist.heap import keep_freed_memory
 from convmesh.dist.meeting import meet, telling_refusals
+from convmesh.dist.new_groups import new_group
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
+from convmesh.slurm import slurm_place
 
 Backend = Literal["nccl", "gloo"]
 
@@ -77,6 +79,11 @@ class OpenMesh:
         waits for would queue behind megabytes of gradients. Opened when all of its ranks first ask for it."""
         return _group(tuple(self.world_rank(rank) for rank in self.mesh.group(axes, self.rank)), in_background=True)
 
+    def on_host(self, purpose: str) -> dist.ProcessGroup:
+        """A group of all ranks that sends from the host's memory, for samples that are not on the devices yet. Each
+        purpose has its own, so that threads do not mix their messages. Opened when all ranks first ask for it."""
+        return _group(tuple(self.world_ranks), in_background=True, on_host_for=purpose)
+
     def world_rank(self, rank: int) -> int:
         """The rank in the job of a rank of this mesh."""
         return self.world_ranks[rank]
@@ -100,6 +107,11 @@ class OpenMesh:
         elif problem:
             raise DisagreementError(f"{what}: {problem}")
 
+    def agree_on_lists(self, what: str, lists: Mapping[str, Sequence[str]], told: Tell) -> None:
+        """Raise on every rank if lists that ranks have under one name differ; `told` says where."""
+        if self.everyone is not None:
+            agree_on_lists(self.everyone, self.world_ranks, what, lists, told)
+
     def agree_once(self, what: str, value: str) -> None:
         """`agree` on each `value` once: a check in the first step that costs later ones nothing."""
         if (what, value) not in self._agreed:
@@ -108,13 +120,14 @@ class OpenMesh:
 
 
 def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None:
-    """Join the job that torchrun (or `srun` with its variables) started, or run alone.
+    """Join the job that torchrun or `srun` started, or run alone.
 
     By default NCCL if every rank here has a GPU of its own, else Gloo; `backend` asks for one of them.
     """
     _check_backend(backend)
     if dist.is_initialized():
         return
+    os.environ.update(slurm_place(os.environ))
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ.setdefault(name, value)
     chosen = backend or ("nccl" if _one_gpu_each() else "gloo")
@@ -162,7 +175,7 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
-    through_host = where.type == "cuda" and dist.get_backend(everyone) == "gloo"
+    through_host = where.type == "cuda" and dist.get_backend(everyone) != "nccl"
     return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
 
 
@@ -207,22 +220,22 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
     return {axes: _group(tuple(members[r] for r in mesh.group(axes, here))) for axes in subsets}
 
 
-_opened: dict[tuple[object, tuple[int, ...], bool], dist.ProcessGroup] = {}
+_opened: dict[tuple[object, tuple[int, ...], bool, str], dist.ProcessGroup] = {}
 """Process groups by job, members and use: meshes over the same ranks share connections."""
 
 _timeouts: dict[object, timedelta] = {}
 """Each job's time-out: torch gives a new group its default, not the job's."""
 
 
-def _group(members: tuple[int, ...], in_background: bool = False) -> dist.ProcessGroup:
+def _group(members: tuple[int, ...], in_background: bool = False, on_host_for: str = "") -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
     ranks = tuple(sorted(members))
     if ranks == tuple(range(dist.get_world_size())) and not in_background:
         return world
-    key = (world, ranks, in_background)
+    key = (world, ranks, in_background, on_host_for)
     if key not in _opened:
-        _opened[key] = dist.new_group(list(ranks), timeout=_timeouts.get(world), use_local_synchronization=True)
+        _opened[key] = new_group(ranks, _timeouts.get(world), on_host=bool(on_host_for))
     return _opened[key]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,12 @@ class Reference:
     def create(self, **sizes: Any) -> nn.Module:
         """The network as published, except for the given `sizes`."""
         return build(self.name, import_factory(self.path), sizes)
+
+    def sizes_for(self, sample: Sequence[int]) -> dict[str, int]:
+        """The sizes that depend on a sample's shape: the extent of an input cube, where dense layers depend on it."""
+        takes_extent = "extent" in inspect.signature(import_factory(self.path)).parameters
+        extents = {*sample[1:]}
+        return {"extent": extents.pop()} if takes_extent and len(extents) == 1 else {}
 
     def small(self) -> Small:
         """The same topology, narrow and with small samples: trains in moments on one core."""

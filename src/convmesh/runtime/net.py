@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,6 +118,17 @@ class ParallelNet(nn.Module):
         run.check.see(loss, outputs, labels)
         return loss
 
+    def output_and_target(self, *args: Any) -> tuple[Any, Any]:
+        """The output for this rank's shards `x, target`, and the target, as `Sharded`: for losses and metrics.
+
+        Torch functions on them are those of the whole batch. In a pipeline they have no gradient.
+        """
+        inputs, targets = self._placed(args)
+        self._settle_buffers()
+        if self._running.reads_weights:
+            self._reducer.wait()
+        return self._running.engine.outputs(inputs), targets
+
     def _settle_buffers(self) -> None:
         """Give replicas with statistics of their own those of the first when training pauses, as DDP does."""
         run = self._running
@@ -168,6 +179,17 @@ class ParallelNet(nn.Module):
         first, planned = layouts[0], self._running.inputs[0].shape[:1]
         return first.with_shape((samples, *first.shape[1:])) if first.shape[:1] == planned != () else first
 
+    def input_layouts(self, samples: int | None = None) -> tuple[Layout, ...]:
+        """Where each rank's box of every input lies, in a batch of `samples` (default: the plan's)."""
+        planned = self._running.inputs
+        return tuple(at if samples is None else at.with_shape((samples, *at.shape[1:])) for at in planned)
+
+    def target_layout(self, shape: Sequence[int]) -> Layout:
+        """Where each rank's box of a target of this global shape lies: it is cut where the output is."""
+        output = self._output_layout(shape[0] if shape else None)
+        assert output is not None
+        return target_layout(output, tuple(shape))
+
     def shard_input(self, *tensors: torch.Tensor) -> Any:
         """This rank's shard of each global input tensor; batches may have another size than the plan's."""
         run = self._running
@@ -181,9 +203,7 @@ class ParallelNet(nn.Module):
         """This rank's shard of a global target, cut where the output is."""
         if not isinstance(target, torch.Tensor):
             return tree_map(lambda t: self.shard_target(t) if isinstance(t, torch.Tensor) else t, target)
-        output = self._output_layout(target.shape[0] if target.dim() else None)
-        assert output is not None
-        return cut(target, target_layout(output, tuple(target.shape)), self.mesh)
+        return cut(target, self.target_layout(target.shape), self.mesh)
 
     def gather_output(self, output: Any) -> Any:
         """The global output, on every rank, from every rank's shard."""

@@ -18,15 +18,18 @@ _LAYOUT = "convmesh_layout"
 
 def cut(tensor: torch.Tensor, layout: Layout, mesh: OpenMesh) -> torch.Tensor:
     """This rank's shard of a global tensor, on the mesh's device; it carries its layout."""
-    local = tensor[layout.box(mesh.rank).slices()].to(mesh.device, copy=True)
+    return carrying(tensor[layout.box(mesh.rank).slices()].to(mesh.device, copy=True), layout)
+
+
+def carrying(local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A shard that carries its layout from here on."""
     setattr(local, _LAYOUT, layout)
     return local
 
 
 def marked(sharded: Sharded) -> torch.Tensor:
     """The shard as a plain tensor that carries its layout."""
-    setattr(sharded.local, _LAYOUT, sharded.layout)
-    return sharded.local
+    return carrying(sharded.local, sharded.layout)
 
 
 def on_layout(local: Any, planned: Layout | None, mesh: OpenMesh, name: str) -> Sharded:

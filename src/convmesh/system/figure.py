@@ -27,7 +27,7 @@ class Figure:
     """The system that this figure was inherited from; an inherited figure is a guess, whatever it was there."""
 
     def __float__(self) -> float:
-        return self.value
+        return float(self.value)
 
     def __int__(self) -> int:
         return int(self.value)
@@ -77,9 +77,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text field; one of `choices` if there are any."""
+    """A text field; one of `choices` if there are any; `default` where a file does not say."""
 
     choices: tuple[str, ...] = ()
+    default: str | None = None
 
 
 COUNT = Rule(least=1, whole=True)

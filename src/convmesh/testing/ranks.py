@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -177,6 +178,7 @@ class RankPool:
             other.close()
         # After multi-threaded operators in the parent, children would wait forever for threads that fork did not copy.
         torch.set_num_threads(1)
+        gc.freeze()  # the parent's objects: no collection here need look at them, nor copy their pages
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         log = (Path(self._logs.name) / str(rank)).open("w")
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)

@@ -44,11 +44,12 @@ def handler_of(function: Function) -> Function:
 
 
 def name_of(function: Function) -> str:
-    """A torch function's name as users write it."""
+    """A torch function's name as users write it: `max_pool2d`, `Tensor.add`, `linalg.norm`."""
     # Functions such as F.max_pool2d are dispatchers that are all called `fn`; torch knows where each one is exported.
-    name = resolve_name(function) or getattr(function, "__qualname__", None) or getattr(function, "__name__", function)
+    if exported := resolve_name(function):
+        return str(exported).removeprefix("torch.").removeprefix("nn.").removeprefix("functional.")
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", str(function))
     owner, _, last = str(name).rpartition(".")
-    owner = owner.rpartition(".")[-1]
     return f"Tensor.{last}" if owner in ("Tensor", "TensorBase") else last
 
 
@@ -67,7 +68,7 @@ def handled() -> list[Function]:
 
 def supported() -> list[str]:
     """Their names."""
-    names = {name_of(f).rpartition(".")[-1] for f in _handlers}
+    names = {name_of(f).removeprefix("Tensor.") for f in _handlers}
     return sorted(name for name in names if not name.startswith("_"))
 
 

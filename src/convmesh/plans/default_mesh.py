@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convmesh.cli.exits import BadInputError
+from convmesh.errors import MeshError, PlanError
 from convmesh.layout.mesh import Mesh, space_axes
 from convmesh.plans.presets import AXES_OF, STRATEGIES
 
@@ -13,7 +13,7 @@ def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:
     If a strategy has two parts, the second gets the first factor: `data+spatial` on 2 ranks cuts space.
     """
     if ranks < 1:
-        raise BadInputError(f"`--ranks` (={ranks}) must be a positive number of processes.")
+        raise MeshError(f"`ranks` (={ranks}) must be a positive number of processes.")
     axes = dict.fromkeys(_axes(strategy, spatial_dims), 1)
     for factor in _primes(ranks):
         shortest = min(axes, key=lambda name: axes[name])
@@ -24,14 +24,14 @@ def mesh_for(strategy: str, ranks: int, spatial_dims: int) -> Mesh:
 def _axes(strategy: str, spatial_dims: int) -> list[str]:
     """The strategy's axes in the order in which they get factors."""
     if strategy not in STRATEGIES:
-        raise BadInputError(f"`--strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}.")
+        raise PlanError(f"`strategy` (={strategy!r}) must be one of {', '.join(STRATEGIES)}.")
     space = space_axes(spatial_dims)
     parts = [space if part == "spatial" else AXES_OF[part] for part in strategy.split("+")]
     first, *others = parts[::-1]
     axes = [*first[:1], *(name for part in others for name in part), *first[1:]]
     if not axes:
-        raise BadInputError(
-            f"`--strategy` (={strategy!r}) cuts space, but the input has no spatial dims; use data or filter."
+        raise PlanError(
+            f"`strategy` (={strategy!r}) cuts space, but the input has no spatial dims; use data or filter."
         )
     return axes
 

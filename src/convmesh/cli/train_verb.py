@@ -1,0 +1,101 @@
+"""`convmesh train RUN.TOML`: train a network as a file says, on one process, on local ranks, or in a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from convmesh.cli.exits import BadInputError, Exit
+from convmesh.train.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `convmesh train`. Every field of the run file is a flag too."""
+
+    config: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
+    """The run file, or package.module:function for a function that returns a `cm.RunConfig`."""
+    run: Path | None = None
+    """The run folder; by default runs/NAME, after the run file's name."""
+    ranks: int | None = None
+    """Start so many ranks on this machine. Under torchrun and srun leave it out: the job's ranks train."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run folder; if there is none, start."""
+    settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    """Fields of the run file, e.g. `--optimizer.lr 0.1`; a flag overrides the file."""
+
+
+def with_file(options: TrainOptions) -> TrainOptions:
+    """The same options with the fields of the file, over which flags are then read again."""
+    return replace(options, settings=_loaded(options.config))
+
+
+def run(options: TrainOptions) -> int:
+    """Train, or start the ranks that do; the exit status is 130 or 143 after Ctrl-C or SIGTERM, saved."""
+    from convmesh.slurm import slurm_place
+    from convmesh.train.config_files import check
+
+    check(options.settings, options.config)
+    ranks = int({**os.environ, **slurm_place(os.environ)}.get("WORLD_SIZE", "1"))
+    in_a_job = "RANK" in os.environ or bool(slurm_place(os.environ))
+    wanted = ranks if options.ranks is None else options.ranks
+    if wanted < 1:
+        raise BadInputError(f"`--ranks` (={wanted}) must be a positive number of processes.")
+    if in_a_job and wanted != ranks:
+        raise BadInputError(f"`--ranks` (={wanted}) differs from the {ranks} ranks of this job; leave it out.")
+    folder = options.run or Path("runs") / _stem(options.config)
+    if wanted > 1 and not in_a_job:
+        return _start(options, folder, wanted)
+    return _train(options, folder)
+
+
+def _train(options: TrainOptions, folder: Path) -> int:
+    from convmesh.cli.local_ranks import follow_launcher
+    from convmesh.train.training import train_run
+
+    follow_launcher()
+    summary, signal = train_run(options.settings, folder, options.resume)
+    if int(os.environ.get("RANK", "0")) == 0:
+        from convmesh.cli.train_report import show
+
+        show(summary, folder)
+    return 128 + signal if signal else Exit.DONE
+
+
+def _start(options: TrainOptions, folder: Path, ranks: int) -> int:
+    """Start the ranks with one file that says everything, so that all of them read the same."""
+    from convmesh.cli.local_ranks import run_local_ranks
+    from convmesh.train.config_files import resolved_text
+
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(resolved_text(options.settings))
+        file.flush()
+        flags = ["--run", str(folder), *(["--resume"] if options.resume else [])]
+        return run_local_ranks(ranks, [sys.executable, "-m", "convmesh", "train", file.name, *flags])
+
+
+def _stem(config: str) -> str:
+    return config.rpartition(":")[2] if ":" in config else Path(config).stem
+
+
+def _loaded(config: str) -> RunConfig:
+    from convmesh.train.config_files import config_of, load_config
+
+    if ":" not in config or Path(config).exists():
+        return load_config(config)
+    from convmesh.models.load import import_factory
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    made = import_factory(config)()
+    if isinstance(made, dict):
+        return config_of(made, config)
+    if not isinstance(made, RunConfig):
+        raise BadInputError(f"`{config}` returned a {type(made).__name__}; it must return a convmesh.RunConfig.")
+    return made

@@ -1,0 +1,1 @@
+"""Sources of samples: one object per way in which samples are kept."""

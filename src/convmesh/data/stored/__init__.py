@@ -1,0 +1,1 @@
+"""Arrays in files, of which a box is read: one module per format."""

@@ -1,0 +1,1 @@
+"""Files of samples that ranks can read in part: chunking, one writer per format, unfinished files."""

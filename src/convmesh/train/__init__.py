@@ -1,0 +1,1 @@
+"""Training from a run file: configuration, loop, run folder, evaluation, and `Trainer` for those who write Python."""

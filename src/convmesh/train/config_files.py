@@ -1,0 +1,183 @@
+"""Reading run files: `extends`, paths, and every mistake of a file at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from convmesh.errors import ConfigError
+from convmesh.toml_files import NotTomlError, parse_toml
+from convmesh.train.run_config import RunConfig
+
+PATHS = (("data", "source"), ("data", "test_source"), ("plan", "strategy"), ("plan", "system"))
+"""Fields that may name files; those of a run file are relative to its folder."""
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """The run file at `path`, with those that it extends."""
+    chosen = Path(path)
+    return config_of(_tables(chosen, ()), str(chosen))
+
+
+def config_of(tables: Mapping[str, Any], name: str) -> RunConfig:
+    """A checked run from nested tables; errors call them `name`."""
+    try:
+        config = RunConfig.model_validate(_as_tuples(tables))
+    except ValidationError as error:
+        raise ConfigError(_listed(name, [_told(each) for each in error.errors()])) from None
+    check(config, name)
+    return config
+
+
+def check(config: RunConfig, name: str) -> None:
+    """Refuse values that contradict each other."""
+    problems = [text for is_wrong, text in _contradictions(config) if is_wrong]
+    if problems:
+        raise ConfigError(_listed(name, problems))
+
+
+def resolved_text(config: RunConfig) -> str:
+    """The run file that stands for `config` alone: it extends nothing, and its paths are absolute."""
+    tables = config.model_dump(mode="json")
+    for section, key in PATHS:
+        tables[section][key] = _absolute(tables[section][key], Path.cwd())
+    return tomli_w.dumps(tables)
+
+
+def _tables(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    """The tables of a file on top of those that it extends."""
+    try:
+        tables = parse_toml(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"run file {str(path)!r}: {error.strerror}.{_offer(path)}") from None
+    except NotTomlError as error:
+        raise ConfigError(f"{path}: {error}.") from None
+    base = tables.pop("extends", None)
+    _make_paths_absolute(tables, path.parent)
+    if base is None:
+        return tables
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: `extends` (={base!r}) must be the path of another run file.")
+    below, here = (path.parent / base).resolve(), path.resolve()
+    if below in (*chain, here):
+        circle = " -> ".join(each.name for each in (*chain, here, below))
+        raise ConfigError(f"{path}: `extends` (={base!r}) leads back to a file that it starts from: {circle}.")
+    return _merged(_tables(below, (*chain, here)), tables)
+
+
+def _offer(path: Path) -> str:
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], 1)
+    return f" Did you mean {path.parent / near[0]}?" if near else ""
+
+
+def _make_paths_absolute(tables: dict[str, Any], folder: Path) -> None:
+    for section, key in PATHS:
+        table = tables.get(section)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = _absolute(table[key], folder)
+
+
+def _absolute(value: str, folder: Path) -> str:
+    """The path of an existing file; names of generators, presets and systems stay."""
+    looks_like_a_path = "/" in value or "." in value
+    return str((folder / value).resolve()) if looks_like_a_path and (folder / value).exists() else value
+
+
+def _merged(base: dict[str, Any], above: Mapping[str, Any], section: Any = RunConfig) -> dict[str, Any]:
+    """Sections are merged key by key; tables without fixed keys, such as a model's arguments, are replaced whole."""
+    merged = dict(base)
+    for key, value in above.items():
+        inner = _section(section, key)
+        both = inner is not None and isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value, inner) if both else value
+    return merged
+
+
+def _section(section: Any, key: str) -> Any:
+    """The section that a key of another one holds, or None."""
+    field = section.model_fields.get(key)
+    kind = None if field is None else field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _as_tuples(each) for key, each in value.items()}
+    return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def _told(error: Any) -> str:
+    """One of pydantic's errors in our words."""
+    place = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        return _unknown(place)
+    rule = error["msg"].replace("Input should be", "must be").replace("should have", "must have")
+    return f"`{'.'.join(place)}` (={error['input']!r}) {rule}."
+
+
+def _unknown(place: Sequence[str]) -> str:
+    fields = _fields_at(place[:-1])
+    near = difflib.get_close_matches(place[-1], fields, 1, cutoff=0.5)
+    elsewhere = [path for path in all_fields() if path.rpartition(".")[2] == place[-1]]
+    if elsewhere:
+        offer = f"did you mean `{elsewhere[0]}`?"
+    else:
+        offer = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(fields)}."
+    return f"`{'.'.join(place)}` is unknown; {offer}"
+
+
+def _fields_at(place: Sequence[str]) -> list[str]:
+    model: Any = RunConfig
+    for name in place:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+def all_fields(section: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Every field of a run file by its dotted name, with pydantic's description of it."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        inner = _section(section, name)
+        found |= {f"{prefix}{name}": field} if inner is None else all_fields(inner, f"{prefix}{name}.")
+    return found
+
+
+def _listed(name: str, problems: Sequence[str]) -> str:
+    if len(problems) == 1:
+        return f"{name}: {problems[0]}"
+    return "\n".join([f"{name} has {len(problems)} mistakes:", *(f"  {problem}" for problem in problems)])
+
+
+def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
+    layerwise = config.optimizer.name in ("lars", "lamb")
+    divisors = [n for n in range(1, config.batch + 1) if config.batch % n == 0]
+    return [
+        (
+            config.batch % config.accumulate != 0,
+            f"`accumulate` (={config.accumulate}) must divide `batch` (={config.batch}); "
+            f"use {min(divisors, key=lambda n: abs(n - config.accumulate))}.",
+        ),
+        (not config.epochs and not config.steps, "`epochs` and `steps` are both 0; one of them must say how long."),
+        (
+            layerwise and config.plan.reduction == "sharded",
+            f"`optimizer.name` (={config.optimizer.name!r}) needs whole weights; with `plan.reduction` (='sharded') "
+            "each rank has runs of them: use sgd or adamw, or reduction = 'bucketed'.",
+        ),
+        (
+            config.optimizer.nesterov and not config.optimizer.momentum,
+            "`optimizer.nesterov` (=True) needs `optimizer.momentum` above 0.",
+        ),
+        (
+            config.schedule.name == "step" and not config.schedule.milestones,
+            "`schedule.name` (='step') needs `schedule.milestones`, the epochs after which the rate falls.",
+        ),
+        (
+            config.plan.strategy.endswith(".toml") and bool(config.plan.mesh),
+            "`plan.mesh` is given, but a plan file has its own mesh; leave `plan.mesh` out.",
+        ),
+    ]

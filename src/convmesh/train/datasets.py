@@ -1,0 +1,56 @@
+"""What a run trains and is tested on: generators, files and torch Datasets by the words of its run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from convmesh.data import GeneratedSource, Source, generator, open_source
+from convmesh.data.generators.catalogue_of_generators import GENERATORS, is_generator
+from convmesh.errors import ConfigError
+from convmesh.models.load import import_factory
+from convmesh.train.run_config import DataConfig
+
+TEST_PART = 4
+"""A generator's test set has one sample for so many of training, unless the run file says otherwise."""
+
+
+def training_source(config: DataConfig) -> Source:
+    """The samples to train on."""
+    if config.source == "digits":
+        return _opened("data.source", "digits", {"split": "train"} | config.args)
+    return _opened("data.source", config.source, config.args)
+
+
+def test_source(config: DataConfig) -> Source | None:
+    """The samples to evaluate on, if there are any."""
+    if config.test_source:
+        return _opened("data.test_source", config.test_source, config.test_args)
+    if config.source == "digits":
+        return _opened("data.source", "digits", {**config.args, "split": "test"} | config.test_args)
+    if config.source not in GENERATORS:
+        return None
+    train = generator(config.source, config.args)
+    seed = int(config.args.get("seed", 0)) + 1
+    other = {"seed": seed, "samples": max(1, train.samples // TEST_PART)}
+    return _opened("data.source", config.source, config.args | other | config.test_args)
+
+
+def _opened(field: str, name: str, args: Mapping[str, Any]) -> Source:
+    if name in GENERATORS:
+        return GeneratedSource(generator(name, dict(args)))
+    if ":" in name and not is_generator(name):
+        return open_source(_dataset(field, name, args))
+    try:
+        return open_source(name, **args)
+    except TypeError as error:
+        raise ConfigError(f"arguments of `{field}` (={name!r}): {error}.") from None
+
+
+def _dataset(field: str, name: str, args: Mapping[str, Any]) -> Any:
+    """The torch Dataset that a function of the user's makes."""
+    make = import_factory(name)
+    try:
+        return make(**args)
+    except Exception as error:
+        raise ConfigError(f"`{field}` (={name!r}) cannot be made: {type(error).__name__}: {error}") from error

@@ -1,0 +1,131 @@
+"""What happens after a step, besides training: evaluation, metrics, TensorBoard, energy, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from convmesh.errors import ConfigError
+from convmesh.measure.energy_counters import EnergyMeter
+from convmesh.train.run_folder import RunFolder
+from convmesh.train.step_record import Progress, StepRecord
+
+SECONDS_ENERGY = 1.0
+"""The counters of GPUs tick ten times a second."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """After every so many steps or epochs, and after the last step."""
+
+    steps: int
+    """0 stands for never."""
+    epochs: int
+    steps_epoch: int
+    last: int
+
+    def is_due(self, step: int) -> bool:
+        ends_epoch = self.epochs and step % (self.epochs * self.steps_epoch) == 0
+        return bool(step == self.last or ends_epoch or (self.steps and step % self.steps == 0))
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Judges the network when it is due."""
+
+    evaluate: Callable[[], dict[str, Any]]
+    every: Every
+    progress: Progress
+
+    def after_step(self, record: StepRecord) -> None:
+        if self.every.is_due(record.step):
+            record.eval = self.progress.eval = self.evaluate()
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Saves the state when it is due."""
+
+    save: Callable[[], None]
+    every: Every
+
+    def after_step(self, record: StepRecord) -> None:
+        if self.every.is_due(record.step):
+            self.save()
+
+
+@dataclass
+class Metrics:
+    """Writes a line a step. The loss of a step on a GPU is read when the next one is queued."""
+
+    folder: RunFolder
+    progress: Progress
+    _last: StepRecord | None = None
+
+    def after_step(self, record: StepRecord) -> None:
+        self.flush()
+        self._last = record
+        if record.eval is not None or record.loss.is_ready:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the line that is due."""
+        if self._last is not None:
+            self.folder.add_metrics(self._last.to_plain())
+            self.progress.final_loss = self._last.loss.value
+            self._last = None
+
+
+@dataclass
+class EnergyReadings:
+    """Reads this host's energy counters about once a second and spreads what they show over the steps since."""
+
+    meter: EnergyMeter
+    progress: Progress
+    _at: float = field(default_factory=time.monotonic)
+    _before: list[float] = field(default_factory=list)
+    _steps: int = 0
+
+    def after_step(self, record: StepRecord) -> None:
+        now = time.monotonic()
+        if not self._before:
+            self._at, self._before = now, self._read()
+            return
+        self._steps += 1
+        if now - self._at >= SECONDS_ENERGY:
+            after = self._read()
+            pairs = zip(self.meter.counters, self._before, after, strict=True)
+            used = sum(counter.between(begin, end) for counter, begin, end in pairs)
+            record.joules_step = used / self._steps
+            self.progress.joules = (self.progress.joules or 0.0) + used
+            self._at, self._before, self._steps = now, after, 0
+
+    def _read(self) -> list[float]:
+        return [counter.joules() for counter in self.meter.counters]
+
+
+class TensorBoard:
+    """Loss, learning rate, speed and evaluations as TensorBoard shows them."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "`tensorboard` (=True) needs the package tensorboard: `pip install 'convmesh[tensorboard]'`."
+            ) from None
+        self._writer = SummaryWriter(str(folder))
+
+    def after_step(self, record: StepRecord) -> None:
+        line = record.to_plain()
+        for name in ("loss", "lr", "samples_per_second", "seconds_step"):
+            self._writer.add_scalar(name, line[name], record.step)
+        for name, value in (record.eval or {}).items():
+            if isinstance(value, float):
+                self._writer.add_scalar(f"eval/{name}", value, record.step)
+
+    def close(self) -> None:
+        self._writer.close()

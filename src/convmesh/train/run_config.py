@@ -1,0 +1,185 @@
+"""The run file as values: every field has a default and a line that `--help` and the reference page show."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from convmesh.train.flag_tables import Counts, Table
+
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]
+"""0 stands for none."""
+Positive = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A table of the run file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    name: str = "lenet5"
+    """A reference network's name, or package.module:factory."""
+    args: Table = {}
+    """Arguments of the factory by name, e.g. { filters = 8 }."""
+
+
+class AugmentConfig(Section):
+    """Changes of the training samples, drawn anew for every sample and epoch."""
+
+    flip: str = ""
+    """Dims that are reversed half of the time, e.g. "DHW"."""
+    rotate90: tuple[str, ...] = ()
+    """Planes that turn by 0 to 3 quarters, e.g. ["HW", "DH"]."""
+    crop: tuple[Count, ...] = ()
+    """Space of a window at a random place, e.g. [64, 64, 64]; of test samples the middle."""
+    intensity: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Inputs are multiplied by 1 ± this."""
+    shift: Amount = 0.0
+    """Up to ± this is added to inputs."""
+
+
+class DataConfig(Section):
+    """What to train on."""
+
+    source: str = "digits"
+    """A generator (digits, cosmology, fractals), a file or folder, or package.module:function for a torch Dataset."""
+    args: Table = {}
+    """Arguments of the generator, of the function, or the names of arrays in a file."""
+    test_source: str = ""
+    """What to evaluate on, as `source`; without it a generator's own test set, and else nothing."""
+    test_args: Table = {}
+    """Arguments of `test_source`; a generator's test set takes those of `args` with these on top."""
+    threads: Count = 2
+    """Threads that read."""
+    prefetch: Count = 2
+    """Batches that are read ahead."""
+    store_gib: Amount = 0.0
+    """Memory of each rank, in GiB, in which samples are kept: from the second epoch on ranks read each other's."""
+    augment: AugmentConfig = AugmentConfig()
+
+
+class PlanConfig(Section):
+    """How the network is split."""
+
+    strategy: str = "auto"
+    """auto, a preset (data, spatial, filter, channel, pipeline, hybrid, or a pair such as data+spatial), or a file."""
+    mesh: Counts = {}
+    """Ranks of each axis, e.g. { data = 2, depth = 2 }; without it ConvMesh chooses."""
+    batchnorm: Literal["global", "replica"] = "global"
+    """Batch statistics over the global batch, or over each replica's samples as in DDP."""
+    reduction: Literal["bucketed", "sharded"] = "bucketed"
+    """Sharded: the optimiser's state is cut over the data axis (ZeRO stage 1)."""
+    recompute: tuple[str, ...] = ()
+    """Modules whose activations are computed again in backward, e.g. ["down.*"]."""
+    system: str = "auto"
+    """The cluster for searches and predictions: a name, a file, or auto, which is this machine."""
+    predict: bool = True
+    """Whether to predict the time of a step."""
+
+
+class OptimizerConfig(Section):
+    """The optimiser."""
+
+    name: Literal["sgd", "adamw", "lars", "lamb"] = "adamw"
+    """Which one; lars and lamb scale each layer's update by the norm of its weights, for large batches."""
+    lr: Positive = 1e-3
+    """Learning rate, before the schedule."""
+    momentum: Fraction = 0.9
+    """Momentum of sgd and lars."""
+    nesterov: bool = False
+    """Nesterov's momentum in sgd."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay of the averages of adamw and lamb."""
+    eps: Positive = 1e-8
+    """Added to divisors by adamw and lamb."""
+    weight_decay: Amount = 0.0
+    """Weight decay."""
+    decay_vectors: bool = False
+    """Whether biases and norms decay too, and whether lars and lamb scale their updates."""
+    trust: Positive = 1e-3
+    """Trust coefficient of lars."""
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the steps."""
+
+    name: Literal["constant", "cosine", "step", "polynomial"] = "cosine"
+    """The shape after the warm-up."""
+    warmup_epochs: Amount = 0.0
+    """Epochs over which the learning rate rises linearly from 0."""
+    epochs: Amount = 0.0
+    """Length in epochs; 0 takes that of the run."""
+    final: Fraction = 0.0
+    """Where cosine and polynomial end, as a fraction of `optimizer.lr`."""
+    milestones: tuple[Amount, ...] = ()
+    """For step: epochs after which the learning rate is multiplied by `gamma`."""
+    gamma: Positive = 0.1
+    """For step: the factor."""
+    power: Positive = 1.0
+    """For polynomial: the exponent; 1 is linear."""
+
+
+class EvaluationConfig(Section):
+    """How often and by what the network is judged on test data."""
+
+    every_epochs: CountOrNone = 1
+    """Epochs between evaluations; 0 evaluates at the end only."""
+    every_steps: CountOrNone = 0
+    """Steps between evaluations, besides."""
+    batch: CountOrNone = 0
+    """Global batch of an evaluation; 0 takes that of training."""
+    metrics: tuple[Literal["auto", "accuracy", "dice", "r2"], ...] = ("auto",)
+    """What to compute besides the loss; auto decides by the target: accuracy, dice per voxel, r2 of values."""
+
+
+class CheckpointConfig(Section):
+    """How often the state is saved."""
+
+    every_epochs: CountOrNone = 1
+    """Epochs between checkpoints; 0 saves at the end only."""
+    every_steps: CountOrNone = 0
+    """Steps between checkpoints, besides."""
+    keep: Count = 2
+    """How many of the latest are kept."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written."""
+
+
+class RunConfig(Section):
+    """A run: the whole file."""
+
+    batch: Count = 32
+    """Global batch: samples of one step, over all ranks."""
+    accumulate: Count = 1
+    """Parts in which a batch is computed one after the other, for memory; it must divide the batch."""
+    epochs: CountOrNone = 10
+    """How often the training data are gone through."""
+    steps: CountOrNone = 0
+    """Stop after so many steps, whatever `epochs` says; 0 follows `epochs`."""
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """fp32 and fp64 throughout; bf16 and fp16 by autocast, fp16 with gradient scaling."""
+    loss: str = "auto"
+    """cross_entropy, mse, l1, huber, dice, dice+cross_entropy, package.module:function, or auto, by the target."""
+    clip_norm: Amount = 0.0
+    """Largest norm of all gradients together; 0 does not clip."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of weights, sample order, augmentation and dropout."""
+    compile: bool = False
+    """Whether the network's local parts go through torch.compile."""
+    tensorboard: bool = False
+    """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    plan: PlanConfig = PlanConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

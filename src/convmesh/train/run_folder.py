@@ -1,0 +1,119 @@
+"""The run folder, whose files other tools read: one writer, atomic writes, never shared by two runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from convmesh.errors import RunError
+from convmesh.system.saving import write_whole
+
+LOCK = ".lock"
+METRICS = "metrics.jsonl"
+
+
+class RunFolder:
+    """`FOLDER` of a run, held by its first rank until `close`."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        self._metrics: IO[str] | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path)
+            with closed_on_error(self._lock):
+                if not resume:
+                    _check_is_new(path)
+                self._log = (path / "log.txt").open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise RunError(f"`run` (={str(path)!r}): {error.strerror}.") from None
+
+    @property
+    def checkpoints(self) -> Path:
+        return checkpoints_of(self.path)
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file, whole or not at all."""
+        write_whole(self.path / name, text)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(value, indent=2, default=str) + "\n")
+
+    def start_metrics(self, steps: int) -> None:
+        """Go on after step `steps`: lines of later steps, which were not saved, are dropped."""
+        file = self.path / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        kept = [line for line in lines if 0 < _step_of(line) <= steps]
+        if kept != lines:
+            self.write(METRICS, "".join(line + "\n" for line in kept))
+        self._metrics = file.open("a", encoding="utf-8", buffering=1)
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
+        """One more line of metrics.jsonl."""
+        assert self._metrics is not None
+        self._metrics.write(json.dumps(record) + "\n")
+
+    def log(self, text: str) -> None:
+        """One more line of log.txt, with the time."""
+        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for file in (self._metrics, self._log, self._lock):
+            if file is not None:
+                file.close()
+
+
+@contextmanager
+def closed_on_error(file: IO[str]) -> Iterator[None]:
+    """Let go of a file if the block fails."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
+
+
+def checkpoints_of(run: Path) -> Path:
+    """Where the checkpoints of a run are."""
+    return run / "checkpoints"
+
+
+def _locked(path: Path) -> IO[str]:
+    """The lock file, held by this process; the system lets go of it when the process ends, however that happens."""
+    file = (path / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise RunError(
+            f"`run` (={str(path)!r}) is in use by {holder}; wait until that run has ended, or name another folder."
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+    return file
+
+
+def _check_is_new(path: Path) -> None:
+    if (path / METRICS).exists() or any(checkpoints_of(path).glob("*")):
+        raise RunError(
+            f"`run` (={str(path)!r}) holds an earlier run; go on with it by `--resume`, or name another folder."
+        )
+
+
+def _step_of(line: str) -> int:
+    """The step of a line of metrics; 0 for a line that a crash cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0

@@ -1,0 +1,73 @@
+"""What is known of one step, and of a whole run."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from convmesh.train.late_loss import LateLoss
+
+WARM_UP = 3
+"""First steps of a process, which are slower than the rest: they do not count as measured."""
+
+
+@dataclass
+class StepRecord:
+    """One step; hooks that evaluate add to it."""
+
+    step: int
+    """Steps done, this one included."""
+    epoch: int
+    """The epoch of its samples, from 1."""
+    loss: LateLoss
+    seconds_step: float
+    seconds_data: float
+    """Of the step, spent waiting for data."""
+    samples: int
+    lr: float
+    eval: dict[str, Any] | None = None
+    joules_step: float | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The line of metrics.jsonl."""
+        line: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": self.loss.value,
+            "seconds_step": self.seconds_step,
+            "seconds_data": self.seconds_data,
+            "samples_per_second": self.samples / self.seconds_step,
+            "lr": self.lr,
+        }
+        if self.joules_step is not None:
+            line["joules_step"] = self.joules_step
+        return line if self.eval is None else line | {"eval": self.eval}
+
+
+@dataclass
+class Progress:
+    """Where a run is: what the loop counts, and hooks and the summary read."""
+
+    step: int = 0
+    """Steps done."""
+    seconds_before: float = 0.0
+    """Of the processes before this one, which the run resumes."""
+    restarts: int = 0
+    final_loss: float | None = None
+    eval: dict[str, Any] | None = None
+    seconds_steps: list[float] = field(default_factory=list)
+    """Of this process."""
+    seconds_data: float = 0.0
+    joules: float | None = None
+
+    @property
+    def measured_seconds_step(self) -> float | None:
+        """The median step of this process, without the first few."""
+        steady = self.seconds_steps[WARM_UP:] or self.seconds_steps
+        return statistics.median(steady) if steady else None
+
+    @property
+    def data_share(self) -> float:
+        """The fraction of this process's steps that was spent waiting for data."""
+        return self.seconds_data / (sum(self.seconds_steps) or 1.0)

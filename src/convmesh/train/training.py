@@ -1,0 +1,76 @@
+"""`convmesh train` on one rank: from a run file to a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from convmesh.dist import init
+from convmesh.train.circumstances import circumstances
+from convmesh.train.config_files import resolved_text
+from convmesh.train.run_config import RunConfig
+from convmesh.train.run_folder import RunFolder
+from convmesh.train.run_place import RunPlace, open_place
+from convmesh.train.setting_up import RunParts, set_up
+from convmesh.train.trainer import Intervals, Trainer
+
+
+def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[dict[str, Any], int]:
+    """Train as `config` says, on the ranks of this job; the summary, and the signal that ended it early or 0."""
+    init()
+    place = open_place(folder, resume)
+    try:
+        parts = set_up(config)
+        if place.writer is not None:
+            _describe(place.writer, config, parts)
+        trainer = trainer_for(config, parts, place, resume)
+        if place.writer is not None:
+            place.writer.log(
+                f"{'resumes after' if trainer.progress.restarts else 'starts at'} step {trainer.progress.step}"
+            )
+        return trainer.fit(steps=parts.steps, intervals=_intervals(config)), trainer.stopping.signal
+    finally:
+        place.close()
+
+
+def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: bool) -> Trainer:
+    """The trainer that a run file stands for."""
+    prediction = None if parts.planned is None else parts.planned.prediction
+    return Trainer(
+        parts.net,
+        parts.optimizer,
+        parts.loader,
+        test=parts.test,
+        loss=parts.loss,
+        metrics=parts.metrics,
+        schedule=parts.schedule,
+        precision=config.precision,
+        accumulate=config.accumulate,
+        clip_norm=config.clip_norm,
+        seed=config.seed,
+        folder=place,
+        resume=resume,
+        keep=config.checkpoint.keep,
+        asynchronous=config.checkpoint.asynchronous,
+        tensorboard=config.tensorboard,
+        predicted_seconds_step=None if prediction is None else config.accumulate * prediction.seconds_step,
+    )
+
+
+def _intervals(config: RunConfig) -> Intervals:
+    return Intervals(
+        evaluate_epochs=config.evaluation.every_epochs,
+        evaluate_steps=config.evaluation.every_steps,
+        save_epochs=config.checkpoint.every_epochs,
+        save_steps=config.checkpoint.every_steps,
+    )
+
+
+def _describe(folder: RunFolder, config: RunConfig, parts: RunParts) -> None:
+    """Write what the run will do, before it does."""
+    folder.write("config.toml", resolved_text(config))
+    folder.write("plan.toml", parts.planned.text if parts.planned else "")
+    prediction = parts.planned.prediction if parts.planned else None
+    unpredicted = {"seconds_step": None, "reason": parts.planned.unpredicted if parts.planned else ""}
+    folder.write_json("prediction.json", unpredicted if prediction is None else prediction.to_plain())
+    folder.write_json("environment.json", circumstances(parts.net.mesh.device))

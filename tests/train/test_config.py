@@ -1,0 +1,101 @@
+"""A run file: strict keys, all mistakes at once, `extends`, and a resolved text that can be run again."""
+
+from pathlib import Path
+
+import pytest
+
+from convmesh import ConfigError, RunConfig
+from convmesh.train.config_files import all_fields, config_of, load_config, resolved_text
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_an_empty_file_is_a_run(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path, "run.toml", "")) == RunConfig()
+
+
+def test_every_field_has_a_default_and_a_line_of_documentation() -> None:
+    assert len(all_fields()) > 50
+    for name, field in all_fields().items():
+        assert not field.is_required(), name
+        assert field.description, name
+        assert "\n" not in field.description, name
+
+
+def test_all_mistakes_are_told_at_once_with_the_nearest_names(tmp_path: Path) -> None:
+    text = "epoch = 3\nbatch = 0\n[optimizer]\nlr = 'fast'\nmomentm = 0.9\n[checkpoint]\ncrop = [1]\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, "run.toml", text))
+    told = str(caught.value)
+    assert "run.toml has 5 mistakes" in told
+    assert "`epoch` is unknown; did you mean `epochs`?" in told
+    assert "`batch` (=0) must be greater than or equal to 1" in told
+    assert "`optimizer.lr` (='fast') must be a valid number" in told
+    assert "`optimizer.momentm` is unknown; did you mean `momentum`?" in told
+    assert "`checkpoint.crop` is unknown; did you mean `data.augment.crop`?" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("batch = 12\naccumulate = 5", "`accumulate` (=5) must divide `batch` (=12); use 4"),
+        ("epochs = 0", "`epochs` and `steps` are both 0"),
+        ("[optimizer]\nname = 'lars'\n[plan]\nreduction = 'sharded'", "needs whole weights"),
+        ("[schedule]\nname = 'step'", "needs `schedule.milestones`"),
+        ("lr = 0.1", "did you mean `optimizer.lr`?"),
+        ("epochs = true", "`epochs` (=True) must be a valid integer"),
+        ("batch = ", "not TOML"),
+    ],
+)
+def test_mistakes_name_the_rule_and_the_fix(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, "run.toml", text))
+    assert told in str(caught.value)
+
+
+def test_a_missing_file_offers_the_nearest_one(tmp_path: Path) -> None:
+    written(tmp_path, "digits.toml", "")
+    with pytest.raises(ConfigError, match=r"No such file.*Did you mean .*digits\.toml"):
+        load_config(tmp_path / "digit.toml")
+
+
+def test_extends_merges_sections_and_replaces_free_tables(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    written(
+        tmp_path, "base.toml", "batch = 8\n[model]\nname = 'unet3d'\nargs = { filters = 8 }\n[data.augment]\nflip = 'D'"
+    )
+    above = "extends = '../base.toml'\n[model]\nargs = { levels = 2 }\n[data.augment]\nshift = 0.1"
+    config = load_config(written(tmp_path / "deep", "run.toml", above))
+    assert (config.batch, config.model.name, config.model.args) == (8, "unet3d", {"levels": 2})
+    assert (config.data.augment.flip, config.data.augment.shift) == ("D", 0.1)
+
+
+def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, "a.toml", "extends = 'b.toml'")
+    written(tmp_path, "b.toml", "extends = 'a.toml'")
+    with pytest.raises(ConfigError, match=r"leads back.*a\.toml -> b\.toml -> a\.toml"):
+        load_config(tmp_path / "a.toml")
+
+
+def test_the_resolved_text_stands_for_the_same_run(tmp_path: Path) -> None:
+    written(tmp_path, "volumes.h5", "")
+    text = "[data]\nsource = 'volumes.h5'\n[schedule]\nname = 'step'\nmilestones = [1, 2]\n[plan]\nmesh = { data = 2 }"
+    config = load_config(written(tmp_path, "run.toml", text))
+    again = load_config(written(tmp_path, "again.toml", resolved_text(config)))
+    assert again == config
+    assert again.data.source == str(tmp_path / "volumes.h5")
+
+
+@pytest.mark.parametrize("name", ["digits", "cosmology", "fractals"])
+def test_examples_are_valid(name: str) -> None:
+    load_config(Path(__file__).parents[2] / "examples" / f"{name}.toml")
+
+
+def test_tables_from_python_are_checked_too() -> None:
+    assert config_of({"optimizer": {"betas": [0.8, 0.9]}}, "mine").optimizer.betas == (0.8, 0.9)
+    with pytest.raises(ConfigError, match="mine: `stepps` is unknown; did you mean `steps`"):
+        config_of({"stepps": 3}, "mine")

@@ -1,0 +1,123 @@
+"""Runs on real ranks: the same losses on every mesh, after every resume, and with every way to make a step."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from convmesh import RunError
+from convmesh.testing import RankPool
+from convmesh.train.config_files import load_config
+from tests.train.runs import HERE, config, lines, losses, ran
+
+Pools = dict[int, RankPool]
+FILES = {"config.toml", "plan.toml", "prediction.json", "environment.json", "metrics.jsonl", "log.txt", "summary.json"}
+
+
+@pytest.fixture(scope="module")
+def whole(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on one process, without a break."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    pools[1].run(ran, {}, str(folder))
+    return folder
+
+
+def test_the_run_folder_has_all_that_other_tools_read(whole: Path) -> None:
+    assert {path.name for path in whole.iterdir()} >= FILES | {"checkpoints"}
+    summary = json.loads((whole / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["steps"], summary["ranks"], summary["mesh"], summary["restarts"]) == (15, 1, {}, 0)
+    assert {"final_loss", "seconds_total", "predicted_seconds_step", "measured_seconds_step"} <= {*summary}
+    assert summary["final_loss"] == losses(whole)[-1]
+    assert [line["step"] for line in lines(whole)] == [*range(1, 16)]
+    assert {"epoch", "seconds_step", "seconds_data", "samples_per_second", "lr"} <= {*lines(whole)[0]}
+    assert [line["step"] for line in lines(whole) if "eval" in line] == [5, 10, 15]
+    assert lines(whole)[-1]["eval"] == summary["eval"]
+    assert {"accuracy", "loss"} == {*summary["eval"]}
+    assert sorted(path.name for path in (whole / "checkpoints").iterdir() if path.name.isdigit()) == ["10", "15"]
+    environment = json.loads((whole / "environment.json").read_text(encoding="utf-8"))
+    assert environment["versions"]["torch"] == torch.__version__
+    assert "cpu_capability" in environment["kernels"]
+
+
+def test_the_resolved_config_is_the_run_again(whole: Path) -> None:
+    assert load_config(whole / "config.toml") == config()
+    assert "mesh" in tomllib.loads((whole / "plan.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "plan", "changes"),
+    [
+        (2, {"strategy": "data"}, {"data": {"store_gib": 0.01}}),
+        (2, {"strategy": "spatial"}, {"accumulate": 1}),
+        (2, {"strategy": "filter", "mesh": {"filter": 2}}, {}),
+        (4, {"strategy": "data+spatial"}, {}),
+        (2, {"strategy": "data", "reduction": "sharded"}, {}),
+        (2, {"strategy": "data", "recompute": ["0"]}, {}),
+    ],
+    ids=["data", "spatial", "filter", "data+spatial", "sharded", "recompute"],
+)
+def test_every_mesh_has_the_same_losses(
+    ranks: int, plan: dict[str, Any], changes: dict[str, Any], whole: Path, pools: Pools, tmp_path: Path
+) -> None:
+    summaries = pools[ranks].run(ran, {"plan": plan, **changes}, str(tmp_path / "run"))
+    assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-9)
+    for summary in summaries:
+        assert summary["eval"] == pytest.approx(lines(whole)[-1]["eval"], rel=1e-9)
+
+
+def test_two_resumes_in_one_epoch_on_other_meshes_change_nothing(whole: Path, pools: Pools, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    pools[2].run(ran, {"steps": 6, "plan": {"strategy": "spatial"}}, run, True)  # nothing to resume: it starts
+    pools[1].run(ran, {"steps": 8}, run, True)
+    summaries = pools[4].run(ran, {"plan": {"strategy": "data+spatial"}}, run, True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-9)
+    assert {(summary["steps"], summary["restarts"]) for summary in summaries} == {(15, 2)}
+    assert [line["lr"] for line in lines(tmp_path / "run")] == [line["lr"] for line in lines(whole)]
+
+
+def test_a_complete_run_that_is_resumed_stays_as_it_is(pools: Pools, tmp_path: Path) -> None:
+    before = pools[1].run(ran, {"steps": 2}, str(tmp_path))[0]
+    after = pools[1].run(ran, {"steps": 2}, str(tmp_path), True)[0]
+    assert (after["steps"], after["final_loss"], after["eval"]) == (2, before["final_loss"], before["eval"])
+    assert len(lines(tmp_path)) == 2
+
+
+def test_an_earlier_run_is_refused_on_every_rank(whole: Path, pools: Pools) -> None:
+    for message in pools[2].run(refused, {}, str(whole)):
+        assert "holds an earlier run" in message
+
+
+def refused(tables: dict[str, Any], folder: str) -> str:
+    with pytest.raises(RunError) as caught:
+        ran(tables, folder)
+    return str(caught.value)
+
+
+def test_parts_of_a_batch_are_one_step(pools: Pools, tmp_path: Path) -> None:
+    still = {"steps": 4, "model": {"name": f"{HERE}:smooth"}}  # no batch norm, whose statistics are those of a part
+    pools[1].run(ran, still, str(tmp_path / "whole"))
+    pools[2].run(ran, {**still, "accumulate": 2}, str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_lower_precisions_stay_near(precision: str, whole: Path, pools: Pools, tmp_path: Path) -> None:
+    options = {"precision": precision, "steps": 4, "clip_norm": 10.0, "optimizer": {"name": "sgd", "lr": 0.01}}
+    pools[1].run(ran, {**options, "precision": "fp64"}, str(tmp_path / "wide"))
+    pools[2].run(ran, options, str(tmp_path / "run"))
+    found, near = losses(tmp_path / "run"), 1e-4 if precision == "fp32" else 5e-2
+    assert found == pytest.approx(losses(tmp_path / "wide"), rel=near)
+
+
+def test_voxels_are_judged_by_dice(pools: Pools, tmp_path: Path) -> None:
+    source = {"source": f"{HERE}:maps", "test_source": f"{HERE}:maps", "test_args": {"samples": 3, "seed": 1}}
+    model = {"name": f"{HERE}:painter"}
+    tables = {"steps": 3, "batch": 2, "loss": "dice+cross_entropy", "model": model, "data": source}
+    one = pools[1].run(ran, tables, str(tmp_path / "one"))[0]
+    two = pools[2].run(ran, {**tables, "plan": {"strategy": "spatial"}}, str(tmp_path / "two"))[0]
+    assert 0 <= one["eval"]["dice"] <= 1
+    assert two["eval"]["dice_classes"] == pytest.approx(one["eval"]["dice_classes"], rel=1e-9)
+    assert two["final_loss"] == pytest.approx(one["final_loss"], rel=1e-9)

@@ -17,7 +17,7 @@ Pools = dict[int, RankPool]
 
 def fails_alone() -> str:
     """Rank 1 meets an error between two sums; the others wait for it in the second."""
-    with pytest.raises(Exception) as caught, shared_fate():  # noqa: B017, PT011, PT012
+    with pytest.raises(Exception) as caught, shared_fate():  # noqa: PT011, PT012
         torch.distributed.all_reduce(torch.zeros(1))
         if torch.distributed.get_rank() == 1:
             raise MemoryError("not enough of it")

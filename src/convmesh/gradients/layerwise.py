@@ -116,13 +116,12 @@ class LAMB(LayerwiseOptimizer):
         grad, state = local_gradient(parameter), self.state[parameter]
         mean, square = self._state(parameter, "exp_avg", "exp_avg_sq")
         state["step"] = state.get("step", torch.zeros(())) + 1
-        betas: tuple[float, float] = group["betas"]
-        count, (first, second) = int(state["step"]), betas
+        count, (first, second) = int(state["step"]), group["betas"]
         mean.lerp_(grad, 1 - first)
         square.mul_(second).addcmul_(grad, grad, value=1 - second)
         divisor = (square / (1 - second**count)).sqrt_().add_(group["eps"])
-        update: torch.Tensor = mean / (1 - first**count) / divisor
-        return update.add_(local_of(parameter), alpha=group["weight_decay"])
+        direction: torch.Tensor = (mean / (1 - first**count)).div_(divisor)
+        return direction.add_(local_of(parameter), alpha=group["weight_decay"])
 
     def _ratio(self, weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         del group

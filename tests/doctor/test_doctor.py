@@ -12,7 +12,7 @@ import pytest
 from convmesh.cli import main
 from convmesh.cli.exits import Exit
 from convmesh.doctor import examine
-from convmesh.doctor.hardware import LEAST_FILES
+from convmesh.doctor.host_findings import LEAST_FILES
 
 
 def findings() -> dict[str, dict[str, str]]:

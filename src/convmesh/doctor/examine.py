@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from convmesh.doctor.finding import Finding
-from convmesh.doctor.hardware import hardware
-from convmesh.doctor.software import software
+from convmesh.doctor.host_findings import hardware
+from convmesh.doctor.library_findings import software
 from convmesh.doctor.trial import trial
 
 

@@ -173,7 +173,7 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of weights, sample order, augmentation and dropout."""
     compile: bool = False
-    """Whether the network's local parts go through torch.compile."""
+    """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
     tensorboard: bool = False
     """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
     model: ModelConfig = ModelConfig()

@@ -1,7 +1,11 @@
 """A compiled step trains as an eager one: to the bit if it is replayed as traced, within rounding if it is compiled."""
 
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +204,28 @@ def test_what_cannot_be_traced_runs_eagerly_with_one_line(pools: Pools) -> None:
     assert inputs[0].startswith("`compile`: gradients of inputs are asked for; it runs eagerly")
     assert hooked[0].startswith("`compile`: a layer (Conv2d) has hooks")
     assert all(trains for _, trains in (looking, inputs, hooked))
+
+
+WITHOUT_COMPILER = """
+import torch, torch.nn.functional as F
+import convmesh as cm
+
+cm.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+net = cm.parallelize(model, cm.plan(model, (4, 4), cm.Mesh(), "data"), F.mse_loss, compile=True)
+for _ in range(2):
+    net(torch.ones(4, 4), torch.zeros(4, 2)).backward()
+print(model[0].weight.grad is not None)
+"""
+
+
+@pytest.mark.full
+def test_without_a_compiler_steps_are_eager(tmp_path: Path) -> None:
+    """In a process of its own: torch looks for its compiler once."""
+    variables = os.environ | {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], env=variables, capture_output=True, text=True)
+    assert ended.stdout.strip() == "True", ended.stderr
+    assert ended.stderr.count("`compile`: torch's compiler does not work here (") == 1
 
 
 def wrong_use() -> None:

@@ -223,7 +223,8 @@ print(model[0].weight.grad is not None)
 def test_without_a_compiler_steps_are_eager(tmp_path: Path) -> None:
     """In a process of its own: torch looks for its compiler once."""
     variables = os.environ | {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], env=variables, capture_output=True, text=True)
+    command = [sys.executable, "-c", WITHOUT_COMPILER]
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert ended.stdout.strip() == "True", ended.stderr
     assert ended.stderr.count("`compile`: torch's compiler does not work here (") == 1
 
@@ -295,14 +296,15 @@ def test_scaling_and_autocast_are_as_in_eager_steps(pools: Pools) -> None:
 
 
 def in_pieces(compiling: bool | str) -> tuple[list[torch.Tensor], list[int]]:
-    """Gradients of a network with several buckets, and the bytes that were sent before each piece of backward."""
+    """Gradients of a network with several buckets, and sums posted when the first layer's gradient came, and at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4)).double()
     x, target = torch.randn(8, 16, dtype=torch.float64), torch.arange(8) % 4
     plan = cm.plan(model, x, Mesh(data=2), "data")
     net = cm.parallelize(model, plan, F.cross_entropy, mesh=opened(Mesh(data=2)), compile=compiling)
     sent: list[int] = []
-    model[0].weight.register_hook(lambda _: sent.append(net.mesh.traffic.calls["all_reduce"]))
+    first = next(iter(model.parameters()))
+    first.register_hook(lambda _: sent.append(net.mesh.traffic.calls["all_reduce"]))
     before = net.mesh.traffic.calls["all_reduce"]
     net(net.shard_input(x), net.shard_target(target)).backward()
     sent.append(net.mesh.traffic.calls["all_reduce"])

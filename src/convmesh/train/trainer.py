@@ -82,8 +82,14 @@ class Trainer:
         if resume:
             self.resume()
 
+    def close(self) -> None:
+        """Let other runs have the folder; the end of the process does so too."""
+        if self.folder is not None:
+            self.folder.close()
+
     @property
     def steps_epoch(self) -> int:
+        """Steps in one epoch."""
         return len(self.loader) // self.accumulate
 
     def resume(self) -> bool:

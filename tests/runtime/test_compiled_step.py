@@ -296,7 +296,7 @@ def test_scaling_and_autocast_are_as_in_eager_steps(pools: Pools) -> None:
 
 
 def in_pieces(compiling: bool | str) -> tuple[list[torch.Tensor], list[int]]:
-    """Gradients of a network with several buckets, and sums posted when the first layer's gradient came, and at the end."""
+    """Gradients of a network with several buckets; sums posted when the first layer's gradient came, and at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4)).double()
     x, target = torch.randn(8, 16, dtype=torch.float64), torch.arange(8) % 4

@@ -1,7 +1,11 @@
 """A compiled step trains as an eager one: to the bit if it is replayed as traced, within rounding if it is compiled."""
 
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,6 +206,29 @@ def test_what_cannot_be_traced_runs_eagerly_with_one_line(pools: Pools) -> None:
     assert all(trains for _, trains in (looking, inputs, hooked))
 
 
+WITHOUT_COMPILER = """
+import torch, torch.nn.functional as F
+import convmesh as cm
+
+cm.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+net = cm.parallelize(model, cm.plan(model, (4, 4), cm.Mesh(), "data"), F.mse_loss, compile=True)
+for _ in range(2):
+    net(torch.ones(4, 4), torch.zeros(4, 2)).backward()
+print(model[0].weight.grad is not None)
+"""
+
+
+@pytest.mark.full
+def test_without_a_compiler_steps_are_eager(tmp_path: Path) -> None:
+    """In a process of its own: torch looks for its compiler once."""
+    variables = os.environ | {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", WITHOUT_COMPILER]
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == "True", ended.stderr
+    assert ended.stderr.count("`compile`: torch's compiler does not work here (") == 1
+
+
 def wrong_use() -> None:
     net = made(Mesh(), "data", {}, "eager")
     x, target = batch(net)
@@ -269,14 +296,15 @@ def test_scaling_and_autocast_are_as_in_eager_steps(pools: Pools) -> None:
 
 
 def in_pieces(compiling: bool | str) -> tuple[list[torch.Tensor], list[int]]:
-    """Gradients of a network with several buckets, and the bytes that were sent before each piece of backward."""
+    """Gradients of a network with several buckets; sums posted when the first layer's gradient came, and at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4)).double()
     x, target = torch.randn(8, 16, dtype=torch.float64), torch.arange(8) % 4
     plan = cm.plan(model, x, Mesh(data=2), "data")
     net = cm.parallelize(model, plan, F.cross_entropy, mesh=opened(Mesh(data=2)), compile=compiling)
     sent: list[int] = []
-    model[0].weight.register_hook(lambda _: sent.append(net.mesh.traffic.calls["all_reduce"]))
+    first = next(iter(model.parameters()))
+    first.register_hook(lambda _: sent.append(net.mesh.traffic.calls["all_reduce"]))
     before = net.mesh.traffic.calls["all_reduce"]
     net(net.shard_input(x), net.shard_target(target)).backward()
     sent.append(net.mesh.traffic.calls["all_reduce"])

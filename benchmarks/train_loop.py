@@ -9,6 +9,7 @@ import datetime
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from convmesh.train.stopping import Stopping
 
 ROUNDS, STEPS = 60, 5
 """Each rival makes so many steps a round, with one measurement for all of them."""
+
+EMPTY_STEPS = 200
 
 NETWORKS: dict[str, Any] = {
     "lenet5, 64 × 32²": (lambda: models.create("lenet5"), (64, 1, 32, 32), "class"),
@@ -87,6 +90,34 @@ def measure(name: str, folder: str) -> dict[str, list[float]]:
     return interleave({"bare step": bare, "loop": loop}, ROUNDS)
 
 
+class EmptyStepper(Stepper):
+    """Steps without a network: what is left is the loop."""
+
+    def _backward(self, part: Any, count: int, last: bool) -> torch.Tensor:
+        del part, count, last
+        return torch.zeros(())
+
+    def _update(self) -> None:
+        pass
+
+
+def alone(folder: str) -> float:
+    """Seconds of processor time that the loop itself takes for a step: other processes do not change it much."""
+    model, x = models.create("lenet5"), torch.zeros(2, 1, 32, 32)
+    net = cm.parallelize(model, cm.plan(model, x, cm.Mesh(), "data"), loss=F.cross_entropy)
+    shards = net.shard_input(x), net.shard_target(torch.zeros(2, dtype=torch.int64))
+    optimizer = net.optimizer(torch.optim.SGD, lr=1e-4)
+    stepper = EmptyStepper(net, optimizer, factor=Schedule(ScheduleConfig(), 100, 10000))
+    done = Progress()
+    run = Run(stepper, SameBatch(shards), 0, 1 << 30, 2, done, Stopping(net.mesh))
+    hooks, rounds = _hooks(done, Path(folder)), []
+    for _ in range(ROUNDS):
+        begin = time.process_time()
+        train(replace(run, steps=done.step + EMPTY_STEPS), hooks)
+        rounds.append((time.process_time() - begin) / EMPTY_STEPS)
+    return statistics.median(rounds)
+
+
 def _hooks(done: Progress, path: Path) -> list[Hook]:
     """What the first rank of `convmesh train` does after each step."""
     folder = RunFolder(path, resume=True)
@@ -98,6 +129,8 @@ def main() -> None:
     print("# The training loop compared with the bare step\n")
     command = "python -m benchmarks.train_loop"
     print(f"{datetime.date.today()}, {machine()}, 2 ranks × 1 thread over Gloo; command: `{command}`\n")
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"The loop itself takes {1e6 * run_ranks(1, alone, folder)[0]:.0f} µs of processor time a step.\n")
     for name in NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
             seconds = run_ranks(2, measure, name, folder, seconds_timeout=600)[0]

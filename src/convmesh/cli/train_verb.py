@@ -24,7 +24,7 @@ class TrainOptions:
     run: Path | None = None
     """The run folder; by default runs/NAME, after the run file's name."""
     ranks: int | None = None
-    """Start so many ranks on this machine. Under torchrun and srun leave it out: the job's ranks train."""
+    """Number of ranks to start on this machine. Under torchrun and srun leave it out: the job's ranks train."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder; if there is none, start."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)

@@ -163,7 +163,7 @@ class RunConfig(Section):
     epochs: CountOrNone = 10
     """How often the training data are gone through."""
     steps: CountOrNone = 0
-    """Stop after so many steps, whatever `epochs` says; 0 follows `epochs`."""
+    """Stop after this many steps, whatever `epochs` says; 0 follows `epochs`."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """fp32 and fp64 throughout; bf16 and fp16 by autocast, fp16 with gradient scaling."""
     loss: str = "auto"

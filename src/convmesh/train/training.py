@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.dist import init
+from convmesh.supervise.pulse import SECONDS_SETTING_UP, Phase, pulse
 from convmesh.train.circumstances import circumstances
 from convmesh.train.config_files import resolved_text
 from convmesh.train.run_config import RunConfig
@@ -17,17 +18,15 @@ from convmesh.train.trainer import Intervals, Trainer
 
 def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[dict[str, Any], int]:
     """Train as `config` says, on the ranks of this job; the summary, and the signal that ended it early or 0."""
-    init()
+    # A supervisor names the rank that the others wait for, so it must be the first to lose patience.
+    init(config.timeout_seconds * (2 if pulse().is_watched else 1))
     place = open_place(folder, resume)
+    pulse().beat(Phase.SETTING_UP, seconds=SECONDS_SETTING_UP)
     try:
         parts = set_up(config)
         if place.writer is not None:
             _describe(place.writer, config, parts)
         trainer = trainer_for(config, parts, place, resume)
-        if place.writer is not None:
-            place.writer.log(
-                f"{'resumes after' if trainer.progress.restarts else 'starts at'} step {trainer.progress.step}"
-            )
         return trainer.fit(steps=parts.steps, intervals=_intervals(config)), trainer.stopping.signal
     finally:
         place.close()

@@ -1,0 +1,33 @@
+"""Tells of events: on the terminal at once, in the run folder as soon as that is known to be this run's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from convmesh.supervise.journal import Event, Journal, Kind
+from convmesh.supervise.generation import Generation
+
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class Telling:
+    """Of one supervisor."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder)
+        self._owns_folder = False
+        self._unwritten: list[Event] = []
+
+    def tell(self, group: Generation, kind: Kind, what: str, ranks: int) -> None:
+        """`what` happened to the ranks of `group`; there are `ranks` now."""
+        cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a rank that was killed has hidden it
+        sys.stderr.write(f"{cursor}convmesh: after step {group.step}: {what}.\n")
+        self._unwritten.append(Event(kind, what, group.step, group.world.ranks, ranks))
+        self.flush(group)
+
+    def flush(self, group: Generation) -> None:
+        """A folder that another run uses must stay as it is, so wait until the ranks have taken it."""
+        self._owns_folder = self._owns_folder or group.owns_folder
+        while self._unwritten and self._owns_folder:
+            self._journal.add(self._unwritten.pop(0))

@@ -1,4 +1,4 @@
-"""Response times of the oracle: a search, a prediction for many GPUs, the help of a verb.
+"""Response times of the oracle: a search, a prediction for many GPUs, the help of a verb, whole commands.
 
 python -m benchmarks.oracle_speed            prints the table of benchmarks/oracle_speed.md
 """
@@ -6,8 +6,10 @@ python -m benchmarks.oracle_speed            prints the table of benchmarks/orac
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +30,14 @@ LARGEST = {
     "data+filter": Mesh(data=8192, filter=8),
     "data+pipeline": Mesh(pipe=16, data=4096),
 }
+
+
+COMMANDS = {
+    "plan unet3d --input 1x128x128x128 --batch 84 --gpus 672": 10.0,
+    "scale resnet50 --gpus 1..4096": 20.0,
+    **{f"plan {name} --gpus 64": 5.0 for name in models.names()},
+}
+"""What a user types, without the system, and the seconds of one core that it may take."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,17 @@ def help_of_plan() -> Took:
     return took("`convmesh plan --help`", lambda: subprocess.run(verb, check=True, capture_output=True), 0.5)
 
 
+def command(verb: str, goal: float) -> Took:
+    """Seconds of one core, user and system, of a whole process: others may use the machine, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = [sys.executable, "-m", "convmesh", *verb.split(), "--system", SYSTEM, "--json"]
+        before = os.times()
+        subprocess.run(whole, check=True, capture_output=True, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return Took(f"`convmesh {verb}`", seconds, seconds, goal)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     print(f"{datetime.date.today()}, {machine()}, one thread; command: `python -m benchmarks.oracle_speed`\n")
@@ -88,6 +109,8 @@ def main() -> None:
     for strategy in LARGEST:
         print(predict(strategy), flush=True)
     print(search(), flush=True)
+    for verb, goal in COMMANDS.items():
+        print(command(verb, goal), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md and docs/reference/cli.md from signatures, docstrings and the verbs' options.
+"""Writes docs/reference: api.md, cli.md and run_toml.md from signatures, docstrings and the verbs' options.
 
 python -m scripts.make_reference
 """
@@ -13,6 +13,7 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
+from scripts.run_file_page import run_file_page
 from scripts.signatures import constructor_text, doc_of, members_of, node_of, plain, signature_text
 
 import convmesh
@@ -36,7 +37,8 @@ reference network (`cm.models.names()`) or `package.module:factory`, also from t
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan and train": ("init", "Mesh", "plan", "load_plan", "Plan", "Split", "parallelize", "ParallelNet"),
-    "Gradients": ("clip_grad_norm_", "GradScaler", "ShardedOptimizer"),
+    "Training runs": ("Trainer", "Intervals", "RunConfig"),
+    "Gradients": ("clip_grad_norm_", "GradScaler", "ShardedOptimizer", "LARS", "LAMB"),
     "Checkpoints": ("Checkpointer",),
     "Verify": ("verify",),
     "Cost": ("System", "predict", "Prediction", "Timeline", "Assumptions", "search", "calibrate"),
@@ -140,6 +142,8 @@ def _table(options: type) -> str:
 def _option(field: ast.AnnAssign, doc: str) -> str:
     kind, name = ast.unparse(field.annotation), ast.unparse(field.target)
     metavar = re.search(r"metavar='([^']+)'", kind)
+    if "name=''" in kind:
+        return f"| `--FIELD` |  | {plain(doc)} See [all fields](run_toml.md). |"
     option = f"`{metavar[1]}`" if metavar and "Positional" in kind else f"`--{name.replace('_', '-')}`{_choices(kind)}"
     return f"| {option} | {_default(field)} | {plain(doc)} |"
 
@@ -157,7 +161,7 @@ def _default(field: ast.AnnAssign) -> str:
 
 
 def write(folder: Path = FOLDER) -> None:
-    """Write both pages."""
+    """Write all pages."""
     folder.mkdir(exist_ok=True)
     for name, text in pages().items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -165,7 +169,7 @@ def write(folder: Path = FOLDER) -> None:
 
 def pages() -> dict[str, str]:
     """The generated pages by file name."""
-    return {"api.md": api(), "cli.md": cli()}
+    return {"api.md": api(), "cli.md": cli(), "run_toml.md": run_file_page()}
 
 
 if __name__ == "__main__":

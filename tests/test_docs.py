@@ -102,7 +102,8 @@ def test_commands_are_accepted_as_printed() -> None:
 
 
 def test_batch_scripts_are_bash() -> None:
-    for code in blocks(ROOT / "docs/guides/launching.md", "bash"):
+    pages = ROOT / "docs/guides/launching.md", ROOT / "docs/guides/training.md"
+    for code in (code for page in pages for code in blocks(page, "bash")):
         subprocess.run(["bash", "-n"], input=code, text=True, check=True)
 
 
@@ -110,7 +111,7 @@ def test_numbers_are_those_of_the_benchmark_pages() -> None:
     assert make_numbers.in_readme() == make_numbers.table(), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", ["api.md", "cli.md"])
+@pytest.mark.parametrize("name", ["api.md", "cli.md", "run_toml.md"])
 def test_reference_is_up_to_date(name: str) -> None:
     assert (make_reference.FOLDER / name).read_text(encoding="utf-8") == make_reference.pages()[name], "run `make docs`"
 

@@ -11,7 +11,7 @@ import convmesh
 def test_every_public_name_loads() -> None:
     for name in convmesh.__all__:
         assert getattr(convmesh, name).__name__.rpartition(".")[2] == name
-    assert dir(convmesh) == convmesh.__all__
+    assert dir(convmesh) == sorted(convmesh.__all__)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

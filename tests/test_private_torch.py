@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
 
 import convmesh
@@ -21,6 +22,7 @@ from convmesh.private_torch.backward_engine import at_end_of_backward, backward_
 from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
 from convmesh.private_torch.exporting import calling_module, is_guard
 from convmesh.private_torch.gloo_groups import gloo_group_like
+from convmesh.private_torch.inductor import compile_graph
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
 from convmesh.private_torch.module_tables import (
     buffers_of,
@@ -44,6 +46,7 @@ from convmesh.private_torch.tensor_internals import (
     norms_of,
     storage_key,
 )
+from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
 from convmesh.private_torch.unscaling import OpenGradScaler
 from convmesh.testing import RankPool, run_ranks
 
@@ -231,6 +234,42 @@ def test_a_dispatch_mode_sees_operators() -> None:
         torch.ones(2).relu()
     assert mode.names[-1] == "relu.default"
     assert issubclass(FakeTensor, torch.Tensor)
+
+
+def test_a_trace_is_noticed_and_can_be_left() -> None:
+    seen: list[bool] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        seen.append(is_traced())
+        with without_modes():
+            seen.append(is_traced())
+        return x * 2
+
+    with FakeTensorMode() as mode:
+        x = torch.empty(2)
+    graph = make_fx(work, tracing_mode="fake")(mode.from_tensor(torch.ones(2))).graph
+    assert isinstance(x, FakeTensor)
+    assert (seen, is_traced()) == ([True, False], False)
+    assert [node.name for node in graph.nodes if node.op == "call_function"] == ["mul"]
+    assert tree_map_only(int, lambda n: n + 1, [1, "a"]) == [2, "a"]
+
+
+def test_operators_that_return_views_are_known() -> None:
+    aten = torch.ops.aten
+    assert returns_views(aten.slice.Tensor)
+    assert returns_views(aten.split.Tensor)
+    assert not any(map(returns_views, (aten.add.Tensor, aten.add_.Tensor, len)))
+
+
+def test_a_graph_of_operators_is_compiled_and_frees_what_it_was_given() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, x)),))
+    arguments = [torch.full((64,), 3.0)]
+    compiled = compile_graph(fx.GraphModule({}, graph), list(arguments))
+    (result,) = compiled(arguments)
+    assert torch.equal(result, torch.full((64,), 9.0))
+    assert arguments == []
 
 
 def test_registered_shape_functions_are_known() -> None:

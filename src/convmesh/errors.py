@@ -117,6 +117,14 @@ class RunsFileError(ConvMeshError, ValueError):
     """A file of measured runs that cannot be used; the message names every wrong row and column."""
 
 
+class DataError(ConvMeshError, ValueError):
+    """Samples that cannot be read or used: a missing file, a wrong name, shapes that differ, a broken chunk, NaN."""
+
+
+class DataWarning(UserWarning):
+    """Samples that can be read, at a cost that a conversion would save."""
+
+
 class CheckpointError(ConvMeshError, RuntimeError):
     """A checkpoint that could not be written, or cannot be read; raised on every rank."""
 
@@ -131,11 +139,3 @@ class ConfigError(ConvMeshError, ValueError):
 
 class RunError(ConvMeshError, RuntimeError):
     """A run that cannot start or go on: its folder is in use, or a rank met an error that ends all of them."""
-
-
-class DataError(ConvMeshError, ValueError):
-    """Samples that cannot be read or used: a missing file, a wrong name, shapes that differ, a broken chunk, NaN."""
-
-
-class DataWarning(UserWarning):
-    """Samples that can be read, at a cost that a conversion would save."""

@@ -21,7 +21,7 @@ from tests.draws import examples
 
 
 def weight(run: Run) -> float:
-    return float(run.net.enter.weight.detach().double().sum())
+    return float(run.net.get_parameter("enter.weight").detach().double().sum())
 
 
 def crash_everywhere(folder: Path, again: bool) -> int:
@@ -80,7 +80,7 @@ def save_for_ever(run: Run, at: Checkpointer, first: int, acknowledged: Path) ->
     """Write all the time, and note what is known to be saved."""
     for step in range(first + 1, first + 100_000):
         with torch.no_grad():
-            run.net.enter.bias.fill_(step)
+            run.net.get_parameter("enter.bias").fill_(step)
         run.save(at, step)
         at.wait()
         acknowledged.write_text(str(step))
@@ -89,7 +89,7 @@ def save_for_ever(run: Run, at: Checkpointer, first: int, acknowledged: Path) ->
 def load_after_kill(run: Run, folder: Path) -> int:
     """The step that a new run finds; its weights are those of that step."""
     step = run.load(Checkpointer(folder))
-    assert step == 0 or float(run.net.enter.bias.detach().max()) == step
+    assert step == 0 or float(run.net.get_parameter("enter.bias").detach().max()) == step
     return step
 
 
@@ -121,7 +121,7 @@ def save_until_killed(folder: Path, seed: int) -> None:
     """Two ranks save all the time; after the first checkpoint each kills itself at a moment of its own."""
     run, at = Run(Mesh(filter=2), "filter"), Checkpointer(folder)
     chance, first = random.Random(2 * seed + run.net.mesh.rank), run.load(at)
-    run.net.enter.bias.data.fill_(first + 1)
+    run.net.get_parameter("enter.bias").data.fill_(first + 1)
     run.save(at, first + 1)
     at.wait()
     threading.Timer(chance.uniform(0.0, 0.4), os.kill, (os.getpid(), signal.SIGKILL)).start()

@@ -10,7 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from convmesh import Mesh, Split, UnsupportedError, plan, shard
+from convmesh.dist import dry_mesh
 from convmesh.lowering.channel_cuts import cut_channels, plan_channels
+from convmesh.lowering.opaque import run_opaque
 from convmesh.ops.channels.channel_layers import GATHERS_AGAIN
 from convmesh.testing import RankPool, natural_cut, opened
 
@@ -323,3 +325,31 @@ def _split(mesh: Mesh, layer: str, cuts_channels: bool) -> Split:
         height=present("height") if layer != "head" else (),
         channel=present("channel", "filter") if cuts_channels else (),
     )
+
+
+class Twice(nn.Module):
+    """A layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding=1)
+        self.second = self.first
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def test_planning_leaves_a_layer_with_two_names_as_it_was() -> None:
+    net = Twice()
+    weight = net.first.weight
+    assert [*plan_channels(net, (4, 4, 8, 8), Mesh(filter=2)).layers] == ["first"]
+    plan(net, (4, 4, 8, 8), Mesh(filter=2), "filter")
+    assert net.first.weight is weight
+    assert not weight.is_meta
+
+
+def test_a_layer_that_runs_unseen_keeps_its_weights_under_both_names() -> None:
+    net = Twice().to("meta")
+    weight, x = net.first.weight, torch.empty(4, 4, 8, 8, device="meta")
+    assert run_opaque(net, "net", shard(x, dry_mesh(Mesh(data=2)), {0: "data"})).shape == x.shape
+    assert net.first.weight is weight

@@ -1,6 +1,5 @@
 """Ways of training: recomputation, accumulation, mixed precision, sharded optimisers, other batches: all exact."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -129,42 +128,6 @@ def test_batches_of_other_sizes(pools: Pools, axes: dict[str, int]) -> None:
     mesh = Mesh(**axes)
     for found in pools[mesh.size].run(odd_batches, mesh):
         torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
-
-
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.conv(x)
-        return torch.sigmoid(y) * torch.tanh(y) + x
-
-
-def compiled(mesh: Mesh, backend: str | bool) -> tuple[Any, ...]:
-    """Loss and gradients, and how many parts were compiled."""
-    torch.manual_seed(0)
-    model = nn.Sequential(Gated(), Gated()).double()
-    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    net = cm.parallelize(
-        model, cm.plan(model, x, mesh, strategy_for(mesh), microbatches=2), loss=F.mse_loss, compile=backend
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler reads `.grad` of tensors that have none
-        loss = net(net.shard_input(x), net.shard_target(torch.zeros_like(x)))
-    loss.backward()
-    engine: Any = net._running.engine
-    modules = [engine.module] if hasattr(engine, "module") else [region.module for region in engine._regions]
-    parts = sum(type(part).__name__ == "CompiledPart" for module in modules for part in module.modules())
-    return loss.detach(), net.full_gradients(), parts
-
-
-@pytest.mark.parametrize(("mesh", "parts_here"), [(Mesh(height=2), 2), (Mesh(pipe=2), 1)], ids=str)
-def test_compiled_local_parts_change_no_number(pools: Pools, mesh: Mesh, parts_here: int) -> None:
-    plain, fused = pools[2].run(compiled, mesh, False), pools[2].run(compiled, mesh, "aot_eager")
-    for (*expected, none), (*found, parts) in zip(plain, fused, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-        assert (none, parts) == (0, parts_here)
 
 
 def kept_for_backward(checkpoint: list[str]) -> int:

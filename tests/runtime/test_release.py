@@ -3,7 +3,6 @@
 import copy
 import gc
 import linecache
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,11 +39,9 @@ def trained(mesh: Mesh, strategy: str, options: Options, building: Options) -> t
     plan = cm.plan(model, x, mesh, strategy, **options)
     net = cm.parallelize(model, plan, loss=F.cross_entropy, mesh=opened(mesh), **building)
     optimizer = net.optimizer(torch.optim.AdamW, lr=1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler has some about itself
-        for _ in range(2):
-            net(net.shard_input(x), net.shard_target(target)).backward()
-            optimizer.step()
+    for _ in range(2):
+        net(net.shard_input(x), net.shard_target(target)).backward()
+        optimizer.step()
     return net, optimizer, plan
 
 
@@ -81,8 +78,6 @@ def left_by(mesh: Mesh, strategy: str, options: Options, building: Options) -> l
     assert plan.source is not None
     del plan
     gc.collect()
-    if "compile" in building:  # the compiler keeps its own code, without tensors
-        return left
     return left + [f"{name}: {size - before[name]}" for name, size in registered().items() if size != before[name]]
 
 
@@ -92,7 +87,7 @@ CASES: list[tuple[Mesh, str, Options, Options]] = [
     *((Mesh(data=2), "hybrid", {"reduction": name}, {}) for name in REDUCTIONS),
     (Mesh(data=2), "data", {"batchnorm": "replica", "checkpoint": ["0", "4"]}, {}),
     (Mesh(data=2), "auto", {}, {}),
-    (Mesh(data=2), "data", {}, {"compile": "aot_eager"}),
+    (Mesh(data=2), "data", {}, {"compile": "eager"}),
     (Mesh(height=2), "spatial", {}, {}),
     (Mesh(filter=2), "filter", {}, {}),
     (Mesh(channel=2), "channel", {}, {}),

@@ -114,6 +114,11 @@ def test_systems_are_values() -> None:
         system.name = "other"  # type: ignore[misc]
 
 
+def test_ranks_on_processors_run_on_a_cpu() -> None:
+    kinds = {name: cm.System.load(name).torch_device for name in NAMES}
+    assert [name for name, kind in kinds.items() if kind == "cpu"] == ["fugaku"]
+
+
 def test_unknown_formats_are_refused() -> None:
     with pytest.raises(cm.UnknownNameError, match=r"`number_format` \(='bfloat16'\) is unknown\. Did you mean float16"):
         cm.System.load("abci").device.peak("bfloat16")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from convmesh.checkpoint.optimizer_state import OptimizerState
+from convmesh.checkpoint.optimizer_state import OptimizerState, described
 from convmesh.checkpoint.random_state import held_random
 from convmesh.checkpoint.restoring import WEIGHTS
 from convmesh.checkpoint.snapshot import HostMemory, Snapshot, snapshot
@@ -24,7 +24,6 @@ from convmesh.runtime.weight_places import settle_weights, shared_names, weight_
 
 def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dict[str, Any]) -> dict[str, Any]:
     """The fields of the manifest that need no other rank."""
-    described = None if optimizer is None else OptimizerState(net, optimizer).described()
     return {
         "step": step,
         "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -32,7 +31,7 @@ def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dic
         "mesh": dict(net.mesh.mesh.axes),
         "plan": hashlib.sha256(str(net.plan).encode()).hexdigest(),
         "versions": {"torch": torch.__version__, "convmesh": version("convmesh")},
-        "optimizer": described,
+        "optimizer": None if optimizer is None else described(optimizer),
         "state": _copied(state),
     }
 

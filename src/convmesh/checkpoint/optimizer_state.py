@@ -32,6 +32,11 @@ def kind_of(optimizer: Optimizer) -> str:
     return type(optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer).__name__
 
 
+def described(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimiser's kind, and the options of its groups."""
+    return {"kind": kind_of(optimizer), "groups": [_options(group) for group in optimizer.param_groups]}
+
+
 class OptimizerState:
     """This rank's part of an optimiser's state, in terms of the network's parameters."""
 
@@ -55,11 +60,6 @@ class OptimizerState:
             for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
                 if not _is_number(key, value, place):
                     yield HeldTensor(_place_of(key, value, place), local_of(value))
-
-    def described(self) -> dict[str, Any]:
-        """The optimiser's kind, and the options of its groups."""
-        options = [_options(group) for group in self.optimizer.param_groups]
-        return {"kind": kind_of(self.optimizer), "groups": options}
 
     def numbers(self) -> dict[str, dict[str, Any]]:
         """State that is no tensor like its parameter, such as the count of steps, by parameter."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
@@ -33,10 +34,14 @@ class ReportBoard:
         members = tuple(mesh.world_ranks)
         number = _boards[dist.group.WORLD, members] = _boards.get((dist.group.WORLD, members), 0) + 1
         self._rank, self._size, self._seconds = mesh.rank, mesh.mesh.size, seconds_timeout
-        # A connection of its own: another thread may wait for long on the job's.
-        self._store: Any = default_store().clone()  # type: ignore[attr-defined]
+        self._jobs_store: Any = default_store()
         self._key = f"convmesh/checkpoint/{','.join(map(str, members))}/{number}"
         self._before = f"convmesh/checkpoint/{','.join(map(str, members))}/{number - 1}"
+
+    @cached_property
+    def _store(self) -> Any:
+        """A connection of its own: another thread may wait for long on the job's."""
+        return self._jobs_store.clone()
 
     def report(self, report: Report) -> None:
         """Say how this rank's file went."""

@@ -15,17 +15,20 @@ from convmesh.checkpoint.tensor_file import Stored, header_of, in_file_order, ty
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A file's bytes: its header, and its tensors once the copies of `device` have arrived."""
+    """All that a file will hold; `data` has the tensors once their copies from a GPU have arrived."""
 
-    header: bytes
+    stored: list[Stored]
+    told: dict[str, Any]
+    """What the file says of itself."""
     data: torch.Tensor
     arrival: torch.cuda.Event | None
 
     def chunks(self) -> list[bytes | memoryview]:
-        """The bytes, waiting for copies that are still under way."""
+        """The file's bytes."""
+        header = header_of(self.stored, {"convmesh": json.dumps(self.told)})
         if self.arrival is not None:
             self.arrival.synchronize()
-        return [self.header, self.data.numpy().data]
+        return [header, self.data.numpy().data]
 
 
 class HostMemory:
@@ -47,11 +50,10 @@ def snapshot(rank: int, held: Sequence[HeldTensor], extra: dict[str, Any], memor
     written = {each.key: each for each in share_of(rank, held)}
     stored = in_file_order([Stored(key, w.values.dtype, tuple(w.values.shape)) for key, w in written.items()])
     tensors = {each.name: [type_name(each.values.dtype), each.place.shape] for each in held}
-    header = header_of(stored, {"convmesh": json.dumps({"tensors": tensors, **extra})})
     is_cuda = any(each.values.is_cuda for each in written.values())
     data = memory.take(sum(each.bytes_size for each in stored), pinned=is_cuda)
     _copy(stored, written, data)
-    return Snapshot(header, data, _arrival() if is_cuda else None)
+    return Snapshot(stored, {"tensors": tensors, **extra}, data, _arrival() if is_cuda else None)
 
 
 def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Tensor) -> None:

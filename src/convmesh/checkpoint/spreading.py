@@ -64,5 +64,7 @@ def _cut(whole: Written, begin: int, end: int) -> list[Written]:
     """The values that begin between two bytes of a tensor."""
     size, width = whole.values.numel(), whole.values.element_size()
     start, stop = (min(size, max(0, -(-byte // width))) for byte in (begin, end))
+    if (start, stop) == (0, size):
+        return [whole] if size else []
     boxes = boxes_of_run(whole.values.shape, start, stop)
     return [Written(whole.name, box.inside(whole.box), whole.values[box.slices()]) for box in boxes]

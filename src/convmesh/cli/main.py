@@ -28,6 +28,7 @@ class Verb:
 VERBS = {
     "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine and save it as the system local"),
     "data": Verb("convmesh.cli.data_verb", "make samples, convert files of them, or show what a file holds"),
+    "doctor": Verb("convmesh.cli.doctor_verb", "show what this machine has, what is missing, and what to do"),
     "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
     "export": Verb("convmesh.cli.export_verb", "write a run's weights to one safetensors file for a single device"),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),

@@ -62,6 +62,13 @@ class PlanOptions:
 
 def run(options: PlanOptions) -> int:
     """Search, save the best plan and report."""
+    from convmesh.oracle.search.rare_collection import rare_collection
+
+    with rare_collection():  # while torch is imported, too
+        return _run(options)
+
+
+def _run(options: PlanOptions) -> int:
     _check(options)
     from convmesh.oracle import Assumptions
     from convmesh.planner.drafting import DraftOptions

@@ -66,6 +66,13 @@ class ScaleOptions:
 
 def run(options: ScaleOptions) -> int:
     """Predict all points and report."""
+    from convmesh.oracle.search.rare_collection import rare_collection
+
+    with rare_collection():  # while torch is imported, too
+        return _run(options)
+
+
+def _run(options: ScaleOptions) -> int:
     counts = parse_counts(options.gpus)
     if options.batch is not None and options.batch < 1:
         raise BadInputError(f"`--batch` (={options.batch}) must be a positive number of samples.")

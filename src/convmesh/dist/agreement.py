@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from convmesh.errors import DisagreementError
+
+Value = TypeVar("Value")
+Tell = Callable[[str, Mapping[int, Sequence[str]]], str | None]
 
 
 def agree(
@@ -17,15 +21,41 @@ def agree(
 
     `world_ranks` are the group's ranks in the order in which error messages number them.
     """
-    digest = hashlib.sha256(value.encode()).hexdigest()[:12]
-    reports: list[tuple[str, str | None]] = [(digest, problem)] * len(world_ranks)
+    report = (_digest(value), problem)
+    reports = _everyone(group, world_ranks, report)
+    if any(found != (report[0], None) for found in reports.values()):
+        raise DisagreementError(_message(what, value, reports))
+
+
+def agree_on_lists(
+    group: dist.ProcessGroup, world_ranks: Sequence[int], what: str, lists: Mapping[str, Sequence[str]], told: Tell
+) -> None:
+    """Raise on every rank of `group` if a list that several ranks have under one name differs between them.
+
+    `told(name, lists by rank)` says where. Digests travel; lists do so only when they differ.
+    """
+    mine = {name: _digest(str(list(items))) for name, items in lists.items()}
+    found = _everyone(group, world_ranks, mine)
+    names = {name for digests in found.values() for name in digests}
+    differing = sorted(n for n in names if len({digests[n] for digests in found.values() if n in digests}) > 1)
+    if differing:
+        name = differing[0]
+        shown = _everyone(group, world_ranks, list(lists[name]) if name in lists else None)
+        raise DisagreementError(f"{what}: {told(name, {r: items for r, items in shown.items() if items is not None})}.")
+
+
+def _everyone(group: dist.ProcessGroup, world_ranks: Sequence[int], value: Value) -> dict[int, Value]:
+    """The values of all ranks, by their number in error messages."""
+    values: list[Value] = [value] * len(world_ranks)
     if len(world_ranks) > 1:
-        dist.all_gather_object(reports, (digest, problem), group=group)
-    if all(report == (digest, None) for report in reports):
-        return
+        dist.all_gather_object(values, value, group=group)
     # torch sorts the ranks of a group.
     places = sorted(range(len(world_ranks)), key=world_ranks.__getitem__)
-    raise DisagreementError(_message(what, value, dict(sorted(zip(places, reports, strict=True)))))
+    return dict(sorted(zip(places, values, strict=True)))
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()[:12]
 
 
 def problems_of(group: dist.ProcessGroup, size: int, problem: str | None) -> list[str]:

@@ -7,11 +7,13 @@ adjoint of a sum over ranks is the identity, and copies used for different work 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from convmesh.dist.launching import Flying, Launched, Tensors, launch
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
 
@@ -28,27 +30,35 @@ class Reduction:
         self._device = tensors[0].device
         ranks = mesh.mesh.extent(axes)
         self._alone = [t.detach() for t in tensors] if ranks == 1 else None
-        self._work: Any = None
+        self._posted: tuple[int, ...] = ()
         if self._alone is not None:
             return
         flat = [t.detach().reshape(-1) for t in tensors]
         packed = torch.cat(flat) if len(flat) > 1 else flat[0].clone()
-        self._buffer = packed.cpu() if mesh.stages_through_host else packed
+        buffer = packed.cpu() if mesh.stages_through_host else packed
         bytes_sent = all_reduce_bytes(packed.numel(), packed.element_size(), ranks)
-        self._traffic, self._number = mesh.traffic, mesh.traffic.record("all_reduce", bytes_sent, axes)
-        if not mesh.is_dry:
-            self._work = dist.all_reduce(self._buffer, op, group=mesh.group(axes), async_op=True)
+        self._traffic = mesh.traffic
+        if mesh.is_dry:
+            self._posted = (mesh.traffic.record("all_reduce", bytes_sent, axes),)
+            self._launched: Launched = Flying((), [], [buffer])
+        else:
+            in_place = [buffer]
+            self._launched = launch(partial(_post_sum, mesh, axes, bytes_sent, op), in_place, in_place)
 
     def wait(self) -> list[torch.Tensor]:
         """The sums, in the shapes of the tensors."""
         if self._alone is not None:
             return self._alone
-        self._traffic.awaited((self._number,))
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        pieces = self._buffer.to(self._device).split([s.numel() for s in self._shapes])
+        self._traffic.awaited(self._posted)
+        (buffer,) = self._launched.wait()
+        pieces = buffer.to(self._device).split([s.numel() for s in self._shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+
+def _post_sum(mesh: OpenMesh, axes: Axes, bytes_sent: int, op: Any, sent: Tensors, received: Tensors) -> list[Any]:
+    del received  # in place
+    mesh.traffic.record("all_reduce", bytes_sent, axes)
+    return [dist.all_reduce(sent[0], op, group=mesh.group(axes), async_op=True)]
 
 
 def all_reduce(tensor: torch.Tensor, mesh: OpenMesh, axes: Axes, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from convmesh.dist.alike_messages import add_all, pack_all, put_all
+from convmesh.dist.launching import Flying, Launched, Tensors, is_tracing_transfers, launch
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.wire import add, put, take
 from convmesh.kernels.memory_format import empty_like_format
@@ -24,27 +25,24 @@ Arrived = list[tuple[Region, torch.Tensor]]
 
 
 class PendingExchange:
-    """Messages under way. Keeps their buffers alive; `wait` gives what arrived, by global region."""
+    """Messages under way; `wait` gives what arrived, by global region."""
 
     def __init__(
-        self,
-        works: list[Any],
-        collect: Callable[[], Arrived],
-        keep: object = None,
-        on_wait: Callable[[], None] | None = None,
+        self, launched: Launched, collect: Callable[[Tensors], Arrived], on_wait: Callable[[], None] | None = None
     ) -> None:
-        self._works = works
+        self._launched = launched
         self._collect = collect
-        self._keep = keep
         self._on_wait = on_wait
 
     def wait(self) -> Arrived:
         if self._on_wait is not None:
             self._on_wait()
-        for work in self._works:
-            work.wait()
-        self._works = []
-        return self._collect()
+        return self._collect(self._launched.wait())
+
+
+def _nothing(received: Tensors) -> Arrived:
+    del received
+    return []
 
 
 def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
@@ -57,7 +55,7 @@ def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...],
         return _start_all_to_all(mesh, route, axes, payload)
     if carrier == "all_gather":
         return _start_all_gather(mesh, route, axes, payload)
-    return PendingExchange([], list)
+    return PendingExchange(Flying((), [], []), _nothing)
 
 
 class Pieces:
@@ -126,7 +124,9 @@ class Pieces:
         return torch.empty(elements, dtype=self.like.dtype, device=device)
 
 
-def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
+def _start_dry(
+    mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces
+) -> PendingExchange:
     """Pack and count what would be sent; what would arrive has no values."""
     itemsize = payload.like.element_size()
     packed = [] if carrier == "none" else _packed_dry(mesh, route, payload)
@@ -142,7 +142,7 @@ def _start_dry(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, 
     place = payload.landing if carrier == "neighbour" else payload.buffer
     received = [place(message.region, mesh.device) for message in route.receives]
     told = partial(mesh.traffic.awaited, posted, arriving)
-    return PendingExchange([], lambda: _shaped(route, received, payload), keep=packed, on_wait=told)
+    return PendingExchange(Flying((), packed, received), partial(_shaped, route, payload), told)
 
 
 def _packed_dry(mesh: OpenMesh, route: Route, payload: Pieces) -> list[torch.Tensor]:
@@ -157,56 +157,78 @@ def _packed_dry(mesh: OpenMesh, route: Route, payload: Pieces) -> list[torch.Ten
 def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One packed message per peer and direction."""
     wire = mesh.wire_device
-    group = mesh.everyone
     sent = [_on_wire(payload.flat(m.region), wire) for m in route.sends]
     received = [payload.landing(m.region, wire) for m in route.receives]
-    ops = [
-        dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group)
-        for m, buffer in zip(route.receives, received, strict=True)
-    ] + [
-        dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group)
-        for m, buffer in zip(route.sends, sent, strict=True)
-    ]
-    for message, buffer in zip(route.sends, sent, strict=True):
+    if not sent and not received:
+        return PendingExchange(Flying((), [], []), _nothing)
+    launched = launch(partial(_post_neighbour, mesh, route, axes), sent, received)
+    return PendingExchange(launched, partial(_shaped, route, payload))
+
+
+def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: Tensors, received: Tensors) -> list[Any]:
+    group = mesh.everyone
+    incoming, outgoing = zip(route.receives, received, strict=True), list(zip(route.sends, sent, strict=True))
+    ops = [dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group) for m, buffer in incoming]
+    ops += [dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group) for m, buffer in outgoing]
+    for message, buffer in outgoing:
         mesh.traffic.record("neighbour", buffer.nbytes, axes, message.peer)
-    works = dist.batch_isend_irecv(ops) if ops else []
-    return PendingExchange(works, lambda: _shaped(route, received, payload), keep=sent)
+    return dist.batch_isend_irecv(ops)
 
 
 def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """One collective over the group; ranks with nothing to say take part with empty pieces."""
     wire = mesh.wire_device
-    group, members = mesh.group(axes), mesh.members(axes)
+    members = mesh.members(axes)
     outgoing, incoming = ({m.peer: m.region for m in side} for side in (route.sends, route.receives))
     pieces = [payload.flat(outgoing[peer]) for peer in members if peer in outgoing]
     sent = _on_wire(torch.cat(pieces) if pieces else payload.empty(0, payload.like.device), wire)
     received = payload.empty(route.elements_received, wire)
     out_splits, in_splits = ([side[p].size if p in side else 0 for p in members] for side in (incoming, outgoing))
-    mesh.traffic.record("all_to_all", sent.nbytes, axes)
-    work = dist.all_to_all_single(received, sent, out_splits, in_splits, group=group, async_op=True)
-    parts = dict(zip(members, received.split(out_splits), strict=True))
-    return PendingExchange([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
+    launched = launch(partial(_post_all_to_all, mesh, axes, out_splits, in_splits), [sent], [received])
+    return PendingExchange(launched, partial(_shaped_parts, route, payload, members, out_splits))
+
+
+def _post_all_to_all(
+    mesh: OpenMesh,
+    axes: tuple[str, ...],
+    out_splits: list[int],
+    in_splits: list[int],
+    sent: Tensors,
+    received: Tensors,
+) -> list[Any]:
+    mesh.traffic.record("all_to_all", sent[0].nbytes, axes)
+    group = mesh.group(axes)
+    return [dist.all_to_all_single(received[0], sent[0], out_splits, in_splits, group=group, async_op=True)]
 
 
 def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
     """Equal pieces that everybody wants."""
     if not route.sends:  # empty in another dim, on all ranks of the group alike
-        return PendingExchange([], list)
+        return PendingExchange(Flying((), [], []), _nothing)
     wire = mesh.wire_device
-    group, members = mesh.group(axes), mesh.members(axes)
+    members = mesh.members(axes)
     sent = _on_wire(payload.flat(route.sends[0].region), wire)
     received = payload.empty(sent.numel() * len(members), wire)
-    mesh.traffic.record("all_gather", sent.nbytes * (len(members) - 1), axes)
-    work = _gather_equal(received, sent, group=group, async_op=True)
-    parts = dict(zip(members, received.split(sent.numel()), strict=True))
-    return PendingExchange([work], lambda: _shaped(route, [parts[m.peer] for m in route.receives], payload), keep=sent)
+    launched = launch(partial(_post_all_gather, mesh, axes), [sent], [received])
+    return PendingExchange(launched, partial(_shaped_parts, route, payload, members, [sent.numel()] * len(members)))
+
+
+def _post_all_gather(mesh: OpenMesh, axes: tuple[str, ...], sent: Tensors, received: Tensors) -> list[Any]:
+    mesh.traffic.record("all_gather", sent[0].nbytes * (mesh.mesh.extent(axes) - 1), axes)
+    return [_gather_equal(received[0], sent[0], group=mesh.group(axes), async_op=True)]
 
 
 def _on_wire(flat: torch.Tensor, wire: torch.device) -> torch.Tensor:
     return flat.detach().contiguous().to(wire)
 
 
-def _shaped(route: Route, buffers: list[torch.Tensor], payload: Pieces) -> Arrived:
+def _shaped_parts(route: Route, payload: Pieces, members: list[int], splits: list[int], received: Tensors) -> Arrived:
+    """What came from each rank of a group, one after the other in one buffer."""
+    parts = dict(zip(members, received[0].split(splits), strict=True))
+    return _shaped(route, payload, [parts[m.peer] for m in route.receives])
+
+
+def _shaped(route: Route, payload: Pieces, buffers: Tensors) -> Arrived:
     pairs = zip(route.receives, buffers, strict=True)
     return [(m.region, payload.shaped(m.region, buffer.to(payload.like.device))) for m, buffer in pairs]
 
@@ -265,7 +287,7 @@ class Fetching:
             put_all(self._mesh.traffic, out, arrived)
             return out
         for place, values in arrived:
-            if take(out, place).data_ptr() != values.data_ptr():
+            if is_tracing_transfers() or take(out, place).data_ptr() != values.data_ptr():
                 put(out, place, values)
         return out
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from convmesh.dist.agreement import agree
+from convmesh.dist.agreement import Tell, agree, agree_on_lists
 from convmesh.dist.heap import keep_freed_memory
 from convmesh.dist.meeting import meet, telling_refusals
 from convmesh.dist.new_groups import new_group
@@ -106,6 +106,11 @@ class OpenMesh:
             agree(self.everyone, self.world_ranks, what, value, problem)
         elif problem:
             raise DisagreementError(f"{what}: {problem}")
+
+    def agree_on_lists(self, what: str, lists: Mapping[str, Sequence[str]], told: Tell) -> None:
+        """Raise on every rank if lists that ranks have under one name differ; `told` says where."""
+        if self.everyone is not None:
+            agree_on_lists(self.everyone, self.world_ranks, what, lists, told)
 
     def agree_once(self, what: str, value: str) -> None:
         """`agree` on each `value` once: a check in the first step that costs later ones nothing."""

@@ -120,7 +120,8 @@ class LAMB(LayerwiseOptimizer):
         mean.lerp_(grad, 1 - first)
         square.mul_(second).addcmul_(grad, grad, value=1 - second)
         divisor = (square / (1 - second**count)).sqrt_().add_(group["eps"])
-        return (mean / (1 - first**count)).div_(divisor).add_(local_of(parameter), alpha=group["weight_decay"])
+        direction: torch.Tensor = (mean / (1 - first**count)).div_(divisor)
+        return direction.add_(local_of(parameter), alpha=group["weight_decay"])
 
     def _ratio(self, weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         del group

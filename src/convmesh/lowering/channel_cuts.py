@@ -36,6 +36,7 @@ from convmesh.lowering.channel_rules import (
 from convmesh.ops.channels.channel_layers import GATHERS_AGAIN
 from convmesh.ops.channels.undecided_weight import Decide, PlannedWeight
 from convmesh.ops.core.sharded import CutOf, Sharded, shard
+from convmesh.private_torch.module_tables import call_with, named_tensors
 
 Algorithms = Choice | Mapping[str, Choice]
 SampleShape = Sequence[int] | torch.Tensor
@@ -115,7 +116,7 @@ def _dry_run(model: nn.Module, x: Sharded, plan: ChannelPlan, algorithm: Algorit
 
     hooks = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, PER_CHANNEL)]
     try:
-        torch.func.functional_call(model, _undecided(model, plan, algorithm, x.mesh.mesh), (x,))
+        call_with(model, _undecided(model, plan, algorithm, x.mesh.mesh), (x,), {})
     finally:
         for hook in hooks:
             hook.remove()
@@ -123,8 +124,7 @@ def _dry_run(model: nn.Module, x: Sharded, plan: ChannelPlan, algorithm: Algorit
 
 def _undecided(model: nn.Module, plan: ChannelPlan, algorithm: Algorithms, mesh: Mesh) -> dict[str, torch.Tensor]:
     """The model's tensors without data; weights of layers that may be cut decide when they meet their input."""
-    state = (*model.named_parameters(), *model.named_buffers())
-    tensors: dict[str, torch.Tensor] = {name: torch.empty_like(t, device="meta") for name, t in state}
+    tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in named_tensors(model)}
     for name, module in model.named_modules():
         if isinstance(module, LAYERS) and (choice := _choice(name, algorithm)) != "whole":
             key = f"{name}.weight" if name else "weight"

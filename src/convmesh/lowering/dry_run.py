@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.lowering.dry_backward import Gradients, other_leaves, run_backward
+from convmesh.lowering.dry_call import DryCall, Ready
 from convmesh.lowering.dry_values import Axes, Dry, DryResult, Strides, dry_of, lying
 from convmesh.lowering.live_bytes import HeldStorages, bytes_of, owned, owned_by
 from convmesh.lowering.mesh_view import MeshView
@@ -25,7 +26,7 @@ DryRuns = RecentResults[Any, DryResult]
 
 
 class DryRunner:
-    """Runs calls on one rank of a mesh. A call like an earlier one, on whatever mesh, is not run again.
+    """Runs calls on one rank of a mesh. A call like an earlier one, on whatever mesh or rank, is not run again.
 
     Calls run on a mesh of those axes alone that cut their tensors or weights: the other axes change nothing but the
     numbers of the ranks that messages go to.
@@ -36,55 +37,58 @@ class DryRunner:
         self.splits_backward = False
         """Whether gradients of weights are found apart from those of inputs, as some schedules of pipelines do."""
         self._known = DryRuns() if known is None else known
-        self._views: dict[frozenset[str], MeshView] = {}
+        self._views: dict[tuple[frozenset[str], bool], MeshView] = {}
         self._here: dict[Any, DryResult] = {}
 
-    def run(
-        self,
-        key: Any,
-        call: Callable[..., Any],
-        args: Any,
-        weights: Iterable[torch.Tensor] = (),
-        arriving: tuple[Strides | None, ...] = (),
-        axes: Iterable[str] = (),
-    ) -> DryResult:
-        """`call(*args, **kwargs)` for `args` = (args, kwargs) with `Dry` in place of tensors.
+    def run(self, call: DryCall, args: Any, arriving: tuple[Strides | None, ...] = ()) -> DryResult:
+        """A call for `args` = (args, kwargs) with `Dry` in place of tensors.
 
-        `key` tells calls apart that differ in more than their arguments; None keeps the result from being reused.
-        `arriving` says how gradients of the outputs lie in memory, if not as the outputs do. `axes` are those that the
-        call may cut by, besides those that cut its arguments.
+        `arriving` says how gradients of the outputs lie in memory, if not as the outputs do.
         """
         leaves, spec = tree_flatten(args)
-        if key is None:
-            return _run(self.mesh, call, leaves, spec, list(weights), arriving, self.splits_backward)
-        view = self._view(axes, leaves)
+        if call.key is None:
+            return _run(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
+        view = self._view(call, leaves)
+        call = call.renamed(view.names)
         seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in leaves]
         named = (leaf if isinstance(leaf, Dry) else repr(leaf) for leaf in seen)
-        signature = (view.key, key, str(spec), self.splits_backward, arriving, *named)
+        place = _place(call, seen, view.open)
+        signature = (view.key, place, call.key, str(spec), self.splits_backward, arriving, *named)
         if signature not in self._here:
             result = self._known.get(signature)
             if result is None:
-                result = _run(view.open, call, seen, spec, list(weights), arriving, self.splits_backward)
+                result = _run(view.open, call.ready(), seen, spec, arriving, self.splits_backward)
                 self._known[signature] = result
             self._here[signature] = view.outside(result)
         return self._here[signature]
 
-    def _view(self, axes: Iterable[str], leaves: Sequence[Any]) -> MeshView:
-        used = frozenset((*axes, *(name for leaf in leaves if isinstance(leaf, Dry) for name in leaf.layout.axes)))
-        if used not in self._views:
-            self._views[used] = MeshView(self.mesh, used)
-        return self._views[used]
+    def _view(self, call: DryCall, leaves: Sequence[Any]) -> MeshView:
+        used = frozenset((*call.axes, *(name for leaf in leaves if isinstance(leaf, Dry) for name in leaf.layout.axes)))
+        key = used, call.uses_sub_batches
+        if key not in self._views:
+            settings = self.mesh.settings
+            settings = settings if call.uses_sub_batches else replace(settings, sub_batches=1)
+            self._views[key] = MeshView(self.mesh.with_settings(settings), used)
+        return self._views[key]
+
+
+def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:
+    """What a call's result depends on besides its arguments: the rank, or no more than the shapes of its shards."""
+    layouts = [leaf.layout for leaf in leaves if isinstance(leaf, Dry)]
+    if call.is_alike_everywhere and all(layout == layouts[0] for layout in layouts):
+        return layouts[0].box(mesh.rank).shape
+    return mesh.rank
 
 
 def _run(
     mesh: OpenMesh,
-    call: Callable[..., Any],
+    ready: Ready,
     leaves: Sequence[Any],
     spec: Any,
-    weights: list[torch.Tensor],
     arriving: tuple[Strides | None, ...],
     splits_backward: bool,
 ) -> DryResult:
+    call, weights = ready
     sum_axes: list[Axes] = []
     mesh = replace(mesh, left_partial=sum_axes)
     inputs = [leaf.on(mesh) for leaf in leaves if isinstance(leaf, Dry)]

@@ -11,6 +11,7 @@ import torch
 from convmesh.dist import dry_mesh
 from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
+from convmesh.lowering.dry_call import PlainCall
 from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lowered import Lowered
@@ -29,7 +30,7 @@ def with_loss(
     mesh = dry_mesh(program.mesh, program.rank, lowered.device)
     output = Dry(last.outputs[0], lowered.dtypes[last.node], True)
     target = Dry(target_layout(output.layout, tuple(target_shape)), target_dtype, False)
-    result = DryRunner(mesh).run(None, loss, ((output, target), {}))
+    result = DryRunner(mesh).run(PlainCall(loss, is_known=False), ((output, target), {}))
     return replace(program, nodes=(*program.nodes, _node(last, result, output, mesh)))
 
 

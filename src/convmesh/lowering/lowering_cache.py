@@ -11,11 +11,16 @@ from torch import nn
 from convmesh.graph import Captured
 from convmesh.lowering.dry_run import DryRuns
 from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.node_calls import module_key
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.plans import Plan
 
 MOST_LOWERED = 64
 """Lowered plans that are kept for a network: a search returns to the best few."""
+
+
+MOST_STATES = 4
+"""States of a network that are kept apart: to train and to evaluate, before and after a change of types."""
 
 
 class Problem(NamedTuple):
@@ -38,26 +43,36 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class LoweringCache:
-    """Lowered plans, and the dry runs that plans share."""
+    """Lowered plans of a network in one state, and the dry runs that plans share."""
 
     dry_runs: DryRuns = field(default_factory=DryRuns)
     _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
+    _module_keys: dict[str, Any] = field(default_factory=dict)
 
-    def lowered(self, captured: Captured, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
+    def lowered(self, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
         """The lowered plan, kept or made now. It is found again for the plan with all choices made, too."""
-        state = _state(captured.module)
-        known = self._lowered.get((state, problem.key))
+        known = self._lowered.get(problem.key)
         if known is None:
             known = lower()
             known = replace(known, plan=replace(known.plan, source=None))  # which would keep this cache alive
-            self._lowered[state, problem.key] = known
-            self._lowered[state, problem._replace(plan=known.plan).key] = known
+            self._lowered[problem.key] = known
+            self._lowered[problem._replace(plan=known.plan).key] = known
         return replace(known, plan=replace(problem.plan, splits=known.plan.splits))
+
+    def module_key(self, path: str, module: nn.Module) -> Any:
+        """What tells calls of a module of the network apart from those of others."""
+        if path not in self._module_keys:
+            self._module_keys[path] = module_key(module)
+        return self._module_keys[path]
 
 
 def cache_of(captured: Captured) -> LoweringCache:
-    """The cache of a captured network."""
-    cache: LoweringCache = captured.derived.setdefault("lowering", LoweringCache())
+    """The cache of a captured network as it is now."""
+    caches = captured.derived.setdefault("lowering", RecentResults(MOST_STATES))
+    state = _state(captured.module)
+    cache: LoweringCache | None = caches.get(state)
+    if cache is None:
+        cache = caches[state] = LoweringCache()
     return cache
 
 

@@ -4,52 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from convmesh.dist import OpenMesh, dry_mesh
-from convmesh.layout import Layout, Mesh
+from convmesh.layout import Mesh
+from convmesh.lowering.axis_names import AxisNames, layout_on
 from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.plans import Step, Transfer, Wait
 from convmesh.private_torch import tree_map
 
 
 class MeshView:
-    """One rank's mesh, reduced to some axes: `open` is what a call runs on."""
+    """One rank's mesh, reduced to some axes under names that meshes share: `open` is what a call runs on."""
 
     def __init__(self, mesh: OpenMesh, axes: Set[str]) -> None:
+        self.names = AxisNames.shared(axes)
+        self._back = self.names.back
         self._mesh = mesh.mesh
         self._here = mesh.mesh.coordinates(mesh.rank)
-        kept = {name: extent for name, extent in mesh.mesh.axes.items() if name in axes}
-        reduced = Mesh(**kept)
-        rank = reduced.rank(self._here)
+        kept = tuple(name for name in mesh.mesh.axes if name in axes)
+        inside = self.names.axes(kept)
+        reduced = Mesh(**{new: mesh.mesh.axes[old] for old, new in zip(kept, inside, strict=True)})
+        rank = reduced.rank({new: self._here[old] for old, new in zip(kept, inside, strict=True)})
         self.open = dry_mesh(reduced, rank, mesh.stands_for).with_settings(mesh.settings)
-        self.key = (reduced, rank, mesh.stands_for, mesh.settings)
+        self.key = (reduced, mesh.stands_for, mesh.settings)
 
     def inside(self, value: Dry) -> Dry:
         """A tensor of the whole mesh, on the reduced one."""
-        return replace(value, layout=_moved(value.layout, self.open.mesh))
+        return replace(value, layout=layout_on(value.layout, self.open.mesh, self.names))
 
     def outside(self, result: DryResult) -> DryResult:
-        """A result on the reduced mesh, on the whole one; steps that name no rank stay the same objects."""
+        """A result on the reduced mesh, on the whole one; steps that name no rank and no axis stay the same objects."""
         return replace(
             result,
             value=tree_map(self._value, result.value),
-            forward=with_peers(result.forward, self._rank),
-            backward=with_peers(result.backward, self._rank),
+            forward=self._steps(result.forward),
+            backward=self._steps(result.backward),
+            sum_axes=tuple(self._back.axes(axes) for axes in result.sum_axes),
+            decided=self._back.weight_split(result.decided),
         )
 
     def _value(self, leaf: Any) -> Any:
-        return replace(leaf, layout=_moved(leaf.layout, self._mesh)) if isinstance(leaf, Dry) else leaf
+        return replace(leaf, layout=layout_on(leaf.layout, self._mesh, self._back)) if isinstance(leaf, Dry) else leaf
+
+    def _steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        if self._back.pairs:
+            steps = tuple(replace(s, axes=self._back.axes(s.axes)) if isinstance(s, Transfer) else s for s in steps)
+        return with_peers(steps, self._rank)
 
     def _rank(self, peer: int) -> int:
         """The rank of the whole mesh that stands where `peer` does on the reduced one."""
-        return self._mesh.rank({**self._here, **self.open.mesh.coordinates(peer)})
-
-
-@cache
-def _moved(layout: Layout, mesh: Mesh) -> Layout:
-    return layout if layout.mesh == mesh else Layout(mesh, layout.cuts)
+        place = self.open.mesh.coordinates(peer)
+        table = dict(self._back.pairs)
+        return self._mesh.rank({**self._here, **{table.get(name, name): at for name, at in place.items()}})
 
 
 def with_peers(steps: tuple[Step, ...], rank_of: Callable[[int], int]) -> tuple[Step, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import fx, nn
@@ -12,13 +11,13 @@ from torch import fx, nn
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Weight
 from convmesh.layout import Layout
-from convmesh.layout.layout import Cut
 from convmesh.lowering.arrange import arranged_layout
+from convmesh.lowering.assembly import Assembly
 from convmesh.lowering.channel_rules import LAYERS
+from convmesh.lowering.dry_call import ArrangeCall
 from convmesh.lowering.dry_values import Dry, DryResult
-from convmesh.lowering.lower import Lowering
-from convmesh.lowering.weight_cuts import Axes, Cuts, DryWeights
-from convmesh.ops.core.sharded import Sharded
+from convmesh.lowering.graph_walk import Lowering
+from convmesh.lowering.weight_cuts import Axes, Cuts, DecidedCuts
 from convmesh.plans import Plan, Split
 from convmesh.plans.steps import Steps
 from convmesh.private_torch import tree_leaves
@@ -65,9 +64,8 @@ class SingleLowering(Lowering):
         """A node for given inputs, under a split if it takes one; None if that cannot be."""
         node, spec = self.nodes[name], self._captured.graph.node(name)
         self._env = {**self.values, **given}
-        self._weights, self._made = DryWeights(), {}
-        self._uses.clear()
-        self._nodes = []
+        self._weights, self._made = DecidedCuts(), {}
+        self._assembly = Assembly(self._captured, self._plan, self._mesh, self._weights)
         try:
             moved = self._moved(node, split) if split is not None else None
             if split is not None:
@@ -75,14 +73,14 @@ class SingleLowering(Lowering):
             self._call(node, spec)
         except (ConvMeshError, ValueError):
             return None
-        made = self._nodes[-1]
+        made = self._assembly.nodes[-1]
         steps = (made.forward, made.backward)
         return Single(
             value=self._env[name],
             steps=steps if moved is None else (moved.forward, *steps, moved.backward),
             bytes_kept=sum(saved.bytes_kept for saved in made.saved if saved.what != "weight"),
             cuts=self._weights.cuts,
-            sums={weight: uses[0][1] for weight, uses in self._uses.items()},
+            sums={weight: uses[0][1] for weight, uses in self._assembly.uses.items()},
         )
 
     def _moved(self, node: fx.Node, split: Split) -> DryResult | None:
@@ -94,8 +92,7 @@ class SingleLowering(Lowering):
         layout = arranged_layout(given.layout, split, self._cuts_channels(node))
         if layout == given.layout:
             return None
-        call = partial(_with_cuts, cuts=layout.cuts)
-        moved = self._runner.run(("arrange", layout.cuts), call, ((given,), {}), axes=layout.axes)
+        moved = self._runner.run(ArrangeCall(layout.cuts), ((given,), {}))
         self._env[source.name] = moved.value
         return moved
 
@@ -104,7 +101,3 @@ class SingleLowering(Lowering):
             return False
         module: nn.Module = self._captured.module.get_submodule(str(node.target))
         return isinstance(module, LAYERS)
-
-
-def _with_cuts(x: Sharded, cuts: tuple[Cut, ...]) -> Sharded:
-    return x.redistribute(Layout(x.layout.mesh, cuts))

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from convmesh.dist import OpenMesh, copy_over
 from convmesh.errors import UnsupportedError
@@ -14,6 +13,7 @@ from convmesh.layout import Layout
 from convmesh.layout.layout import Cut
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_map
+from convmesh.private_torch.module_tables import call_with
 
 
 def is_opaque(kind: str, module: object) -> bool:
@@ -58,9 +58,8 @@ def run_opaque(module: nn.Module, layer: str, *args: Any, **kwargs: Any) -> Any:
         return module(*here[0], **here[1])
     first = lead[0]
     axes = first.mesh.weight_axes(first.layout.axes)
-    result = (
-        functional_call(module, _weights_over(module, first.mesh, axes), *here) if axes else module(*here[0], **here[1])
-    )
+    weights = _weights_over(module, first.mesh, axes) if axes else {}
+    result = call_with(module, weights, *here)
     return tree_map(lambda y: _wrapped(y, first, layer), result)
 
 

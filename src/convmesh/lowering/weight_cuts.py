@@ -20,6 +20,7 @@ from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, channel_cuts, d
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram
+from convmesh.private_torch.module_tables import named_tensors
 
 Axes = tuple[str, ...]
 Cuts = dict[int, Axes]
@@ -33,29 +34,43 @@ def without_data(tensor: Any) -> Any:
     return made.requires_grad_(tensor.requires_grad)
 
 
-class DryWeights:
+def dry_weights(
+    layer: str, module: nn.Module, split: Split | None, cuts_norm: bool, decided: ChannelSplit | None
+) -> dict[str, torch.Tensor]:
+    """A module's tensors without data; those that are cut say so, and decide how when they meet their input."""
+    weights = {name: without_data(tensor) for name, tensor in named_tensors(module)}
+    if isinstance(module, LAYERS) and split is not None and split.channel:
+        weights["weight"] = PlannedWeight.of(weights["weight"], partial(_decide, layer, split, decided))
+    elif isinstance(module, PER_CHANNEL) and cuts_norm:
+        for name in channel_cuts(()):
+            if weights.get(name) is not None:
+                weights[name] = PlannedWeight.of(weights[name])
+    return weights
+
+
+def _decide(
+    layer: str, split: Split, decided: ChannelSplit | None, x: Sharded, plans_of: Any, groups: int
+) -> ChannelSplit:
+    if decided is not None:  # a layer that runs twice keeps its first cut
+        return decided
+    return decide_cut(layer, split.algorithm, split.channel, x, plans_of, groups).split
+
+
+class DecidedCuts:
     """The cuts of all weights, found out layer by layer."""
 
     def __init__(self) -> None:
         self.cuts: dict[str, Cuts] = {}
         self._decided: dict[str, ChannelSplit] = {}
 
-    def of(self, layer: str, module: nn.Module, split: Split | None, given: Layout) -> dict[str, torch.Tensor]:
-        """A module's tensors without data, for an input that comes as `given`; those that are cut say so."""
-        weights = {n: without_data(t) for n, t in (*module.named_parameters(), *module.named_buffers())}
-        if isinstance(module, LAYERS) and split is not None and split.channel:
-            weights["weight"] = PlannedWeight.of(weights["weight"], partial(self._decide, layer, split))
-        elif isinstance(module, PER_CHANNEL) and given.is_cut(1):
-            for name, cuts in channel_cuts(given.cuts[1].axes).items():
-                if weights.get(name) is not None:
-                    weights[name] = PlannedWeight.of(weights[name])
-                    self.cuts[f"{layer}.{name}"] = cuts
-        return weights
-
-    def _decide(self, layer: str, split: Split, x: Sharded, plans_of: Any, groups: int) -> ChannelSplit:
-        if layer in self._decided:  # a layer that runs twice keeps its first cut
-            return self._decided[layer]
-        return decide_cut(layer, split.algorithm, split.channel, x, plans_of, groups).split
+    def note_norm(self, layer: str, module: nn.Module, given: Layout) -> bool:
+        """Whether a norm's tensors are cut, like the channels of its input."""
+        if not isinstance(module, PER_CHANNEL) or not given.is_cut(1):
+            return False
+        for name, cuts in channel_cuts(given.cuts[1].axes).items():
+            if getattr(module, name, None) is not None:
+                self.cuts[f"{layer}.{name}"] = cuts
+        return True
 
     def decided(self, layer: str) -> ChannelSplit | None:
         return self._decided.get(layer)

@@ -69,6 +69,7 @@ class _Bench:
         best = max(triad.value, stream.value)
         return Device(
             kind=self.machine.kind,
+            torch_type="cuda" if self.machine.gpus else "cpu",
             processors=measured(self.machine.processors, "", "processors per rank"),
             flops_per_second=vector,
             tensor_flops_per_second=tensor,

@@ -19,6 +19,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.search import Candidate, Candidates, Found, Ranked, Search, SearchLimits
 from convmesh.oracle.search.objectives import objective as objective_called
+from convmesh.oracle.search.rare_collection import rare_collection
 from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
 from convmesh.planner.mixing import mixes_on
 from convmesh.planner.predicting import predict, programs_of, representatives
@@ -88,8 +89,9 @@ def search_captured(
         mix=None if strategies else bench.mixes,
         progress=progress or (lambda _: None),
     )
-    run.run(gpus, strategies or STRATEGIES)
-    return bench.rescored(run.found(bench.seconds_alone))
+    with rare_collection():
+        run.run(gpus, strategies or STRATEGIES)
+        return bench.rescored(run.found(bench.seconds_alone))
 
 
 def loaded(system: System | str | None, ranks: int = 1) -> System:

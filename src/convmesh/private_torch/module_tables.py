@@ -57,6 +57,19 @@ def has_hooks(module: nn.Module) -> bool:
     return has_forward_hooks(module) or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The parameters and buffers of a module and its parts, each under the first of its names."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a module with other tensors in place of those with the names of `named_tensors`."""
+    stand_ins = {id(tensor): tensors[name] for name, tensor in named_tensors(module) if name in tensors}
+    with standing_in([module], stand_ins):
+        return module(*args, **kwargs)
+
+
 @contextmanager
 def standing_in(modules: Sequence[nn.Module], stand_ins: Mapping[int, Any]) -> Iterator[None]:
     """Inside the block other tensors stand in for those with the ids given, wherever the modules hold them.

@@ -19,7 +19,10 @@ from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
+from convmesh.plans.transfer_order import first_difference, transfer_order
 from convmesh.private_torch import tree_map
+from convmesh.runtime.compiled.compiled_engine import CompiledEngine, tell_fallback
+from convmesh.runtime.compiled.step_compiler import backend_of
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
 from convmesh.runtime.executor import executable
 from convmesh.runtime.full_state import copy_from_first, is_materialised
@@ -44,11 +47,13 @@ def parallelize(
 
     The net uses the model's own parameters; weights that the plan cuts become DTensors. With `loss`, `net(x, target)`
     is the global loss, and after `backward()` every gradient is that of a single device. Every rank starts from the
-    first one's weights. `mesh` is the plan's mesh if it is open already; it stays as it is. `compile` puts the
-    network's local parts through torch.compile, or names its backend. `check_loss` ends a run whose loss is NaN with an
-    error that names the step and the ranks to blame.
+    first one's weights. `mesh` is the plan's mesh if it is open already; it stays as it is. `compile`
+    traces the whole step once, from these same operators, puts its local parts through torch's compiler, and replays
+    it; with "eager" it replays without a compiler. What cannot be traced runs eagerly, and one line says why.
+    `check_loss` ends a run whose loss is NaN with an error that names the step and the ranks to blame.
     """
     with telling_refusals():
+        backend = backend_of(compile)
         captured = _captured(model, plan)
         plan.check(captured.graph)
     opened = _opened(plan, mesh)
@@ -56,14 +61,17 @@ def parallelize(
     lowered = lower(captured, plan, opened.rank, device=opened.device.type)
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
+    opened.agree_on_lists("the program's transfers", transfer_order(lowered.program), first_difference)
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
     if stages is None:
-        module = executable(captured, lowered, inside, _backend(compile))
-        engine: Engine = DirectEngine(module, opened, inside, loss)
+        direct = DirectEngine(executable(captured, lowered, inside), opened, inside, loss)
+        engine: Engine = direct if backend is None else CompiledEngine(direct, backend)
     else:
-        regions = stage_regions(captured, lowered, inside, _backend(compile))
+        if backend is not None:
+            tell_fallback(opened, "a pipeline's stages are not traced yet")
+        regions = stage_regions(captured, lowered, inside)
         engine = PipelineEngine(stages.captured, lowered, opened, loss, regions)
     running = Running(
         lowered=lowered,
@@ -74,7 +82,7 @@ def parallelize(
         outputs=_output_layouts(captured, lowered, engine.layout_of),
         check=LossCheck(opened, ends_on_nan=check_loss),
         stages=stages,
-        reads_weights=any(node.op == "get_attr" for node in captured.module.graph.nodes),
+        reads_weights=backend is not None or any(node.op == "get_attr" for node in captured.module.graph.nodes),
     )
     return ParallelNet(model, running)
 
@@ -114,10 +122,6 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)
-
-
-def _backend(choice: bool | str) -> str | None:
-    return "inductor" if choice is True else choice or None
 
 
 def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:

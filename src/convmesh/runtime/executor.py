@@ -16,14 +16,13 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.opaque import is_opaque, run_opaque
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split
-from convmesh.runtime.compiled_regions import compile_parts, fusible
 from convmesh.runtime.graph_regions import graph_module, replace_regions
 from convmesh.runtime.placing import in_view
 from convmesh.runtime.recompute import Recomputed
 
 
-def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None = None) -> fx.GraphModule:
-    """The network on `Sharded` tensors of `mesh`; `backend` of torch.compile, if named, compiles its local parts."""
+def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh) -> fx.GraphModule:
+    """The network on `Sharded` tensors of `mesh`."""
     parts = parts_of(captured.module)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -33,19 +32,9 @@ def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: st
     for node, copy in copies.items():
         _rearrange(graph, parts, copy, node.name, lowered, arranged)
         _adapt(parts, copy, node, captured, lowered, mesh)
-    tune(graph, parts, captured, lowered, mesh, backend)
+    recompute(graph, parts, captured, lowered.plan, mesh)
     graph.lint()
     return graph_module(parts, graph)
-
-
-def tune(
-    graph: fx.Graph, parts: dict[str, Any], captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
-) -> None:
-    """Insert the compiled parts, if a backend is named, and the blocks that the plan recomputes."""
-    if backend is not None:
-        compile_parts(graph, parts, _fusible(captured, lowered), backend)
-    if lowered.plan.checkpoint:
-        _recompute(graph, parts, captured, lowered.plan, mesh)
 
 
 def _rearrange(
@@ -76,11 +65,6 @@ def _adapt(
         call: Any = parts[str(node.target)] if node.op == "call_module" else node.target
         node.op, node.target = "call_module", parts_name("summed", original.name)
         parts[node.target] = SummedInBackward(call, mesh)
-
-
-def _fusible(captured: Captured, lowered: Lowered) -> set[str]:
-    programs = {node.node: node for node in lowered.program.nodes}
-    return {n.name for n in captured.graph.nodes if n.name in programs and fusible(programs[n.name], n.kind)}
 
 
 def parts_name(purpose: str, node: str) -> str:
@@ -125,8 +109,10 @@ class SummedInBackward(nn.Module):
         return in_view(self.call(*args, **kwargs), self._mesh)
 
 
-def _recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
+def recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
     """Replace runs of nodes of each module that the plan recomputes by one block."""
+    if not plan.checkpoint:
+        return
     layers = {node.name: node.layer for node in captured.graph.nodes}
 
     def block(node: fx.Node) -> str | None:

@@ -1,4 +1,4 @@
-"""Parts of a traced network as modules of their own: recomputed blocks, stages of a pipeline."""
+"""Parts of a traced graph as modules of their own: recomputed blocks, stages of a pipeline, local runs of a step."""
 
 from __future__ import annotations
 
@@ -54,12 +54,11 @@ def replace_regions(
     parts: dict[str, Any],
     key: Callable[[fx.Node], str | None],
     wrap: Callable[[fx.GraphModule], nn.Module],
-    least: int = 1,
 ) -> None:
-    """Replace each run of at least `least` nodes with the same `key` by one call; nodes whose key is None stay."""
+    """Replace each run of nodes with the same `key` by one call; nodes whose key is None stay."""
     for index, (name, nodes) in enumerate(_runs(graph, key)):
         block = region(parts, nodes)
-        if not block.outputs or len(nodes) < least:
+        if not block.outputs:
             continue
         path = f"convmesh_region_{index}_{name.replace('.', '_')}"
         parts[path] = wrap(block.module)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from convmesh.dist import OpenMesh
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.elementwise.mask_seeds import SeedPlace, same_seeds, seed_place
 from convmesh.private_torch import tree_flatten, tree_unflatten
 
 
@@ -44,13 +45,13 @@ class _Replay:
 
     def __init__(self, block: nn.Module, mesh: OpenMesh, layouts: list[Layout | None], spec: Any) -> None:
         self._block, self._mesh, self._layouts, self._spec = block, mesh, layouts, spec
-        self._seeds: torch.Tensor | None = None
+        self._seeds: SeedPlace | None = None
         self.outputs: tuple[list[Layout | None], Any] | None = None
         """The layouts of the outputs' leaves, and their structure."""
 
     def __call__(self, *values: Any) -> list[Any]:
         if self._seeds is None:
-            self._seeds = self._mesh.seeds.get_state()
+            self._seeds = seed_place(self._mesh)
             return self._run(values)
         with self._as_before():
             return self._run(values)
@@ -65,13 +66,11 @@ class _Replay:
     @contextmanager
     def _as_before(self) -> Iterator[None]:
         assert self._seeds is not None
-        now = self._mesh.seeds.get_state()
         buffers = [(b, b.detach().clone()) for b in self._block.buffers()]
-        self._mesh.seeds.set_state(self._seeds)
         try:
-            yield
+            with same_seeds(self._mesh, self._seeds):
+                yield
         finally:
-            self._mesh.seeds.set_state(now)
             with torch.no_grad():
                 for buffer, kept in buffers:
                     buffer.copy_(kept)

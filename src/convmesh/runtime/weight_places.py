@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -96,13 +97,17 @@ def check_fits(net: ParallelNet, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def _place(name: str, tensor: torch.Tensor, net: ParallelNet) -> WeightPlace:
-    mesh, rank = net.mesh.mesh, net.mesh.rank
+    mesh, rank, shape = net.mesh.mesh, net.mesh.rank, tuple(tensor.shape)
     cuts = cuts_of(tensor) if isinstance(tensor, DTensor) else {}
-    cutting = {axis for axes in cuts.values() for axis in axes}
-    holders = mesh.group([axis for axis in mesh.axes if axis not in cutting and axis != "pipe"], rank)
-    return WeightPlace(
-        name, tuple(tensor.shape), weight_layout(tensor.shape, mesh, cuts).box(rank), tuple(sorted(holders))
-    )
+    cutting = frozenset(axis for axes in cuts.values() for axis in axes)
+    box = weight_layout(shape, mesh, cuts).box(rank) if cuts else Box.whole(shape)
+    return WeightPlace(name, shape, box, _holders(mesh, rank, cutting))
+
+
+@lru_cache(maxsize=64)
+def _holders(mesh: Mesh, rank: int, cutting: frozenset[str]) -> tuple[int, ...]:
+    """The ranks that hold the same part of a tensor that some axes cut. A stage's weights are on its own ranks."""
+    return tuple(sorted(mesh.group([axis for axis in mesh.axes if axis not in cutting and axis != "pipe"], rank)))
 
 
 def _of_first(place: WeightPlace, net: ParallelNet, axes: tuple[str, ...]) -> WeightPlace:

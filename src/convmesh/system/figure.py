@@ -77,9 +77,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text field; one of `choices` if there are any."""
+    """A text field; one of `choices` if there are any; `default` where a file does not say."""
 
     choices: tuple[str, ...] = ()
+    default: str | None = None
 
 
 COUNT = Rule(least=1, whole=True)

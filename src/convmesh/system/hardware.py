@@ -12,6 +12,9 @@ from convmesh.system.figure import COUNT, FRACTION, Figure, Rule, Text
 FORMATS = ("float64", "float32", "tf32", "float16", "bfloat16")
 """Number formats for which devices have a peak rate."""
 
+TORCH_TYPES = ("cuda", "cpu")
+"""What torch calls devices: accelerators, and processors whose cores compute themselves."""
+
 MEDIA = ("nvlink", "pcie", "network")
 """What a level of links is made of; `pcie` stands for every bus of a host."""
 
@@ -21,6 +24,8 @@ class Device:
     """The device that a rank drives: one accelerator, or one CPU."""
 
     kind: str
+    torch_type: Annotated[str, Text(TORCH_TYPES, default="cuda")] = "cuda"
+    """Whose kernels run: an accelerator's, or a processor's."""
     processors: Annotated[Figure, COUNT]
     """Multiprocessors or cores that share the tiles of an operator."""
     flops_per_second: Annotated[Mapping[str, Figure], Rule("FLOP/s", keys=FORMATS)]

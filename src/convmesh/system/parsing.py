@@ -61,6 +61,8 @@ class Reader:
         return self._figure(rule, branch, path)
 
     def _text(self, rule: Text, branch: Tree | Entry | None, path: str) -> str:
+        if branch is None and rule.default is not None:
+            return rule.default
         value = branch.value if isinstance(branch, Entry) else None
         allowed = f"one of {', '.join(rule.choices)}" if rule.choices else "text"
         if branch is None:

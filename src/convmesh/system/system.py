@@ -57,8 +57,8 @@ class System:
 
     @property
     def torch_device(self) -> str:
-        """The torch device type: with a number of cores, ranks are processes on a CPU."""
-        return "cuda" if self.node.cores is None else "cpu"
+        """The torch device type: ranks on processors, and on single cores of them, run on a CPU."""
+        return self.device.torch_type if self.node.cores is None else "cpu"
 
     @property
     def most_devices(self) -> int | None:

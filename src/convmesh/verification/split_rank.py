@@ -24,15 +24,23 @@ from convmesh.verification.troubles import told
 
 
 def run_split(
-    model: nn.Module, plan: Plan, batch: DrawnBatch, loss: Callable[..., Any] | None, folder: str
+    model: nn.Module,
+    plan: Plan,
+    batch: DrawnBatch,
+    loss: Callable[..., Any] | None,
+    folder: str,
+    compiling: bool | str = False,
 ) -> dict[Key, float]:
-    """The distances of this rank's tensors from those in `folder`."""
+    """The distances of this rank's tensors from those in `folder`.
+
+    A compiled step has no layers to watch: losses, gradients and weights are compared alone.
+    """
     values, rate = load(folder)
     comparer = Comparer(values)
     watcher = Watcher(comparer)
     with told(folder, watcher):
         mesh = open_mesh(plan.mesh, device="cpu")
-        net = parallelize(model, plan, loss, mesh=mesh, check_loss=False)
+        net = parallelize(model, plan, loss, mesh=mesh, check_loss=False, compile=compiling)
         manual_seed(mesh, 0)
         if isinstance(engine := net._running.engine, DirectEngine):
             watcher.attach(engine.module)

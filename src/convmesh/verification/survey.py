@@ -12,7 +12,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
 from convmesh.lowering.dry_values import Dry
-from convmesh.lowering.lower import Lowering
+from convmesh.lowering.graph_walk import Lowering
 from convmesh.ops.core.registry import has_handler, tensor_method
 from convmesh.plans import Plan
 from convmesh.private_torch import tree_leaves, tree_map

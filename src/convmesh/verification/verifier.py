@@ -46,6 +46,7 @@ def verify(
     steps: int = 3,
     most_ranks: int = MOST_RANKS,
     seconds_timeout: float = 600.0,
+    compile: bool | str = False,  # noqa: A002 - as in `parallelize`
     progress: Progress | None = None,
 ) -> Verification:
     """Whether `plan` trains `model` as one process does; if not, which layer differs first, and by how much.
@@ -53,18 +54,22 @@ def verify(
     Trains a float64 copy for a few steps on local processes, with the smallest input that network and plan allow.
     `sample` is a tensor or shape of the global batch. With `loss`, `target` is a tensor, or draws one for the shape of
     a batch; without, random gradients start backward. A mesh of more than `most_ranks` ranks keeps its axes, shorter.
+    `compile` is that of `parallelize`, and needs a `loss`: compiled steps are then compared by losses, gradients and
+    weights.
     """
     began = time.monotonic()
     check_arguments(model, loss, target, steps, most_ranks)
+    if compile and loss is None:
+        raise UnsupportedError("`compile` compiles whole steps, from the input to the loss; give `loss` and `target`.")
     samples = tuple(as_samples(sample))
     check_sample(samples, plan)
     if torch.cuda.is_available():
         # Planning ran autograd; with GPUs, a process that did so cannot fork ranks that train.
-        call = {"loss": loss, "target": target, "steps": steps, "most_ranks": most_ranks}
+        call = {"loss": loss, "target": target, "steps": steps, "most_ranks": most_ranks, "compile": compile}
         checked = in_fresh_process(verify, (_twin(model), sample, replace(plan, source=None)), call, seconds_timeout)
         assert isinstance(checked, Verification)
         return checked
-    job = _Job(samples, plan, loss, target, steps, seconds_timeout, progress or _silent)
+    job = _Job(samples, plan, loss, target, steps, seconds_timeout, compile, progress or _silent)
     return replace(job.run(_twin(model), most_ranks), seconds=time.monotonic() - began)
 
 
@@ -76,6 +81,7 @@ class _Job:
     target: Any
     steps: int
     seconds_timeout: float
+    compiling: bool | str
     progress: Progress
 
     def run(self, twin: nn.Module, most_ranks: int) -> Verification:
@@ -128,7 +134,9 @@ class _Job:
             return replace(blank, failure=problem)
         (sizes,) = self._on_ranks(1, whole.spread, folder)
         self.progress(f"training on {plan.mesh}: {plan.mesh.size} processes")
-        ranks = self._on_ranks(plan.mesh.size, run_split, whole.model, plan, whole.batch, whole.loss, folder)
+        ranks = self._on_ranks(
+            plan.mesh.size, run_split, whole.model, plan, whole.batch, whole.loss, folder, self.compiling
+        )
         judge = Judge(whole.captured.graph, ranks, sizes)
         layers = judge.layers()
         notes = (*blank.notes, *judge.notes())

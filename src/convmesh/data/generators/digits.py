@@ -37,10 +37,8 @@ class Digits(SampleGenerator):
         self.target = TensorSpec((), np.dtype(np.int64))
 
     def sample(self, index: int) -> tuple[Array, Array]:
-        images, labels = _images()
         at = self._chosen[index]
-        grown = scipy.ndimage.zoom(images[at], self.size / 8, order=1, grid_mode=True, mode="nearest")
-        return (grown[None] / 8 - 1).astype(np.float32), np.asarray(labels[at], np.int64)
+        return _grown(self.size)[at], np.asarray(_images()[1][at], np.int64)
 
     def describe(self) -> dict[str, object]:
         return {"generator": "digits", "size": self.size, "split": self.split, "samples": self.samples}
@@ -50,3 +48,11 @@ class Digits(SampleGenerator):
 def _images() -> tuple[Any, Any]:
     digits = library("sklearn.datasets", "the generator `digits`", "digits").load_digits()
     return digits.images, digits.target
+
+
+@lru_cache(maxsize=2)
+def _grown(size: int) -> Any:
+    """All images at a size, with a channel."""
+    factors = (1, size / 8, size / 8)
+    grown = scipy.ndimage.zoom(_images()[0].astype(np.float32), factors, order=1, grid_mode=True, mode="nearest")
+    return grown[:, None] / np.float32(8) - np.float32(1)

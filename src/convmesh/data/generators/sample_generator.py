@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from convmesh.data.sources.source import ReadCounters, Source
 from convmesh.data.tensor_spec import Array, TensorSpec
 from convmesh.errors import DataError
 from convmesh.layout import Box
+
+_KEPT = 16
+"""Samples to keep: a sample's input and target are asked for one after the other."""
 
 
 class SampleGenerator(ABC):
@@ -48,6 +52,10 @@ class GeneratedSource(Source):
         self.generator = generator
         self.input, self.target = generator.input, generator.target
         self.counters = ReadCounters()
+        self._sample = lru_cache(maxsize=_KEPT)(generator.sample)
+
+    def __reduce__(self) -> tuple[type[GeneratedSource], tuple[SampleGenerator]]:
+        return GeneratedSource, (self.generator,)
 
     def __len__(self) -> int:
         return self.generator.samples
@@ -56,9 +64,9 @@ class GeneratedSource(Source):
         return type(self.generator).__name__.lower()
 
     def _input_into(self, index: int, box: Box, out: Array) -> int:
-        out[...] = self.generator.sample(index)[0][box.slices()]
+        out[...] = self._sample(index)[0][box.slices()]
         return self.input.bytes_sample
 
     def _target_into(self, index: int, box: Box, out: Array) -> int:
-        out[...] = self.generator.sample(index)[1][box.slices()]
+        out[...] = self._sample(index)[1][box.slices()]
         return self.target.bytes_sample

@@ -122,7 +122,11 @@ class CompressedChunks(StoredArray):
             ) from error
 
     def _unshuffled(self, raw: Any) -> Any:
-        return np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(self.dtype.itemsize, -1).T).reshape(-1)
+        planes = np.frombuffer(raw, np.uint8).reshape(self.dtype.itemsize, -1)
+        values: Array = np.empty(planes.shape[::-1], np.uint8)
+        for at, plane in enumerate(planes):  # several times faster than copying the transpose
+            values[:, at] = plane
+        return values.reshape(-1)
 
 
 class LockedDataset(StoredArray):

@@ -1,4 +1,4 @@
-"""Zarr v3: a shard per sample, with chunks in it that ranks read alone; small samples in one chunk."""
+"""Zarr v3: a shard per sample, with slabs as its chunks; small samples in one chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from convmesh.data.libraries import library
 from convmesh.data.stored.stored_array import PerProcess
 from convmesh.data.tensor_spec import Array, TensorSpec
-from convmesh.data.writing.chunking import block_chunks, is_small
+from convmesh.data.writing.chunking import is_small, slab_chunks
 from convmesh.data.writing.sample_writer import Contents, SampleWriter, as_stored, reserve, write_at
 
 
@@ -43,7 +43,7 @@ class ZarrWriter(SampleWriter):
 def _reserve(path: Path, group: Any, name: str, samples: int, spec: TensorSpec) -> None:
     shape = (samples, *spec.shape)
     small = is_small(spec)
-    chunks = shape if small else (1, *block_chunks(spec))
+    chunks = shape if small else (1, *slab_chunks(spec))
     shards = None if small else (1, *(_multiple(n, c) for n, c in zip(spec.shape, chunks[1:], strict=True)))
     group.create_array(name, shape=shape, dtype=spec.dtype, chunks=chunks, shards=shards, compressors=None)
     if small:

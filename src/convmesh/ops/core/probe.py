@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.tracing import is_traced, tree_map_only, without_modes
 
 
 class Probe(torch.Tensor):
@@ -15,6 +16,20 @@ class Probe(torch.Tensor):
 
     is_made = False
     """True while a probe is being created, so that memory counters ignore it."""
+
+
+class Unseen(Probe):
+    """A probe while a step is traced: what is computed with it is no part of the step."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        del types
+        with without_modes():
+            return func(*tree_map_only(Unseen, _plain, args), **(kwargs or {}))
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def probe(x: Sharded | torch.Tensor) -> torch.Tensor:
@@ -29,6 +44,9 @@ def probe_of(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Te
     """A probe of this shape."""
     Probe.is_made = True
     try:
+        if is_traced():
+            with without_modes():
+                return torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Unseen)
         return torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Probe)
     finally:
         Probe.is_made = False

@@ -14,6 +14,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Box
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.elementwise.mask_seeds import next_seed
 from convmesh.ops.elementwise.masks import keep_mask
 
 ALPHA = 1.7580993408473766
@@ -77,7 +78,7 @@ def _drop(x: Sharded, masked_dims: int, fill: Fill, p: float, training: bool, in
 
 def _draw(x: Sharded, masked_dims: int, p: float) -> torch.Tensor:
     """This rank's part of the next mask, ready to broadcast."""
-    seed = int(torch.randint(1 << 62, (), generator=x.mesh.seeds, device="cpu"))
+    seed = next_seed(x.mesh)
     box = Box(x.box.spans[:masked_dims])
     mask = keep_mask(box, x.shape[:masked_dims], seed, p, x.device)
     if masked_dims < x.dim():

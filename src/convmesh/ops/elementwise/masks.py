@@ -26,11 +26,16 @@ def _signed(value: int, bits: int) -> int:
 _ROW_STEP, _ROW_MIX_1, _ROW_MIX_2 = (
     _signed(v, 64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+_ROW_STEP_INVERSE = _signed(pow(_ROW_STEP, -1, 1 << 64), 64)
+"""Moves a seed into the product, modulo 2⁶⁴: a compiler keeps row numbers in 32 bits, too few for a product alone."""
 _COLUMN_STEP, _MIX_1, _MIX_2 = (_signed(v, 32) for v in (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))
 
 
-def keep_mask(box: Box, shape: Sequence[int], seed: int, p: float, device: torch.device) -> torch.Tensor:
-    """The `box` of a mask of global `shape` that is True with probability `1 - p`, independently for each index."""
+def keep_mask(box: Box, shape: Sequence[int], seed: int | torch.Tensor, p: float, device: torch.device) -> torch.Tensor:
+    """The `box` of a mask of global `shape` that is True with probability `1 - p`, independently for each index.
+
+    `seed` may be a tensor of one integer on `device`: the mask is then that of its value.
+    """
     rows, last = Box(box.spans[:-1]), box.spans[-1] if box.spans else Span(0, 1)
     mask = torch.empty(rows.size, last.extent, dtype=torch.bool, device=device)
     columns = torch.arange(last.start, last.stop, dtype=torch.int32, device=device).mul_(_COLUMN_STEP)
@@ -54,9 +59,9 @@ def _global_rows(part: Span, rows: Box, shape: Sequence[int], device: torch.devi
     return numbers
 
 
-def _row_keys(rows: torch.Tensor, seed: int) -> torch.Tensor:
+def _row_keys(rows: torch.Tensor, seed: int | torch.Tensor) -> torch.Tensor:
     """Two 32-bit keys per row, from its 64-bit hash."""
-    keys = rows * _ROW_STEP + seed
+    keys = rows * _ROW_STEP + seed if isinstance(seed, int) else (rows + seed * _ROW_STEP_INVERSE) * _ROW_STEP
     _xor_shifted(keys, 30).mul_(_ROW_MIX_1)
     _xor_shifted(keys, 27).mul_(_ROW_MIX_2)
     return _xor_shifted(keys, 31).view(torch.int32).view(-1, 2)

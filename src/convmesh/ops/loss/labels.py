@@ -20,6 +20,7 @@ from convmesh.errors import LabelError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.loss.nan_flag import NanFlag, can_be_read
+from convmesh.private_torch.tracing import is_traced
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,27 @@ def collecting_labels() -> Iterator[Notes]:
         _collected.reset(token)
 
 
+def note_labels(notes: Notes) -> None:
+    """Add to what is collected."""
+    collected = _collected.get()
+    if collected is not None:
+        collected += notes
+
+
 def checked_labels(
     labels: torch.Tensor, classes: int, ignore_index: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, LabelNote | None]:
     """The labels with wrong ones replaced, NaN or 0 to add to the losses, and what to tell; None where all are right.
 
-    On a GPU nothing is read, so there is always something to add.
+    On a GPU, and in a trace, nothing is read, so there is always something to add.
     """
     if labels.is_meta or not labels.numel():
         return labels, None, None
-    if labels.is_cpu and _are_within(*labels.aminmax(), classes):
+    is_readable = labels.is_cpu and not is_traced()
+    if is_readable and _are_within(*labels.aminmax(), classes):
         return labels, None, None
     replaced, poison, note = replaced_labels(labels, classes, ignore_index)
-    if labels.is_cpu and note.problem() is None:
+    if is_readable and note.problem() is None:
         return labels, None, None
     return replaced, poison, note
 

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.fusing import is_fused
 from convmesh.layout import Layout
 from convmesh.ops.channels.channel_params import channel_buffers, channel_params
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.norm.fused_norm import FusedNorm, fused_norm, moments_here
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.normalise import Normaliser, apply_moments, normalise, per_row
 from convmesh.ops.norm.rows import rows_of_channels, statistics
@@ -37,9 +39,14 @@ def batch_norm(
     dims = (0, *range(2, x.dim()))
     population = _population(x, dims)
     require_several(population.count, x)
-    rows = rows_of_channels(x.local, x.device_kind)
     weight, bias = channel_params(x, weight, bias)
     running_mean, running_var = channel_buffers(x, running_mean, running_var)
+    if is_fused() and x.local.numel():
+        how = FusedNorm(dims, population, eps)
+        moments = moments_here(x.local, how)
+        update_running(running_mean, running_var, moments, population.count, momentum)
+        return x.like(fused_norm(x.local, moments, weight, bias, how))
+    rows = rows_of_channels(x.local, x.device_kind)
     in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
     if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels are as good, in fewer calls
         return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))

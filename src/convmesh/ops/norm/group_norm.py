@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.fusing import is_fused
 from convmesh.ops.channels.channel_params import channel_buffers, channel_params
 from convmesh.ops.core.precision import as_autocast_asks
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.norm.batch_norm import Buffer, normalise_given, require_several, update_running
+from convmesh.ops.norm.fused_norm import FusedNorm, fused_norm, moments_here
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.normalise import Normaliser, normalise, per_row
 from convmesh.ops.norm.rows import Rows, pieces, rows_of_groups, statistics
@@ -56,6 +58,9 @@ def instance_norm(
     weight, bias = channel_params(x, weight, bias)
     running_mean, running_var = channel_buffers(x, running_mean, running_var)
     untracked = running_mean is None and running_var is None
+    if untracked and is_fused() and x.local.numel():
+        how = FusedNorm(tuple(range(2, x.dim())), population, eps)
+        return x.like(fused_norm(x.local, moments_here(x.local, how), weight, bias, how))
     if untracked and _suits_torch(x, population):
         return x.like(F.instance_norm(x.local, None, None, weight, bias, eps=eps))
     rows = _rows(x, x.local.shape[1])

@@ -19,7 +19,7 @@ from convmesh.lowering.parcels import Parcel, parcel_of
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
-from convmesh.runtime.executor import executable, tune
+from convmesh.runtime.executor import executable, recompute
 from convmesh.runtime.graph_regions import Parts, graph_module, region
 
 
@@ -39,8 +39,8 @@ class StageRegion:
     """The number of random masks that earlier stages draw for a micro-batch."""
 
 
-def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None) -> list[StageRegion]:
-    """This rank's stages of the lowered network, their local parts compiled if a `backend` is named."""
+def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh) -> list[StageRegion]:
+    """This rank's stages of the lowered network."""
     assert lowered.plan.pipeline is not None
     stages = own_stages(lowered.plan.pipeline, mesh.mesh, mesh.rank)
     whole = replace(lowered, plan=replace(lowered.plan, checkpoint=()))
@@ -49,18 +49,16 @@ def stage_regions(captured: Captured, lowered: Lowered, mesh: OpenMesh, backend:
     bounds = row.bounds(lowered.plan.pipeline.starts)
     calls = _calls_by_stage(module.graph, row, bounds)
     made = [_region(captured, mesh, stage, calls[stage], parts, row, bounds) for stage in stages]
-    return [replace(one, module=_tuned(one.module, captured, lowered, mesh, backend)) for one in made]
+    return [replace(one, module=_recomputing(one.module, captured, lowered, mesh)) for one in made]
 
 
-def _tuned(
-    module: fx.GraphModule, captured: Captured, lowered: Lowered, mesh: OpenMesh, backend: str | None
-) -> fx.GraphModule:
-    """A stage with its recomputed blocks and compiled parts."""
-    if not lowered.plan.checkpoint and backend is None:
+def _recomputing(module: fx.GraphModule, captured: Captured, lowered: Lowered, mesh: OpenMesh) -> fx.GraphModule:
+    """A stage with its recomputed blocks."""
+    if not lowered.plan.checkpoint:
         return module
     parts, graph = parts_of(module), fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    tune(graph, parts, captured, lowered, mesh, backend)
+    recompute(graph, parts, captured, lowered.plan, mesh)
     return graph_module(parts, graph)
 
 

@@ -1,0 +1,18 @@
+"""Looks at everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convmesh.doctor.finding import Finding
+from convmesh.doctor.host_findings import hardware
+from convmesh.doctor.library_findings import software
+from convmesh.doctor.trial import trial
+
+
+def examine(with_trial: bool = True) -> Iterator[Finding]:
+    """Findings as they come; the trial, which takes seconds, is the last one."""
+    yield from software()
+    yield from hardware()
+    if with_trial:
+        yield trial()

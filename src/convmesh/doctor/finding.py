@@ -1,0 +1,22 @@
+"""One thing that was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["ok", "missing", "broken"]
+"""`missing` is something that ConvMesh can do without; `broken` keeps it from training."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found, and what to do if it is not well."""
+
+    topic: str
+    state: State
+    text: str
+    advice: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,95 @@
+"""A call of a network before it is run dry: what tells it from others, and the function that runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convmesh.layout import Layout
+from convmesh.layout.layout import Cut
+from convmesh.lowering.axis_names import Axes, AxisNames
+from convmesh.ops.core.sharded import Sharded
+
+Function = Callable[..., Any]
+Ready = tuple[Function, list[torch.Tensor]]
+"""A function of a call's arguments, and the weights without data that it uses."""
+
+
+class DryCall(ABC):
+    """A call on whatever arguments. It is made ready only if no call like it was run before."""
+
+    @property
+    @abstractmethod
+    def key(self) -> Any:
+        """Tells calls apart that differ in more than their arguments; None: the result is not to be used again."""
+
+    @property
+    def axes(self) -> Axes:
+        """Axes that it may cut by, besides those that cut its arguments."""
+        return ()
+
+    @property
+    def uses_sub_batches(self) -> bool:
+        """Whether the plan's number of sub-batches may matter to it."""
+        return False
+
+    @property
+    def is_alike_everywhere(self) -> bool:
+        """Whether ranks with shards of equal shape do the same, wherever they stand, and send to no single rank."""
+        return False
+
+    @abstractmethod
+    def renamed(self, names: AxisNames) -> DryCall:
+        """The same call on a mesh whose axes have other names."""
+
+    @abstractmethod
+    def ready(self) -> Ready:
+        """What runs."""
+
+
+@dataclass(frozen=True)
+class PlainCall(DryCall):
+    """A function that names no axis and uses no weights."""
+
+    function: Function
+    is_known: bool
+    """Whether a call of the same function is one that was made before."""
+
+    @property
+    def key(self) -> Any:
+        return self.function if self.is_known else None
+
+    def renamed(self, names: AxisNames) -> PlainCall:
+        del names
+        return self
+
+    def ready(self) -> Ready:
+        return self.function, []
+
+
+@dataclass(frozen=True)
+class ArrangeCall(DryCall):
+    """A change of layout, apart from the layer that wants it."""
+
+    cuts: tuple[Cut, ...]
+
+    @property
+    def key(self) -> Any:
+        return "arrange", self.cuts
+
+    @property
+    def axes(self) -> Axes:
+        return tuple(name for cut in self.cuts for name in cut.axes)
+
+    def renamed(self, names: AxisNames) -> ArrangeCall:
+        return ArrangeCall(names.cuts(self.cuts))
+
+    def ready(self) -> Ready:
+        return self._arranged, []
+
+    def _arranged(self, x: Sharded) -> Sharded:
+        return x.redistribute(Layout(x.layout.mesh, self.cuts))

@@ -1,0 +1,195 @@
+"""Walking a network's graph: every node is run dry on one rank of a plan's mesh, with the layouts that its inputs have.
+
+The operators that run are the runtime's own, on tensors without data, so a program cannot differ from what is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from convmesh.dist import StepSettings, dry_mesh
+from convmesh.errors import ConvMeshError, UnsupportedError
+from convmesh.graph import Captured, Node
+from convmesh.graph.tracing.node_meta import arguments_of
+from convmesh.kernels.memory_format import channels_last_order, is_channels_last
+from convmesh.layout import Layout
+from convmesh.lowering.arrange import arranged_layout
+from convmesh.lowering.assembly import Assembly
+from convmesh.lowering.channel_rules import LAYERS
+from convmesh.lowering.dry_call import DryCall
+from convmesh.lowering.dry_run import DryRunner
+from convmesh.lowering.dry_values import Dry, DryResult, Strides, dries_in
+from convmesh.lowering.gradient_strides import Place, Returning, Visit
+from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.lowering_cache import cache_of
+from convmesh.lowering.node_calls import FunctionCall, ModuleCall, call_of
+from convmesh.lowering.opaque import is_opaque
+from convmesh.lowering.opaque_nodes import run_unseen
+from convmesh.lowering.stage_program import stages_by_node
+from convmesh.lowering.weight_cuts import DecidedCuts, without_data
+from convmesh.plans import Plan, Split, split_nodes
+from convmesh.private_torch import tree_leaves, tree_map
+
+Run = Callable[..., DryResult]
+
+
+class Lowering:
+    """Walks the graph once; values are kept by node."""
+
+    def __init__(
+        self, captured: Captured, plan: Plan, rank: int, samples: int | None = None, device: str = "cuda"
+    ) -> None:
+        self._captured, self._plan, self._samples = captured, plan, samples
+        self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
+        self._cache = cache_of(captured)
+        self._runner = DryRunner(self._mesh, self._cache.dry_runs)
+        self._weights = DecidedCuts()
+        self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
+        self._split_here = {node.name for node in split_nodes(captured.graph)}
+        self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
+        self._env: dict[str, Any] = {}
+        self._assembly = Assembly(captured, plan, self._mesh, self._weights)
+        self._visits: dict[str, Visit] = {}
+        self._arranged: dict[str, Split] = {}
+        self._made: dict[Any, str] = {}
+        self._shared: dict[str, str] = {}
+
+    def run(self) -> Lowered:
+        for node in self._captured.module.graph.nodes:
+            self._visit(node, self._captured.graph.node(node.name))
+        nodes = Returning(self._visits, self._mesh).programs(self._assembly.nodes)
+        return self._assembly.lowered(nodes, self._env, self._arranged, self._shared)
+
+    def _visit(self, node: fx.Node, spec: Node) -> None:
+        if node.op == "placeholder":
+            self._env[node.name] = self._input(spec)
+            self._assembly.note(spec, (), DryResult(self._env[node.name], (), (), (), ()), self._env)
+        elif node.op == "get_attr":
+            self._env[node.name] = without_data(_attribute(self._captured.module, str(node.target)))
+        elif node.op != "output":
+            self._call(node, spec)
+
+    def _input(self, spec: Node) -> Dry:
+        """An input comes as its first user wants it."""
+        value = spec.outputs[0]
+        user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
+        whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
+        layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
+        order = channels_last_order(len(value.shape)) if self._last else ()
+        return Dry(layout, getattr(torch, value.dtype), False, order)
+
+    def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape of the captured batch, for the batch that is asked for."""
+        if self._samples is None or shape[:1] != self._captured.graph.inputs[0].outputs[0].shape[:1]:
+            return shape
+        return (self._samples, *shape[1:])
+
+    def _by_samples(self, whole: Layout) -> Layout:
+        """Inputs that no split layer takes are cut by samples, as those are that one takes."""
+        first = next(split_nodes(self._captured.graph), None)
+        axes = self._plan.split(first.layer).sample if first else ()
+        return Layout.of(self._plan.mesh, whole.shape, {0: axes}) if whole.cuts and axes else whole
+
+    def _call(self, node: fx.Node, spec: Node) -> None:
+        stage = self._stages.get(node.name, 0)
+        args = arguments_of(node, lambda n: self._as_seen(n.name, stage))
+        self._runner.splits_backward = stage > 0 and self._is_zero_bubble
+        if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
+            value = call_of(self._captured.module, node)(*args[0], **args[1])
+            self._env[node.name] = tree_map(_learned_apart, value)
+            return
+        given = tuple(x.layout for x in dries_in(args))
+        try:
+            module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            unseen = is_opaque(spec.kind, module)
+            split = self._plan.split(spec.layer) if node.name in self._split_here and not unseen else None
+            args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
+            run = (
+                self._unseen(spec, args)
+                if unseen
+                else partial(self._runner.run, self._dry_call(node, spec, module, split, args), args)
+            )
+            result = run()
+        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
+            raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
+        if result.decided is not None and module is not None:
+            self._weights.settle(spec.layer, module, result.decided)
+        self._env[node.name] = result.value
+        self._visits[node.name] = Visit(result, self._inputs(node, args), partial(self._again, run, stage), stage)
+        self._assembly.note(spec, given, result, self._env)
+
+    def _again(self, run: Run, stage: int, arriving: tuple[Strides | None, ...]) -> DryResult:
+        """A node's dry run once more, for gradients that lie in memory otherwise."""
+        self._runner.splits_backward = stage > 0 and self._is_zero_bubble
+        return run(arriving=arriving)
+
+    def _inputs(self, node: fx.Node, args: Any) -> tuple[tuple[Place | None, Dry], ...]:
+        """The tensors that a node is given, and whose they are; None for one that another node had rearranged."""
+        names = [leaf.name for leaf in tree_leaves((node.args, dict(node.kwargs))) if isinstance(leaf, fx.Node)]
+        places: list[Place | None] = [(n, i) for n in names for i in range(len(dries_in(self._env[n])))]
+        if node.name in self._shared:
+            places[0] = None
+        return tuple(zip(places, dries_in(args), strict=True))
+
+    def _as_seen(self, name: str, stage: int) -> Any:
+        """A value as a stage has it: of what crossed from an earlier one, the gradient always travels back."""
+        value = self._env[name]
+        if not isinstance(value, Dry) or self._stages.get(name, 0) >= stage:
+            return value
+        return replace(value, learns=value.dtype.is_floating_point)
+
+    @property
+    def _is_zero_bubble(self) -> bool:
+        return self._plan.pipeline is not None and self._plan.pipeline.schedule == "zero-bubble"
+
+    def _dry_call(self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any) -> DryCall:
+        """A node's call, before it is made."""
+        given = _first(args).layout
+        arranged = given if split is None else arranged_layout(given, split, isinstance(module, LAYERS))
+        moves = arranged != given
+        if module is None:
+            tensors = tuple(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+            return FunctionCall(node.op, node.target, split, moves, tensors)
+        cuts_norm = self._weights.note_norm(spec.layer, module, arranged)
+        key = self._cache.module_key(str(node.target), module)
+        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, self._weights.decided(spec.layer))
+
+    def _unseen(self, spec: Node, args: Any) -> Run:
+        shapes = [self._for_samples(value.shape) for value in spec.outputs]
+        return partial(run_unseen, self._runner, spec, shapes, dries_in(args))
+
+    def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
+        """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""
+        given = _first(args)
+        layout = given.layout if split is None else arranged_layout(given.layout, split, cuts_channels)
+        if split is None or layout == given.layout:
+            return args
+        source = node.args[0] if node.args else None
+        made = (source, self._stages.get(node.name, 0), layout)
+        if made in self._made and isinstance(source, fx.Node):
+            self._shared[node.name] = self._made[made]
+            return (replace(given, layout=layout), *args[0][1:]), args[1]
+        self._made[made] = node.name
+        self._arranged[node.name] = split
+        return args
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return getattr(root.get_submodule(owner), name)
+
+
+def _first(args: Any) -> Dry:
+    return dries_in(args)[0]
+
+
+def _learned_apart(value: Any) -> Any:
+    """What a layer makes of constants alone: every rank has all of it, and its backward is the layer's own affair."""
+    is_learned = isinstance(value, torch.Tensor) and value.requires_grad
+    return without_data(value) if is_learned else value

@@ -1,0 +1,153 @@
+"""The calls of a network's nodes: of modules and of functions, each after its input took the layout it asks for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from convmesh.layout.channels import ChannelSplit
+from convmesh.lowering.arrange import arrange
+from convmesh.lowering.axis_names import Axes, AxisNames
+from convmesh.lowering.channel_rules import LAYERS
+from convmesh.lowering.dry_call import DryCall, Ready
+from convmesh.lowering.weight_cuts import dry_weights
+from convmesh.plans import Split
+from convmesh.private_torch.module_tables import call_with, named_tensors
+
+ALIKE_MODULES = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+    nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+)  # fmt: skip
+ALIKE_FUNCTIONS: frozenset[Any] = frozenset(
+    (operator.add, operator.iadd, operator.mul, torch.add, torch.mul, torch.relu, F.relu, F.leaky_relu, F.gelu, F.silu)
+)
+"""Calls that look at single elements, or at sums over all ranks: where a rank stands does not matter to them."""
+
+POINTWISE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""They look at single elements, too, if their kernel has only one."""
+
+
+@dataclass(frozen=True)
+class FunctionCall(DryCall):
+    """A function or a tensor's method; `tensors` are constants and weights among its arguments."""
+
+    op: str
+    target: Any
+    split: Split | None
+    moves: bool
+    """Whether its input changes its layout first."""
+    tensors: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def key(self) -> Any:
+        return self.op, self.target, self.split
+
+    @property
+    def axes(self) -> Axes:
+        return () if self.split is None else self.split.axes
+
+    @property
+    def is_alike_everywhere(self) -> bool:
+        return self.op == "call_function" and self.target in ALIKE_FUNCTIONS and not (self.moves or self.tensors)
+
+    def renamed(self, names: AxisNames) -> FunctionCall:
+        return replace(self, split=names.split(self.split))
+
+    def ready(self) -> Ready:
+        return partial(_after_arranging, function_of(self.op, self.target), self.split, False), [*self.tensors]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCall(DryCall):
+    """A layer of the network."""
+
+    layer: str
+    module: nn.Module
+    module_key: Any
+    split: Split | None
+    moves: bool
+    cuts_norm: bool
+    """Whether its input's channels are cut, so that a norm has only theirs."""
+    decided: ChannelSplit | None
+    """The cut of its weight, where an earlier call of the layer has decided on it."""
+
+    @property
+    def key(self) -> Any:
+        return None if self.module_key is None else (self.module_key, self.split, self.decided)
+
+    @property
+    def axes(self) -> Axes:
+        return () if self.split is None else self.split.axes
+
+    @property
+    def uses_sub_batches(self) -> bool:
+        return isinstance(self.module, nn.Linear)
+
+    @property
+    def is_alike_everywhere(self) -> bool:
+        if self.moves or (self.split is not None and self.split.channel):
+            return False
+        return type(self.module) in ALIKE_MODULES or _is_pointwise(self.module)
+
+    def renamed(self, names: AxisNames) -> ModuleCall:
+        if not names.pairs:
+            return self
+        return replace(self, split=names.split(self.split), decided=names.weight_split(self.decided))
+
+    def ready(self) -> Ready:
+        weights = dry_weights(self.layer, self.module, self.split, self.cuts_norm, self.decided)
+        call = partial(_with_weights, self.module, weights)
+        return partial(_after_arranging, call, self.split, isinstance(self.module, LAYERS)), list(weights.values())
+
+
+def _is_pointwise(module: nn.Module) -> bool:
+    if type(module) not in POINTWISE:
+        return False
+    layer: Any = module
+    return {*layer.kernel_size} == {*layer.stride} == {1} and {*layer.padding} == {0}
+
+
+def module_key(module: nn.Module) -> Any:
+    """What tells calls of modules apart; None for a module whose forward may depend on anything."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return None
+    shapes = tuple((name, t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in named_tensors(module))
+    return type(module), module.extra_repr(), module.training, shapes
+
+
+def function_of(op: str, target: Any) -> Callable[..., Any]:
+    """What a node that is no module calls."""
+    if op == "call_method":
+        return partial(_call_method, str(target))
+    function: Callable[..., Any] = target
+    return function
+
+
+def call_of(root: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+    """What a node calls."""
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))
+    return function_of(node.op, node.target)
+
+
+def _call_method(name: str, receiver: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(receiver, name)(*args, **kwargs)
+
+
+def _after_arranging(
+    call: Callable[..., Any], split: Split | None, cuts_channels: bool, *args: Any, **kwargs: Any
+) -> Any:
+    if split is not None:
+        args = (arrange(args[0], split, cuts_channels), *args[1:])
+    return call(*args, **kwargs)
+
+
+def _with_weights(module: nn.Module, weights: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    return call_with(module, weights, args, kwargs)

@@ -1,0 +1,44 @@
+"""Nodes that the tracer could not look into, in a dry run: what their inputs' change of layout costs, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from convmesh.graph import Node
+from convmesh.lowering.dry_call import PlainCall
+from convmesh.lowering.dry_run import DryRunner
+from convmesh.lowering.dry_values import Dry, DryResult, Strides
+from convmesh.lowering.opaque import by_samples, opaque_layout
+from convmesh.plans import Work
+
+
+def run_unseen(
+    runner: DryRunner,
+    spec: Node,
+    shapes: Sequence[tuple[int, ...]],
+    inputs: Sequence[Dry],
+    arriving: tuple[Strides | None, ...] = (),
+) -> DryResult:
+    """A node whose samples stay cut; `shapes` are its outputs'.
+
+    What it computes is not known, nor what a gradient's order in memory changes.
+    """
+    del arriving
+    mesh, lead = runner.mesh, inputs[0].layout
+    samples = lead.with_whole([dim for dim in range(1, len(lead.cuts)) if lead.is_cut(dim)])
+    learns = any(x.learns for x in inputs) or any(weight.learns for weight in spec.weights)
+    made = [
+        Dry(opaque_layout(samples, shape, spec.layer), getattr(torch, value.dtype), learns)
+        for shape, value in zip(shapes, spec.outputs, strict=True)
+    ]
+    local = tuple(tuple(x.layout.box(mesh.rank).shape) for x in made)
+    work = Work(spec.op, (), local, spec.outputs[0].dtype if spec.outputs else "", 0, 0)
+    moved = [runner.run(PlainCall(by_samples, is_known=True), ((x,), {})) for x in inputs]
+    forward = (*(step for run in moved for step in run.forward), work)
+    backward = (work, *(step for run in moved for step in run.backward))
+    found = tuple(x.gradient(mesh, None).stride() if x.learns else None for x in inputs)
+    return DryResult(
+        made[0] if len(made) == 1 else tuple(made), forward, backward, (), (samples.axes,), gradients=found
+    )

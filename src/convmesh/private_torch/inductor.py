@@ -1,0 +1,31 @@
+"""Torch's compiler for a graph of ATen operators: `torch.compile` would trace the graph's Python again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+
+
+def compile_graph(module: fx.GraphModule, example: list[Any]) -> Compiled:
+    """The graph's function of a list of arguments, which may be emptied; loaded when first called, as it takes long."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler has some about torch itself
+        from torch._inductor.compile_fx import compile_fx
+
+        compiled: Any = compile_fx(module, example)
+    boxed = _boxed(compiled)
+    if boxed is not None and not any(True for _ in module.buffers()):
+        return boxed
+    return lambda arguments: compiled(*arguments)
+
+
+def _boxed(compiled: Any) -> Compiled | None:
+    """What takes its arguments as a list and empties it, so that their memory is free after its last use."""
+    while getattr(compiled, "__qualname__", "").startswith("aot_module_simplified"):
+        compiled = getattr(compiled, "__wrapped__", None)
+    return compiled if getattr(compiled, "_boxed_call", False) else None

@@ -1,0 +1,26 @@
+"""Tracing a step into a graph of operators; `make_fx` is public, what surrounds it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+__all__ = ["FakeTensorMode", "is_traced", "returns_views", "tree_map_only", "without_modes"]
+
+
+def is_traced() -> bool:
+    """Whether operators are being recorded by `make_fx`: tensors have no values to look at."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def returns_views(target: Any) -> bool:
+    """Whether an operator's results share memory with its arguments, and it writes nothing."""
+    if not isinstance(target, OpOverload):
+        return False
+    marks = [value.alias_info for value in target._schema.returns]
+    return bool(marks) and all(mark is not None and not mark.is_write for mark in marks)

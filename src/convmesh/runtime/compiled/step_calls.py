@@ -1,0 +1,241 @@
+"""A traced step cut into calls: runs of local operators, and between them transfers in the order of the program."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from torch import fx
+
+from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
+from convmesh.private_torch.tracing import returns_views
+from convmesh.runtime.compiled.step_compiler import Run
+from convmesh.runtime.compiled.traced_step import TracedStep
+from convmesh.runtime.graph_regions import region
+
+Values = dict[int, Any]
+"""The step's values that are still needed, by place."""
+
+Order = Sequence[Sequence[int]]
+"""Gradients, by number, in the groups in which they are summed over ranks."""
+
+Compile = Callable[[fx.GraphModule], Run]
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One call of a replay: it reads some values, writes others, and is the last to read those it `frees`."""
+
+    run: Run
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    frees: tuple[int, ...] = ()
+
+
+def replay(calls: Iterable[StepCall], values: Values) -> None:
+    """Make the calls in order."""
+    for call in calls:
+        arguments = [values[place] for place in call.reads]
+        for place in call.frees:
+            del values[place]
+        values.update(zip(call.writes, call.run(arguments), strict=True))
+
+
+@dataclass(frozen=True)
+class BackwardPiece:
+    """A part of backward after which the gradients of some weights are ready."""
+
+    calls: list[StepCall]
+    gradients: tuple[int, ...]
+    """Which of the step's gradients, by number."""
+    frees: tuple[int, ...]
+    """Places of gradients that nothing reads any more, once they are delivered."""
+
+
+@dataclass(frozen=True)
+class StepCalls:
+    """The step in calls: forward, and backward in pieces."""
+
+    forward: list[StepCall]
+    pieces: list[BackwardPiece]
+    inputs: tuple[int, ...]
+    """Places of the seeds, the held tensors and the batch."""
+    tangent: int
+    results: tuple[int, ...]
+    """Places of the loss, the outputs and what labels tell."""
+    gradients: tuple[int, ...]
+
+
+def cut_step(traced: TracedStep, order: Order, compiler: Compile) -> StepCalls:
+    """Cut backward behind the last gradient of each group in `order`, so that its sum over ranks can start there."""
+    return _Cutter(traced, compiler).cut(order)
+
+
+class _Cutter:
+    def __init__(self, traced: TracedStep, compiler: Compile) -> None:
+        self._traced, self._compiler = traced, compiler
+        graph = traced.module.graph
+        self._nodes = [n for n in graph.nodes if n.op == "call_function"]
+        self._tangent, *self._inputs = graph.find_nodes(op="placeholder")
+        (self._output,) = graph.find_nodes(op="output")
+
+    def cut(self, order: Order) -> StepCalls:
+        results: list[fx.Node] = list(self._output.args[0])
+        border = len(results) - len(self._traced.learning)
+        ends, groups = self._ends(results[border:], order)
+        parts = [_runs(self._nodes[a:b]) for a, b in pairwise([0, self._backward_begins(), *ends])]
+        _repeat_views([run for part in parts for run in part])
+        places = {node: place for place, node in enumerate(self._traced.module.graph.nodes)}
+        calls = [[self._call(run, places) for run in part] for part in parts]
+        kept = [places[n] for n in results]
+        freeing, ended = _freeing(calls, kept[:border], [[kept[border + i] for i in group] for group in groups])
+        return StepCalls(
+            forward=freeing[0],
+            pieces=[BackwardPiece(*piece) for piece in zip(freeing[1:], groups, ended[1:], strict=True)],
+            inputs=tuple(places[n] for n in self._inputs),
+            tangent=places[self._tangent],
+            results=tuple(kept[:border]),
+            gradients=tuple(kept[border:]),
+        )
+
+    def _backward_begins(self) -> int:
+        """The first operator that reads the gradient of the loss."""
+        numbers = {node: number for number, node in enumerate(self._nodes)}
+        return min((numbers[n] for n in self._tangent.users if n in numbers), default=len(self._nodes))
+
+    def _ends(self, gradients: list[fx.Node], order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Where the pieces of backward end, and the gradients that are ready there."""
+        if not gradients:
+            return [], []
+        numbers = {node: number for number, node in enumerate(self._nodes)}
+        begin = self._backward_begins()
+        ready = [max(begin, numbers.get(node, 0) + 1) for node in gradients]
+        ends = sorted({max(ready[i] for i in group) for group in order if group} - {len(self._nodes)})
+        ends.append(len(self._nodes))
+        groups: list[list[int]] = [[] for _ in ends]
+        for i, place in enumerate(ready):
+            groups[next(k for k, end in enumerate(ends) if place <= end)].append(i)
+        filled = [(end, tuple(group)) for end, group in zip(ends, groups, strict=True) if group]
+        last = (len(self._nodes), filled[-1][1])
+        return [end for end, _ in (*filled[:-1], last)], [group for _, group in (*filled[:-1], last)]
+
+    def _call(self, run: list[fx.Node], places: dict[fx.Node, int]) -> StepCall:
+        first: Any = run[0]
+        if is_post(first.target):
+            sent, number = first.args
+            return StepCall(_Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
+        if is_wait(first.target):
+            unpacking: list[Any] = run[1:]
+            items = {node.args[1]: places[node] for node in unpacking}
+            posted = self._posted[first.args[1]]
+            return StepCall(_Waits(tuple(items)), (places[posted],), tuple(items.values()))
+        found = region(self._constants, run)
+        found.module.graph.eliminate_dead_code()  # views that other runs repeat
+        found.module.recompile()
+        reads = tuple(places[n] for n in found.inputs)
+        return StepCall(self._compiler(found.module), reads, tuple(places[n] for n in found.outputs))
+
+    @property
+    def _posted(self) -> dict[Any, fx.Node]:
+        return {node.args[1]: node for node in self._nodes if is_post(node.target)}
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        module = self._traced.module
+        return {str(n.target): getattr(module, str(n.target)) for n in module.graph.find_nodes(op="get_attr")}
+
+
+@dataclass(frozen=True)
+class _Posts:
+    posting: Posting
+
+    def __call__(self, sent: Tensors) -> list[Flying]:
+        return [self.posting.run(sent)]
+
+
+@dataclass(frozen=True)
+class _Waits:
+    items: tuple[int, ...]
+
+    def __call__(self, flying: list[Flying]) -> Tensors:
+        arrived = flying[0].wait()
+        return [arrived[item] for item in self.items]
+
+
+def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """Transfers, each with the nodes that unpack it, and the runs of local operators between them."""
+    runs: list[list[fx.Node]] = []
+    is_open = False
+    for node in nodes:
+        if is_post(node.target) or is_wait(node.target):
+            runs.append([node])
+            is_open = False
+        elif _is_unpacking(node, is_wait):
+            next(run for run in reversed(runs) if run[0] is node.args[0]).append(node)
+        elif not _is_unpacking(node, is_post):  # only waits read what was posted
+            if not is_open:
+                runs.append([])
+            runs[-1].append(node)
+            is_open = True
+    return runs
+
+
+def _is_unpacking(node: fx.Node, asked: Callable[[Any], bool]) -> bool:
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, fx.Node) and asked(source.target)
+
+
+def _repeat_views(runs: list[list[fx.Node]]) -> None:
+    """Let every run make the views that it reads: what passes between runs is memory of its own, never a view."""
+    for run in runs:
+        if is_post(run[0].target) or is_wait(run[0].target):
+            continue
+        inside = {*run}
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in list(run):
+            for source in node.all_input_nodes:
+                if source not in inside and _is_view(source):
+                    node.replace_input_with(source, _copied(source, inside, copies, run, node))
+
+
+def _copied(
+    view: fx.Node, inside: set[fx.Node], copies: dict[fx.Node, fx.Node], run: list[fx.Node], before: fx.Node
+) -> fx.Node:
+    if view in copies:
+        return copies[view]
+    sources = {
+        s: _copied(s, inside, copies, run, before) for s in view.all_input_nodes if s not in inside and _is_view(s)
+    }
+    with view.graph.inserting_before(before):
+        copies[view] = view.graph.node_copy(view, lambda n: sources.get(n, n))
+    inside.add(copies[view])
+    run.insert(run.index(before), copies[view])
+    return copies[view]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node's value shares memory with what it reads, and nothing is written."""
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _is_view(source)
+    return returns_views(node.target)
+
+
+def _freeing(
+    parts: list[list[StepCall]], results: Sequence[int], gradients: Sequence[Sequence[int]]
+) -> tuple[list[list[StepCall]], list[tuple[int, ...]]]:
+    """The same calls, each of which frees what it reads last; and for each part the gradients to free at its end."""
+    kept, freed, ended = {*results}, [], []
+    for part, ready in zip(reversed(parts), reversed([(), *gradients]), strict=True):
+        ended.append(tuple(place for place in dict.fromkeys(ready) if place not in kept))
+        kept.update(ready)
+        listed: list[StepCall] = []
+        for call in reversed(part):
+            frees = tuple(dict.fromkeys(place for place in call.reads if place not in kept))
+            kept.update(frees)
+            listed.append(replace(call, frees=frees))
+        freed.append(listed[::-1])
+    return freed[::-1], ended[::-1]

@@ -1,0 +1,263 @@
+"""A compiled step trains as an eager one: to the bit if it is replayed as traced, within rounding if it is compiled."""
+
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import convmesh as cm
+from convmesh import Mesh
+from convmesh.errors import ConvMeshError, LabelError, PlanError
+from convmesh.runtime.net import ParallelNet
+from convmesh.testing import opened
+
+from ..conftest import Pools
+
+Options = dict[str, Any]
+Found = tuple[list[torch.Tensor], list[str], int]
+
+
+def small_net(dropout: float = 0.3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, 2, 1),
+        nn.InstanceNorm2d(8, affine=True), nn.Dropout(dropout), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def made(mesh: Mesh, strategy: str, options: Options, compiling: bool | str, **building: Any) -> ParallelNet:
+    model = small_net().double()
+    plan = cm.plan(model, (8, 3, 16, 16), mesh, strategy, **options)
+    net = cm.parallelize(model, plan, F.cross_entropy, mesh=opened(mesh), compile=compiling, **building)
+    net.manual_seed(3)
+    return net
+
+
+def batch(net: ParallelNet, samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    x = torch.randn(samples, 3, 16, 16, dtype=torch.float64, generator=generator)
+    return net.shard_input(x), net.shard_target(torch.arange(samples) % 4)
+
+
+def told(net: ParallelNet) -> list[str]:
+    reasons: list[str] = getattr(net._running.engine, "told", [])
+    return reasons
+
+
+def trained(mesh: Mesh, strategy: str, options: Options, compiling: bool | str) -> Found:
+    """Losses, gradients, weights and buffers of steps that accumulate, scale and change the batch; lines; bytes."""
+    net = made(mesh, strategy, options, compiling)
+    optimizer = net.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
+    before, values = net.mesh.traffic.bytes_total, []
+    for samples, factor in ((8, 1.0), (8, 2.0), (6, 1.0)):
+        net.zero_grad()
+        with net.no_sync() if factor != 1 else nullcontext():
+            first = net(*batch(net, samples))
+            first.backward()
+        second = net(*batch(net, samples))
+        (second * factor).backward()
+        values += [first.detach(), second.detach(), *(g.clone() for g in net.full_gradients().values())]
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        values.append(net(*batch(net)))
+    return [*values, *net.full_state_dict().values()], told(net), net.mesh.traffic.bytes_total - before
+
+
+def differences(cases: list[tuple[Mesh, str, Options]], compiling: bool | str, tolerance: float) -> dict[str, Any]:
+    """By case: the largest difference, lines that were told, and bytes, where they are not as they should be."""
+    found = {}
+    for mesh, strategy, options in cases:
+        expected, _, sent = trained(mesh, strategy, options, False)
+        values, lines, sent_compiled = trained(mesh, strategy, options, compiling)
+        pairs = list(zip(expected, values, strict=True))
+        worst = max(float((a - b).abs().max()) for a, b in pairs)
+        same = all(torch.equal(a, b) for a, b in pairs) if tolerance == 0 else worst < tolerance
+        if not same or lines or sent != sent_compiled:
+            found[f"{mesh} {strategy} {options}"] = worst, lines, sent, sent_compiled
+    return found
+
+
+Case = tuple[Mesh, str, Options]
+CASES: dict[str, list[Case]] = {
+    "alone": [(Mesh(), "data", {"checkpoint": ["0", "4", "6"]})],
+    "space and recomputation": [(Mesh(height=2), "spatial", {"checkpoint": ["0", "4", "6"]})],
+    "channels": [(Mesh(filter=2), "filter", {})],
+    "samples": [(Mesh(data=2), "hybrid", {})],
+}
+MORE_CASES: list[Case] = [
+    (Mesh(), "data", {}),
+    (Mesh(data=2), "data", {}),
+    (Mesh(data=2), "data", {"batchnorm": "replica"}),
+    (Mesh(data=2), "data", {"reduction": "sharded"}),
+    (Mesh(data=2), "data", {"reduction": "broadcast"}),
+    (Mesh(height=2), "spatial", {}),
+    (Mesh(channel=2), "channel", {}),
+]
+
+
+@pytest.mark.parametrize(
+    "cases", [*CASES.values(), pytest.param(MORE_CASES, marks=pytest.mark.full)], ids=[*CASES, "more"]
+)
+def test_a_replayed_step_equals_an_eager_one_to_the_bit(pools: Pools, cases: list[Case]) -> None:
+    for ranks in sorted({mesh.size for mesh, _, _ in cases}):
+        chosen = [case for case in cases if case[0].size == ranks]
+        assert pools[ranks].run(differences, chosen, "eager", 0.0) == [{}] * ranks
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [(Mesh(), "data", {}), (Mesh(height=2), "spatial", {})], ids=str)
+def test_a_compiled_step_equals_an_eager_one_within_rounding(pools: Pools, case: Case) -> None:
+    ranks = case[0].size
+    assert pools[ranks].run(differences, [case], True, 1e-10) == [{}] * ranks
+
+
+def rounded() -> float:
+    """The largest difference that the compiler makes to the loss and the gradients of one step."""
+    values = []
+    for compiling in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU(), nn.Flatten()).double()
+        x = torch.randn(4, 2, 8, 8, dtype=torch.float64)
+        net = cm.parallelize(
+            model, cm.plan(model, x, Mesh(), "data"), F.mse_loss, mesh=opened(Mesh()), compile=compiling
+        )
+        loss = net(net.shard_input(x), net.shard_target(torch.zeros(4, 256, dtype=torch.float64)))
+        loss.backward()
+        assert told(net) == []
+        values.append(torch.cat([loss.detach().view(1), *(g.flatten() for g in net.full_gradients().values())]))
+    return float((values[0] - values[1]).abs().max())
+
+
+def test_the_compiler_changes_a_step_by_rounding_alone(pools: Pools) -> None:
+    (difference,) = pools[1].run(rounded)
+    assert difference < 1e-12
+
+
+def kinds_of_steps() -> list[int]:
+    """Traced steps that are kept after each of some batches."""
+    net, kept = made(Mesh(), "data", {}, "eager"), []
+    engine: Any = net._running.engine
+    for samples in (8, 8, 6, 4, 3, 2, 8):
+        net(*batch(net, samples)).backward()
+        kept.append(len(engine._steps))
+    net.eval()
+    net(*batch(net))
+    with torch.autocast("cpu", torch.bfloat16):
+        net.train()(*batch(net)).backward()
+    return [*kept, len({kind[4] for kind in engine._steps})]
+
+
+def test_each_kind_of_batch_is_traced_once_and_a_few_are_kept(pools: Pools) -> None:
+    assert pools[1].run(kinds_of_steps) == [[1, 1, 2, 3, 4, 4, 4, 2]]
+
+
+class Looking(nn.Module):
+    """A loss that looks at its own value, as no graph can."""
+
+    def forward(self, output: Any, target: Any) -> Any:
+        loss = F.cross_entropy(output, target)
+        return loss * 2 if loss.item() > 1e9 else loss
+
+
+def fallbacks() -> list[tuple[str, bool]]:
+    """For steps that cannot be traced: the warning, and whether it trained nevertheless."""
+    found = []
+
+    def step(net: ParallelNet, x: torch.Tensor, target: torch.Tensor) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                net.zero_grad()
+                net(x, target).backward()
+        texts = [str(w.message) for w in caught if "compile" in str(w.message)]
+        assert len(texts) == 1
+        found.append((texts[0], all(p.grad is not None for p in net.parameters())))
+
+    model = small_net().double()
+    plan = cm.plan(model, (8, 3, 16, 16), Mesh(), "data")
+    looking = cm.parallelize(model, plan, Looking(), mesh=opened(Mesh()), compile="eager")
+    step(looking, *batch(looking))
+    net = made(Mesh(), "data", {}, "eager")
+    x, target = batch(net)
+    step(net, x.requires_grad_(), target)
+    return found
+
+
+def test_what_cannot_be_traced_runs_eagerly_with_one_line(pools: Pools) -> None:
+    ((looking, inputs),) = pools[1].run(fallbacks)
+    assert looking[0].startswith("`compile`: the step cannot be traced (")
+    assert inputs[0].startswith("`compile`: gradients of inputs are asked for; it runs eagerly")
+    assert looking[1]
+    assert inputs[1]
+
+
+def wrong_use() -> None:
+    net = made(Mesh(), "data", {}, "eager")
+    x, target = batch(net)
+    loss = net(x, target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(ConvMeshError, match="ran a second time"):
+        loss.backward()
+    with pytest.raises(LabelError, match="label 9"):
+        net(x, torch.full_like(target, 9))
+    net(x, target).backward()
+    with pytest.raises(PlanError, match=r"`compile` \(='aot'\) must be True"):
+        made(Mesh(), "data", {}, "aot")
+
+
+def test_mistakes_are_told_as_in_eager_steps_and_the_net_goes_on(pools: Pools) -> None:
+    pools[1].run(wrong_use)
+
+
+class Weighted(nn.Module):
+    """A loss with a weight that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return F.cross_entropy(output, target) * self.scale
+
+
+def gradients_of_a_loss(compiling: bool | str) -> torch.Tensor:
+    model, loss = small_net().double(), Weighted()
+    plan = cm.plan(model, (8, 3, 16, 16), Mesh(height=2), "spatial")
+    net = cm.parallelize(model, plan, loss, mesh=opened(Mesh(height=2)), compile=compiling)
+    net.manual_seed(3)
+    net(*batch(net)).backward()
+    assert loss.scale.grad is not None
+    return loss.scale.grad
+
+
+def test_a_loss_learns_too(pools: Pools) -> None:
+    assert pools[2].run(gradients_of_a_loss, "eager") == pools[2].run(gradients_of_a_loss, False)
+
+
+def stepwise(compiling: bool | str) -> list[torch.Tensor]:
+    """Float16 with a scaler: gradients are computed with the scale, as they must be."""
+    model = small_net(0.0).float()
+    plan = cm.plan(model, (8, 3, 16, 16), Mesh(data=2), "data")
+    net = cm.parallelize(model, plan, F.cross_entropy, mesh=opened(Mesh(data=2)), compile=compiling)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), cm.GradScaler("cpu", init_scale=2.0**8)
+    x, target = batch(net)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(x.float(), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert told(net) == []
+    return [p.detach() for p in net.parameters()]
+
+
+def test_scaling_and_autocast_are_as_in_eager_steps(pools: Pools) -> None:
+    for eager, compiled in zip(pools[2].run(stepwise, False), pools[2].run(stepwise, "eager"), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))

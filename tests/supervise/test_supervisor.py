@@ -31,7 +31,10 @@ def test_a_killed_rank_is_done_without_and_comes_back(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("SIGSTOP", "rank 1 after step 8, training: its process is stopped"), ("hang", "rank 1 after step 8, training: hang")],
+    [
+        ("SIGSTOP", "rank 1 after step 8, training: its process is stopped"),
+        ("hang", "rank 1 after step 8, training: hang"),
+    ],
 )
 def test_a_silent_rank_is_named(how: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = Policy(2, seconds_timeout=1.5, seconds_backoff=1000)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from convmesh.supervise.pulse import Phase, pulse
+from convmesh.supervise.pulse import SECONDS_SETTING_UP, Phase, pulse
 
 LAUNCHER, STACKS = "CONVMESH_LAUNCHER", "CONVMESH_STACKS"
 """In a rank's environment: the process that started it, and the file descriptor to which SIGUSR1 writes stacks."""
@@ -31,7 +31,7 @@ def follow_supervisor() -> None:
     if os.getppid() != int(launcher):  # it died before we asked
         sys.exit(128 + signal.SIGTERM)
     faulthandler.register(signal.SIGUSR1, file=int(os.environ[STACKS]), all_threads=True)
-    pulse().beat(Phase.JOINING)
+    pulse().beat(Phase.JOINING, seconds=SECONDS_SETTING_UP)
 
 
 def wanted_ranks() -> int | None:

@@ -26,6 +26,9 @@ SECONDS_SETTING_UP = 900.0
 SECONDS_SAVING = 2000.0
 """For a checkpoint, whose writers have a time-out of their own."""
 
+SECONDS_ENDING = 120.0
+"""For a process to end after its work is done: libraries close their connections."""
+
 _WORDS = struct.Struct("<qqqqd")
 _ASKED = _WORDS.size
 BYTES = _WORDS.size + 8
@@ -42,6 +45,7 @@ class Phase(IntEnum):
     """From here on there is something to save when a run is told to stop."""
     EVALUATING = 4
     SAVING = 5
+    ENDING = 6
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")

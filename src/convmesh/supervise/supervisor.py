@@ -23,6 +23,8 @@ class Supervisor:
         self._patience, self._telling = Patience(policy), Telling(job.folder)
         self._group: Generation | None = None
         self._signal, self._woken = 0, threading.Event()
+        self._left: tuple[int, ...] = ()
+        """Slots that go on after a loss; one that is back before they have started must wait for a checkpoint."""
         self._refused: set[int] = set()
         """Numbers of ranks for which there is no plan."""
 
@@ -50,7 +52,8 @@ class Supervisor:
 
     def _generation(self, again: bool) -> int | None:
         """Run ranks in the slots at hand; the job's exit status if that is the end of it."""
-        slots = self._usable()
+        slots = self._left or self._usable()
+        self._left = ()
         world = World(len(slots), self._policy.ranks, slots, port=free_port())
         group = self._group = Generation(world, self._job.line(again), self._policy.seconds_timeout)
         try:
@@ -98,7 +101,9 @@ class Supervisor:
         if why := self._patience.lost(outcome, group.step_of_all, group.began):
             self._telling.tell(group, "failed", f"{outcome.reason}; {why}", 0)
             return outcome.status
-        left = max(len(self._usable()), self._policy.min_ranks)
+        usable, fewest = self._usable(), self._policy.min_ranks
+        self._left = usable if len(usable) >= fewest else ()
+        left = max(len(usable), fewest)
         what = f"{outcome.reason}; goes on with {left} of {self._policy.ranks} ranks from the last checkpoint"
         self._telling.tell(group, "lost", what, left)
         return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.supervise.following import ROOM, follow_supervisor, wanted_ranks
+from convmesh.supervise.host_supervisor import supervise_host
 from convmesh.supervise.policy import Job, Policy
 from convmesh.supervise.pulse import Phase, pulse
 from convmesh.supervise.supervisor import supervise
@@ -88,6 +89,9 @@ def _fails(folder: Path, step: int) -> None:
                     sys.exit(int(status))
                 case ["hang"]:
                     hangs_here()
+                case ["await"]:
+                    while not pulse().is_asked_for_room:
+                        time.sleep(0.01)
                 case [name]:
                     os.kill(os.getpid(), signal.Signals[name])
 
@@ -131,5 +135,8 @@ def train(folder: Path, resume: bool) -> None:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     if wanted_ranks() is None:
-        sys.exit(supervise(Job([sys.executable, *sys.orig_argv[1:]], place), Policy(3, seconds_backoff=1000)))
+        work = Job([sys.executable, "-m", "tests.supervise.scripted", str(place)], place)
+        if len(sys.argv) == 2:
+            sys.exit(supervise(work, Policy(3, seconds_backoff=1000)))
+        sys.exit(supervise_host(work, Policy(2, seconds_host=4.0, seconds_backoff=1000), sys.argv[2], hosts=2))
     train(place, "--resume" in sys.argv)

@@ -20,7 +20,8 @@ def test_a_killed_rank_is_done_without_and_comes_back(tmp_path: Path, capsys: py
     (_, first), (_, second), (_, third) = starts(tmp_path)
     assert [ranks for ranks, _ in starts(tmp_path)] == [3, 2, 3]
     assert (first, second) == (0, 5)
-    assert third % 5 == 0 and 5 < third < STEPS
+    assert third % 5 == 0
+    assert 5 < third < STEPS
     lost, grown = Journal(tmp_path).events()
     assert (lost["kind"], lost["ranks_before"], lost["ranks_after"]) == ("lost", 3, 2)
     assert "rank 1 was killed by SIGKILL" in lost["what"]

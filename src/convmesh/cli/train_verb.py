@@ -31,6 +31,10 @@ class TrainOptions:
     """Wait for ranks to come back rather than go on with fewer."""
     max_restarts: int = 3
     """Give up after so many restarts in a row that saved no new checkpoint."""
+    rendezvous: str | None = None
+    """HOST:PORT where the supervisors of several hosts meet; HOST serves it. Give it with --ranks on every host."""
+    hosts: int = 1
+    """With --rendezvous: how many hosts to wait for before the first step."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder; if there is none, start."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
@@ -57,14 +61,19 @@ def run(options: TrainOptions) -> int:
         raise BadInputError(f"`--ranks` (={wanted}) differs from the {ranks} ranks of this job; leave it out.")
     _check_limits(options, wanted)
     folder = options.run or Path("runs") / _stem(options.config)
-    if wanted > 1 and not in_a_job:
+    if (wanted > 1 or options.rendezvous) and not in_a_job:
         return _start(options, folder, wanted)
     return _train(options, folder)
 
 
 def _check_limits(options: TrainOptions, ranks: int) -> None:
-    if not 1 <= options.min_ranks <= ranks:
-        raise BadInputError(f"`--min-ranks` (={options.min_ranks}) must be from 1 to `--ranks` (={ranks}).")
+    most = ranks * options.hosts
+    if options.rendezvous is None and options.hosts != 1:
+        raise BadInputError(f"`--hosts` (={options.hosts}) needs `--rendezvous HOST:PORT`, where they meet.")
+    if options.rendezvous is not None and not options.rendezvous.rpartition(":")[2].isdigit():
+        raise BadInputError(f"`--rendezvous` (={options.rendezvous!r}) must be HOST:PORT, such as node1:29400.")
+    if not 1 <= options.min_ranks <= most:
+        raise BadInputError(f"`--min-ranks` (={options.min_ranks}) must be from 1 to {most}, the ranks of the run.")
     if options.max_restarts < 0:
         raise BadInputError(f"`--max-restarts` (={options.max_restarts}) must be 0 or more.")
 
@@ -96,7 +105,12 @@ def _start(options: TrainOptions, folder: Path, ranks: int) -> int:
         file.write(resolved_text(options.settings))
         file.flush()
         command = [sys.executable, "-m", "convmesh", "train", file.name, "--run", str(folder)]
-        return supervise(Job(command, folder, options.resume), policy)
+        job = Job(command, folder, options.resume)
+        if options.rendezvous is None:
+            return supervise(job, policy)
+        from convmesh.supervise.host_supervisor import supervise_host
+
+        return supervise_host(job, policy, options.rendezvous, options.hosts)
 
 
 def _stem(config: str) -> str:

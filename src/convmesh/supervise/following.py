@@ -13,6 +13,9 @@ from convmesh.supervise.pulse import SECONDS_SETTING_UP, Phase, pulse
 LAUNCHER, STACKS = "CONVMESH_LAUNCHER", "CONVMESH_STACKS"
 """In a rank's environment: the process that started it, and the file descriptor to which SIGUSR1 writes stacks."""
 
+PARTING = "CONVMESH_PARTING"
+"""In a rank's environment: the signal with which it follows a supervisor that dies."""
+
 WANTED = "CONVMESH_RANKS"
 """In a rank's environment: how many ranks the run was started with; there may be fewer now."""
 
@@ -23,11 +26,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def follow_supervisor() -> None:
-    """In a rank: stop, saved, if the supervisor dies."""
+    """In a rank: stop if the supervisor dies, saved where that is possible."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(os.environ[PARTING]))
     if os.getppid() != int(launcher):  # it died before we asked
         sys.exit(128 + signal.SIGTERM)
     faulthandler.register(signal.SIGUSR1, file=int(os.environ[STACKS]), all_threads=True)

@@ -21,6 +21,8 @@ class Policy:
     """In a row, without a new checkpoint between them."""
     seconds_timeout: float = 600.0
     seconds_backoff: float = SECONDS_BACKOFF
+    seconds_host: float = 20.0
+    """After this time a silent host counts as lost."""
 
 
 @dataclass(frozen=True)

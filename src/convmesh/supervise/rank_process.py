@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from convmesh.supervise.following import LAUNCHER, STACKS, WANTED
+from convmesh.supervise.following import LAUNCHER, PARTING, STACKS, WANTED
 from convmesh.supervise.pulse import PULSE, PulseReader, Sign
 from convmesh.supervise.world import World
 
@@ -31,7 +31,7 @@ class RankProcess:
         self._stacks: IO[str] = _file()
         self._log = _file() if self.rank else None
         files = {PULSE: self._pulse.file, STACKS: self._stacks.fileno()}
-        shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, **files}
+        shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, PARTING: _parting(world), **files}
         # A session of its own: a terminal's Ctrl-C reaches the supervisor alone, which passes it on once.
         self._process = subprocess.Popen(
             command, env={**world.environment(index), **{name: str(value) for name, value in shared.items()}},
@@ -107,6 +107,11 @@ class RankProcess:
         for file in (self._stacks, self._log):
             if file is not None:
                 file.close()
+
+
+def _parting(world: World) -> int:
+    """How ranks end with their supervisor: saved, unless that would stop the ranks of other hosts too."""
+    return int(signal.SIGKILL if world.has_other_hosts else signal.SIGTERM)
 
 
 def _file() -> IO[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from convmesh.supervise.generation import Generation
+from convmesh.supervise.journal import Event, Kind
 from convmesh.supervise.outcome import FAILURES, Ending, Outcome
 from convmesh.supervise.patience import Patience
 from convmesh.supervise.policy import Job, Policy
-from convmesh.supervise.generation import Generation
 from convmesh.supervise.signals import hearing
 from convmesh.supervise.slots import Slots
 from convmesh.supervise.telling import Telling
@@ -60,7 +61,7 @@ class Supervisor:
             if self._signal:  # heard while the ranks were being started
                 group.stop(self._signal)
             outcome = group.wait(lambda: self._look(group))
-            self._telling.flush(group)
+            self._telling.flush(group.owns_folder)
             return self._concluded(group, outcome)
         finally:
             self._group = None
@@ -68,7 +69,7 @@ class Supervisor:
 
     def _look(self, group: Generation) -> bool:
         """Between two looks at the ranks: have them make room if slots are back."""
-        self._telling.flush(group)
+        self._telling.flush(group.owns_folder)
         if len(self._usable()) > group.world.ranks:
             group.ask_for_room()
         return False
@@ -79,14 +80,14 @@ class Supervisor:
             return 0
         if self._signal:
             if outcome.ending in FAILURES:
-                self._telling.tell(group, "stopped", f"stopped by signal {self._signal}, with what was saved before", 0)
+                self._tell(group, "stopped", f"stopped by signal {self._signal}, with what was saved before", 0)
             return 128 + self._signal
         if outcome.ending is Ending.MADE_ROOM:
-            self._telling.tell(group, "grown", "stops for ranks that are back", len(self._usable()))
+            self._tell(group, "grown", "stops for ranks that are back", len(self._usable()))
             return None
         if outcome.ending is Ending.REFUSED and self._can_shrink(group):
             self._refused.add(group.world.ranks)
-            self._telling.tell(group, "shrunk", f"no plan fits {group.world.ranks} ranks", len(self._usable()))
+            self._tell(group, "shrunk", f"no plan fits {group.world.ranks} ranks", len(self._usable()))
             return None
         return self._after_loss(group, outcome) if outcome.ending in FAILURES else outcome.status
 
@@ -99,14 +100,17 @@ class Supervisor:
         for rank in outcome.ranks:
             self._slots.lose(group.slot_of(rank))
         if why := self._patience.lost(outcome, group.step_of_all, group.began):
-            self._telling.tell(group, "failed", f"{outcome.reason}; {why}", 0)
+            self._tell(group, "failed", f"{outcome.reason}; {why}", 0)
             return outcome.status
         usable, fewest = self._usable(), self._policy.min_ranks
         self._left = usable if len(usable) >= fewest else ()
         left = max(len(usable), fewest)
         what = f"{outcome.reason}; goes on with {left} of {self._policy.ranks} ranks from the last checkpoint"
-        self._telling.tell(group, "lost", what, left)
+        self._tell(group, "lost", what, left)
         return None
+
+    def _tell(self, group: Generation, kind: Kind, what: str, ranks: int) -> None:
+        self._telling.tell(Event(kind, what, group.step, group.world.ranks, ranks))
 
 
 def supervise(job: Job, policy: Policy) -> int:

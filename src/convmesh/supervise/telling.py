@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from convmesh.supervise.journal import Event, Journal, Kind
-from convmesh.supervise.generation import Generation
+from convmesh.supervise.journal import Event, Journal
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -19,15 +18,15 @@ class Telling:
         self._owns_folder = False
         self._unwritten: list[Event] = []
 
-    def tell(self, group: Generation, kind: Kind, what: str, ranks: int) -> None:
-        """`what` happened to the ranks of `group`; there are `ranks` now."""
+    def tell(self, event: Event) -> None:
+        """Show an event now, and note it when that is possible."""
         cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a rank that was killed has hidden it
-        sys.stderr.write(f"{cursor}convmesh: after step {group.step}: {what}.\n")
-        self._unwritten.append(Event(kind, what, group.step, group.world.ranks, ranks))
-        self.flush(group)
+        sys.stderr.write(f"{cursor}convmesh: after step {event.step}: {event.what}.\n")
+        self._unwritten.append(event)
+        self.flush(False)
 
-    def flush(self, group: Generation) -> None:
+    def flush(self, owns_folder: bool) -> None:
         """A folder that another run uses must stay as it is, so wait until the ranks have taken it."""
-        self._owns_folder = self._owns_folder or group.owns_folder
+        self._owns_folder = self._owns_folder or owns_folder
         while self._unwritten and self._owns_folder:
             self._journal.add(self._unwritten.pop(0))

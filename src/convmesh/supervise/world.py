@@ -22,6 +22,7 @@ class World:
     """The rank of the first slot."""
     address: str = LOOPBACK
     port: int = 0
+    has_other_hosts: bool = False
 
     def environment(self, index: int) -> dict[str, str]:
         """The variables by which the rank in slot `slots[index]` finds the others."""

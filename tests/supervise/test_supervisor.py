@@ -1,5 +1,6 @@
 """Supervisors of real processes that are killed, stopped, refused and interrupted."""
 
+import json
 import os
 import signal
 import subprocess
@@ -69,7 +70,9 @@ def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     policy = Policy(2, min_ranks=2, max_restarts=1, seconds_backoff=0.0)
     assert supervise(job(tmp_path, fault(1, 8, "SIGKILL", times=9)), policy) == 128 + signal.SIGKILL
     assert starts(tmp_path) == [(2, 0), (2, 5), (2, 5)]
-    assert "--max-restarts (=1)" in Journal(tmp_path).events()[-1]["what"]
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert "--max-restarts (=1)" in summary["failed"]
+    assert [event["kind"] for event in summary["events"]] == ["lost", "lost", "failed"]
 
 
 def started(folder: Path) -> "subprocess.Popen[str]":

@@ -49,6 +49,10 @@ class Coordinator:
             self._begin()
 
     @property
+    def hosts_alive(self) -> int:
+        return len(self._alive())
+
+    @property
     def _ranks(self) -> int:
         return sum(ranks for _, ranks in self._members)
 

@@ -48,7 +48,7 @@ class HostSupervisor:
             status = 128 + self._signal
             if self._coordinator is not None:
                 self._meeting.set("end", status)
-        self._meeting.leave()
+        self._meeting.leave(0 if self._coordinator is None else self._coordinator.hosts_alive)
         return int(status)
 
     def _hear(self, number: int) -> None:

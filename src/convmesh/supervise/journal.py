@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-EVENTS, LOG = "events.jsonl", "log.txt"
+from convmesh.system.saving import write_whole
+
+EVENTS, LOG, SUMMARY = "events.jsonl", "log.txt", "summary.json"
 
 Kind = Literal["started", "resumed", "lost", "grown", "shrunk", "stopped", "failed"]
 _STARTS = ("started", "resumed")
@@ -35,6 +37,15 @@ class Journal:
     def add(self, event: Event) -> None:
         self._append(EVENTS, json.dumps({"time": time.time(), **asdict(event)}))
         self.log(event.what)
+        if event.kind == "failed":
+            self._summarise(event)
+
+    def _summarise(self, event: Event) -> None:
+        """Ranks write the summary when they end; this is for a run that has none left to do so."""
+        file = self._folder / SUMMARY
+        before = (_parsed(file.read_text(encoding="utf-8")) if file.exists() else None) or {}
+        known = {"steps": event.step, "ranks": event.ranks_before, "restarts": self.restarts(), "events": self.events()}
+        write_whole(file, json.dumps({**before, **known, "failed": event.what}, indent=2) + "\n")
 
     def log(self, text: str) -> None:
         """A line of log.txt, with the time."""

@@ -56,12 +56,12 @@ class Rendezvous:
         with self._telling_losses():
             return int(self._store.add(f"convmesh/{key}", amount))
 
-    def leave(self) -> None:
-        """The end: the host of the store serves it until the others have heard of it."""
+    def leave(self, hosts: int) -> None:
+        """The end: the host of the store serves it until all `hosts` that live have heard of it."""
         with contextlib.suppress(RunError):
             left = self.add("left")
             end = time.monotonic() + SECONDS_FAREWELL
-            while self.serves and left < self.add("members", 0) and time.monotonic() < end:
+            while self.serves and left < hosts and time.monotonic() < end:
                 time.sleep(0.05)
                 left = self.add("left", 0)
 

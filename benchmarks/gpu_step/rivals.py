@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.gpu_step.cases import Case
-from benchmarks.gpu_step.traced import traced_training
 from benchmarks.gpu_step.trainings import Training, our_training, torch_training
 
 
@@ -47,8 +46,12 @@ RIVALS: dict[str, Rival] = {
     },
     **{f"ConvMesh eager{w}": Rival(partial(our_training, last=at)) for w, at in FORMATS.items()},
     **{f"ConvMesh graph{w}": Rival(partial(our_training, last=at), is_graph=True) for w, at in FORMATS.items()},
-}
-RIVALS |= {
-    f"ConvMesh step{w}": Rival(partial(traced_training, last=at), compiles=True, is_graph=True)
-    for w, at in FORMATS.items()
+    **{
+        f"ConvMesh compile{w}": Rival(partial(our_training, last=at, compiling=True), compiles=True)
+        for w, at in FORMATS.items()
+    },
+    **{
+        f"ConvMesh step{w}": Rival(partial(our_training, last=at, compiling=True), compiles=True, is_graph=True)
+        for w, at in FORMATS.items()
+    },
 }

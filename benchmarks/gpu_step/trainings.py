@@ -51,11 +51,11 @@ def torch_training(case: Case, last: bool, mode: str | None) -> Training:
     return training(case, list(model.parameters()), lambda: loss(run(x), target))
 
 
-def our_training(case: Case, last: bool) -> Training:
-    """ConvMesh on one rank."""
+def our_training(case: Case, last: bool, compiling: bool = False) -> Training:
+    """ConvMesh on one rank: eager, or its whole step traced and compiled."""
     model = case.create(last)
     plan = cm.plan(model, case.shape, cm.Mesh(data=1), "data")
-    net = cm.parallelize(model, plan, loss=case.loss())
+    net = cm.parallelize(model, plan, loss=case.loss(), compile=compiling)
     x, target = case.batch(last)
     x, target = net.shard_input(x), net.shard_target(target)
     return training(case, list(net.parameters()), lambda: net(x, target))

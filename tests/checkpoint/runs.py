@@ -39,13 +39,20 @@ class Run:
     """A network, its optimiser and its data, the same batch for every step number on every mesh."""
 
     def __init__(
-        self, mesh: Mesh, strategy: Any, kind: Any = torch.optim.AdamW, network: Any = Little, **options: Any
+        self,
+        mesh: Mesh,
+        strategy: Any,
+        kind: Any = torch.optim.AdamW,
+        network: Any = Little,
+        device: str = "cpu",
+        **options: Any,
     ) -> None:
         torch.manual_seed(3)
         model = network().double()
         self.labels = (SAMPLES, 8, 8) if network is Small else (SAMPLES,)
         plan = cm.plan(model, (SAMPLES, 2, 8, 8), mesh, strategy, **options)
-        self.net = cm.parallelize(model, plan, loss=F.cross_entropy)
+        self.device = device
+        self.net = cm.parallelize(model, plan, loss=F.cross_entropy, mesh=cm.open_mesh(mesh, device=device))
         self.net.manual_seed(5)
         rates: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         self.optimizer = self.net.optimizer(kind, lr=0.02, **rates)
@@ -55,7 +62,7 @@ class Run:
         draw = torch.Generator().manual_seed(number)
         x = torch.randn(SAMPLES, 2, 8, 8, dtype=torch.float64, generator=draw)
         target = torch.randint(0, 3, self.labels, generator=draw)
-        loss = self.net(self.net.shard_input(x), self.net.shard_target(target))
+        loss = self.net(self.net.shard_input(x.to(self.device)), self.net.shard_target(target.to(self.device)))
         loss.backward()
         self.optimizer.step()
         self.schedule.step()

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import convmesh as cm
 import convmesh.checkpoint
 from convmesh import Checkpointer, Mesh
 from convmesh.checkpoint import choosing
@@ -17,7 +19,7 @@ from convmesh.checkpoint.box_reader import BoxReader
 from convmesh.checkpoint.manifest import read_manifest
 from convmesh.layout import Box
 from convmesh.layout.runs import boxes_of_run
-from tests.checkpoint.runs import Run
+from tests.checkpoint.runs import Little, Run
 from tests.conftest import Pools
 
 
@@ -101,6 +103,24 @@ def test_manifest_is_plain_json(pools: Pools, tmp_path: Path) -> None:
     assert plain["shared"] == {"again.weight": "twice.weight"}
     assert plain["optimizer"]["kind"] == "AdamW"
     assert plain["state"]["step"] == 1
+
+
+def load_without_memory(folder: Path) -> float:
+    """A network that was made without memory gets it when it is loaded."""
+    with torch.device("meta"):
+        model = Little().double()
+    net = cm.parallelize(model, cm.plan(model, (8, 2, 8, 8), Mesh(filter=2), "filter"), loss=F.cross_entropy)
+    at = Checkpointer(folder)
+    assert at.load(net) is not None
+    other = Run(Mesh(data=2), "data")
+    other.load(at)
+    wanted = other.net.full_state_dict()
+    return max(float((value - wanted[name]).abs().max()) for name, value in net.full_state_dict().items())
+
+
+def test_net_without_memory_is_loaded(pools: Pools, tmp_path: Path) -> None:
+    pools[2].run(save_once, tmp_path, Mesh(data=2), "data", {})
+    assert pools[2].run(load_without_memory, tmp_path) == [0.0, 0.0]
 
 
 class Counted(BoxReader):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from torch import nn
@@ -19,6 +20,8 @@ from ..conftest import Pools
 
 CASES = [
     (Mesh(data=3), "data"),
+    (Mesh(data=3), "data sharded"),
+    (Mesh(data=2, height=2), "data+spatial broadcast"),
     (Mesh(height=3), "spatial"),
     (Mesh(height=2, width=2), "spatial"),
     (Mesh(filter=3), "filter"),
@@ -39,7 +42,9 @@ def network() -> nn.Module:
 @cache
 def programs(mesh: Mesh, strategy: str) -> list[Program]:
     captured = capture(network(), (6, 3, 16, 16))
-    plan = cm.plan(network(), (6, 3, 16, 16), mesh, strategy)
+    name, _, reduction = strategy.partition(" ")
+    options: Any = {"reduction": reduction} if reduction else {}
+    plan = cm.plan(network(), (6, 3, 16, 16), mesh, name, **options)
     return [lower(captured, plan, rank).program for rank in range(mesh.size)]
 
 

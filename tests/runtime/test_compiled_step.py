@@ -1,7 +1,11 @@
 """A compiled step trains as an eager one: to the bit if it is replayed as traced, within rounding if it is compiled."""
 
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,15 +190,43 @@ def fallbacks() -> list[tuple[str, bool]]:
     net = made(Mesh(), "data", {}, "eager")
     x, target = batch(net)
     step(net, x.requires_grad_(), target)
+    hooked = made(Mesh(), "data", {}, "eager")
+    seen: list[Any] = []
+    next(iter(hooked.children())).register_forward_hook(lambda *_: seen.append(1))
+    step(hooked, *batch(hooked))
+    assert len(seen) == 2
     return found
 
 
 def test_what_cannot_be_traced_runs_eagerly_with_one_line(pools: Pools) -> None:
-    ((looking, inputs),) = pools[1].run(fallbacks)
+    ((looking, inputs, hooked),) = pools[1].run(fallbacks)
     assert looking[0].startswith("`compile`: the step cannot be traced (")
     assert inputs[0].startswith("`compile`: gradients of inputs are asked for; it runs eagerly")
-    assert looking[1]
-    assert inputs[1]
+    assert hooked[0].startswith("`compile`: a layer (Conv2d) has hooks")
+    assert all(trains for _, trains in (looking, inputs, hooked))
+
+
+WITHOUT_COMPILER = """
+import torch, torch.nn.functional as F
+import convmesh as cm
+
+cm.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+net = cm.parallelize(model, cm.plan(model, (4, 4), cm.Mesh(), "data"), F.mse_loss, compile=True)
+for _ in range(2):
+    net(torch.ones(4, 4), torch.zeros(4, 2)).backward()
+print(model[0].weight.grad is not None)
+"""
+
+
+@pytest.mark.full
+def test_without_a_compiler_steps_are_eager(tmp_path: Path) -> None:
+    """In a process of its own: torch looks for its compiler once."""
+    variables = os.environ | {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", WITHOUT_COMPILER]
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == "True", ended.stderr
+    assert ended.stderr.count("`compile`: torch's compiler does not work here (") == 1
 
 
 def wrong_use() -> None:
@@ -261,3 +293,29 @@ def stepwise(compiling: bool | str) -> list[torch.Tensor]:
 def test_scaling_and_autocast_are_as_in_eager_steps(pools: Pools) -> None:
     for eager, compiled in zip(pools[2].run(stepwise, False), pools[2].run(stepwise, "eager"), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
+def in_pieces(compiling: bool | str) -> tuple[list[torch.Tensor], list[int]]:
+    """Gradients of a network with several buckets; sums posted when the first layer's gradient came, and at the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4)).double()
+    x, target = torch.randn(8, 16, dtype=torch.float64), torch.arange(8) % 4
+    plan = cm.plan(model, x, Mesh(data=2), "data")
+    net = cm.parallelize(model, plan, F.cross_entropy, mesh=opened(Mesh(data=2)), compile=compiling)
+    sent: list[int] = []
+    first = next(iter(model.parameters()))
+    first.register_hook(lambda _: sent.append(net.mesh.traffic.calls["all_reduce"]))
+    before = net.mesh.traffic.calls["all_reduce"]
+    net(net.shard_input(x), net.shard_target(target)).backward()
+    sent.append(net.mesh.traffic.calls["all_reduce"])
+    return list(net.full_gradients().values()), [count - before for count in sent]
+
+
+def test_sums_of_gradients_start_behind_backward(pools: Pools) -> None:
+    """The first layer's gradient comes last: by then the sum of the bucket before is on its way."""
+    eager, compiled = pools[2].run(in_pieces, False), pools[2].run(in_pieces, "eager")
+    for (expected, posted), (found, posted_compiled) in zip(eager, compiled, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert posted == posted_compiled
+        assert posted_compiled[0] < posted_compiled[1]
+        assert posted_compiled[0] > 1  # besides the loss

@@ -79,3 +79,10 @@ def smooth() -> nn.Module:
 
 def painter() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 3, padding=1))
+
+
+def spoiled() -> TensorDataset:
+    """Images of which one has a value that is no number."""
+    found = images()
+    found.tensors[0][17, 0, 3, 3] = torch.nan
+    return found

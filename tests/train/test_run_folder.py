@@ -39,3 +39,11 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunError, match="File exists"):
         RunFolder(tmp_path / "file", resume=False)
+
+
+def test_metrics_on_a_full_disk_end_the_run_with_a_message(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, resume=True)
+    folder._metrics = open("/dev/full", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be written: No space left on device"):
+        folder.add_metrics({"step": 1})
+    folder.close()

@@ -11,6 +11,7 @@ from torch import nn
 
 import convmesh as cm
 from convmesh import models
+from convmesh.errors import UnsupportedError
 from tests.verification.small_networks import Chain, TwoHeads, plan_for
 
 SHAPE = (4, 3, 8, 8)
@@ -49,6 +50,19 @@ def test_a_loss_and_its_target() -> None:
     result = cm.verify(model, small.shape, plan, loss=F.cross_entropy, target=small.draw_target(), steps=2)
     assert result.ok, result
     assert len(result.losses) == 2
+
+
+def test_compiled_steps_are_compared_by_losses_gradients_and_weights() -> None:
+    model = Chain()
+    plan = plan_for(model, SHAPE, height=2)
+    with torch.no_grad():
+        target = torch.zeros_like(model(torch.zeros(SHAPE)))
+    result = cm.verify(model, SHAPE, plan, loss=F.mse_loss, target=target, steps=2, compile="eager")
+    assert result.ok, result
+    assert len(result.losses) == 2
+    assert {d.kind for check in result.layers for d in check.differences} == {"weight gradient", "weight"}
+    with pytest.raises(UnsupportedError, match="give `loss` and `target`"):
+        cm.verify(model, SHAPE, plan, compile=True)
 
 
 def test_a_pipeline_without_a_loss_is_given_one() -> None:

@@ -19,7 +19,7 @@ from convmesh.checkpoint.snapshot import HostMemory, Snapshot, snapshot
 from convmesh.checkpoint.spreading import HeldTensor
 from convmesh.errors import CheckpointError
 from convmesh.runtime import ParallelNet
-from convmesh.runtime.weight_places import settle_weights, shared_names, weight_places
+from convmesh.runtime.weight_places import settle_weights, weight_places
 
 
 def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dict[str, Any]) -> dict[str, Any]:
@@ -39,13 +39,14 @@ def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dic
 def content_of(net: ParallelNet, optimizer: Optimizer | None, memory: HostMemory) -> Snapshot:
     """A copy of this rank's share of all tensors."""
     settle_weights(net)
-    held = [HeldTensor(replace(place, name=f"{WEIGHTS}{place.name}"), values) for place, values in weight_places(net)]
+    weights, shared = weight_places(net)
+    held = [HeldTensor(replace(place, name=f"{WEIGHTS}{place.name}"), values) for place, values in weights]
     numbers: dict[str, Any] = {}
     if optimizer is not None:
         updates = OptimizerState(net, optimizer)
         held += updates.held()
         numbers = updates.numbers()
-    extra = {"shared": shared_names(net), "numbers": numbers}
+    extra = {"shared": shared, "numbers": numbers}
     return snapshot(net.mesh.rank, [*held, *held_random(net)], extra, memory)
 
 

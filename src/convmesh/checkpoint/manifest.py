@@ -88,7 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is damaged: it is not JSON.") from None
     if not isinstance(plain, dict) or plain.pop("sha256", None) != _digest(plain):
         raise CheckpointError(f"{path} is damaged: its digest differs.")
-    if (version := plain.pop("version")) != VERSION:
+    if (version := plain.pop("version", None)) != VERSION:
         raise CheckpointError(f"{path} has format version {version}; this ConvMesh reads {VERSION}.")
     files = {name: FileDigest(**digest) for name, digest in plain["files"].items()}
     return Manifest(**{**plain, "files": files, "tensors": {n: _entry(e) for n, e in plain["tensors"].items()}})

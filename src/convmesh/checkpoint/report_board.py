@@ -34,6 +34,7 @@ class ReportBoard:
         members = tuple(mesh.world_ranks)
         number = _boards[dist.group.WORLD, members] = _boards.get((dist.group.WORLD, members), 0) + 1
         self._rank, self._size, self._seconds = mesh.rank, mesh.mesh.size, seconds_timeout
+        self._has_all = False
         self._jobs_store: Any = default_store()
         self._key = f"convmesh/checkpoint/{','.join(map(str, members))}/{number}"
         self._before = f"convmesh/checkpoint/{','.join(map(str, members))}/{number - 1}"
@@ -51,14 +52,15 @@ class ReportBoard:
         """On the first rank: what all ranks reported."""
         keys = [f"{self._key}/{rank}" for rank in range(self._size)]
         self._wait(lambda: self._missing(keys))
+        self._has_all = True
         # All ranks are in this save, so none reads the notes of the one before.
         self._forget(self._before)
         return [json.loads(self._store.get(key)) for key in keys]
 
     def announce(self, outcome: Report) -> None:
-        """On the first rank: tell all ranks the outcome, and stay until they have read it."""
+        """On the first rank: tell all ranks the outcome, and stay until they have read it, unless some never came."""
         self._store.set(f"{self._key}/outcome", json.dumps(outcome))
-        end = time.monotonic() + _SECONDS_FAREWELL
+        end = time.monotonic() + (_SECONDS_FAREWELL if self._has_all else 0)
         self._poll(lambda: self._store.add(f"{self._key}/read", 0) >= self._size - 1, end)
 
     def outcome(self) -> Report:
@@ -77,7 +79,7 @@ class ReportBoard:
     def _wait(self, missing: Callable[[], list[str]]) -> None:
         if not self._poll(lambda: not missing(), time.monotonic() + self._seconds):
             raise CheckpointError(
-                f"rank {self._rank} waited {self._seconds:.0f} s for {', '.join(missing()[:8])} to write a checkpoint."
+                f"rank {self._rank} waited {self._seconds:g} s for {', '.join(missing()[:8])} to write a checkpoint."
             )
 
     def _poll(self, is_done: Callable[[], bool], end: float) -> bool:

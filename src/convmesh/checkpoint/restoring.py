@@ -49,7 +49,7 @@ def restore(reader: BoxReader, net: ParallelNet, optimizer: Optimizer | None) ->
     """Load weights, buffers, the optimiser's state and random numbers."""
     settle_weights(net)
     shared = reader.manifest.shared
-    for place, values in weight_places(net):
+    for place, values in weight_places(net)[0]:
         _read(reader, f"{WEIGHTS}{shared.get(place.name, place.name)}", place, values)
     if optimizer is not None:
         _restore_optimizer(reader, OptimizerState(net, optimizer), net.mesh.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from convmesh.checkpoint.merging import file_name, merged
 from convmesh.checkpoint.report_board import Report, ReportBoard
 from convmesh.checkpoint.snapshot import Snapshot
 from convmesh.checkpoint.step_folders import abandon, commit, incomplete, next_serial
-from convmesh.errors import CheckpointError, ConvMeshError
+from convmesh.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class SaveJob:
             if self._rank:
                 self._outcome = self._board.outcome()
             else:
-                self._outcome = self._conclude()
+                self._outcome = self._concluded()
                 self._board.announce(self._outcome)
         except Exception as error:  # a lost store, for one: training goes on, and hears of it at the next save
             self._outcome = {"problem": f"rank {self._rank}: {error}"}
@@ -72,23 +73,25 @@ class SaveJob:
             size = write_file(path, self._content.chunks(), digest)
         except OSError as error:
             return {"problem": f"rank {self._rank} cannot write {path}: {error.strerror}."}
+        except Exception as error:  # a failed copy from a GPU, for one: without a report the others would wait
+            return {"problem": f"rank {self._rank}: {error}"}
         return {"size": size, "sha256": digest.hexdigest()}
 
-    def _conclude(self) -> Report:
-        """On the first rank: commit what all ranks wrote, or free the space."""
-        reports = self._board.reports()
-        problems = [report["problem"] for report in reports if "problem" in report]
-        target = self._target
+    def _concluded(self) -> Report:
+        """On the first rank: commit what all ranks wrote, or free the space; the others hear of any error."""
         try:
+            reports = self._board.reports()
+            problems = [report["problem"] for report in reports if "problem" in report]
             if not problems:
                 self._commit({file_name(rank): FileDigest(**report) for rank, report in enumerate(reports)})
+                return {}
         except OSError as error:
             problems = [f"the commit failed: {error.strerror} ({error.filename})."]
-        except ConvMeshError as error:
+        except Exception as error:
             problems = [str(error)]
-        if problems:
-            abandon(target.folder, target.step)
-        return {"problem": " ".join(problems[:4])} if problems else {}
+        with contextlib.suppress(OSError):
+            abandon(self._target.folder, self._target.step)
+        return {"problem": " ".join(problems[:4])}
 
     def _commit(self, files: dict[str, FileDigest]) -> None:
         target = self._target

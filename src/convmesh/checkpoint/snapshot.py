@@ -50,10 +50,10 @@ def snapshot(rank: int, held: Sequence[HeldTensor], extra: dict[str, Any], memor
     written = {each.key: each for each in share_of(rank, held)}
     stored = in_file_order([Stored(key, w.values.dtype, tuple(w.values.shape)) for key, w in written.items()])
     tensors = {each.name: [type_name(each.values.dtype), each.place.shape] for each in held}
-    is_cuda = any(each.values.is_cuda for each in written.values())
-    data = memory.take(sum(each.bytes_size for each in stored), pinned=is_cuda)
+    device = next((each.values.device for each in written.values() if each.values.is_cuda), None)
+    data = memory.take(sum(each.bytes_size for each in stored), pinned=device is not None)
     _copy(stored, written, data)
-    return Snapshot(stored, {"tensors": tensors, **extra}, data, _arrival() if is_cuda else None)
+    return Snapshot(stored, {"tensors": tensors, **extra}, data, None if device is None else _arrival(device))
 
 
 def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Tensor) -> None:
@@ -64,8 +64,8 @@ def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Ten
         begin = end
 
 
-def _arrival() -> torch.cuda.Event:
+def _arrival(device: torch.device) -> torch.cuda.Event:
     # On the stream of training: the next step's kernels change weights only after they have been copied.
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event

@@ -103,7 +103,7 @@ def _rank_among(damaged: set[int]) -> Callable[[CompleteCheckpoint], tuple[bool,
 
 
 def _step(name: str) -> int | None:
-    return int(name) if name.isascii() and name.isdigit() else None
+    return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else None
 
 
 def _serial(path: Path) -> int | None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from convmesh.errors import CheckpointError, UnsupportedError
@@ -18,6 +15,8 @@ from convmesh.runtime.weight_places import settle_weights
 
 def export_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Optimizer | None = None) -> None:
     """Write weights and optimiser as torch.distributed.checkpoint does, under `net` and `optimizer`. On all ranks."""
+    from torch.distributed.checkpoint.state_dict_saver import save  # late, since few need it and it takes long
+
     save(_states(net, optimizer), checkpoint_id=str(folder), process_group=net.mesh.everyone)
 
 
@@ -26,6 +25,9 @@ def import_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Opt
 
     Torch unpickles the metadata: a prepared file can run any code. Import only files that you trust.
     """
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     if not (Path(folder) / ".metadata").is_file():
         raise CheckpointError(f"`folder` (={str(folder)!r}) is no checkpoint of torch: it has no .metadata.")
     states = _states(net, optimizer)
@@ -35,6 +37,8 @@ def import_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Opt
 
 
 def _states(net: ParallelNet, optimizer: Optimizer | None) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     if isinstance(optimizer, ShardedOptimizer):
         raise UnsupportedError(
             "torch's checkpoint cannot hold the runs of a ShardedOptimizer; load a `Checkpointer`'s checkpoint into a "

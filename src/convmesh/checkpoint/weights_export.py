@@ -50,8 +50,9 @@ def export_weights(run: str | Path, output: str | Path, step: int | None = None)
         size = write_file(draft, _chunks(reader, stored, names))
         rename(draft, path)
     except OSError as error:
-        remove(draft)
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.") from None
+    finally:
+        remove(draft)
     return ExportedWeights(reader.manifest.step, path, len(stored), size)
 
 

@@ -26,6 +26,7 @@ class Verb:
 
 
 VERBS = {
+    "bench": Verb("convmesh.cli.bench_verb", "train over batch sizes and ranks: accuracy and time of each"),
     "calibrate": Verb("convmesh.cli.calibrate_verb", "measure this machine and save it as the system local"),
     "data": Verb("convmesh.cli.data_verb", "make samples, convert files of them, or show what a file holds"),
     "doctor": Verb("convmesh.cli.doctor_verb", "show what this machine has, what is missing, and what to do"),

@@ -44,6 +44,8 @@ class VerifyOptions:
     """Number of training steps."""
     most_ranks: int = 8
     """Most processes to start."""
+    compile: bool = False
+    """Verify compiled steps: by losses, gradients and weights, for a model that has a loss."""
     small: bool = False
     """Use the narrow version of a reference network, on small samples."""
     json: bool = False
@@ -68,6 +70,7 @@ def run(options: VerifyOptions) -> int:
         target=subject.target,
         steps=options.steps,
         most_ranks=options.most_ranks,
+        compile=options.compile,
         progress=progress,
     )
     _report(result, options.json)

@@ -14,6 +14,9 @@ Order = dict[str, list[str]]
 EQUAL = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 """Collectives in which every rank sends the same number of bytes."""
 
+ONE_SIDED = frozenset({"reduce", "broadcast"})
+"""Collectives in which some ranks send nothing, and programs list only what is sent."""
+
 
 def transfer_order(program: Program) -> Order:
     """What `program`'s rank posts and receives, by group; messages by sender and receiver."""
@@ -26,7 +29,7 @@ def transfer_order(program: Program) -> Order:
                 order.setdefault(_message(sender, here), []).append(f"{place}: {size} bytes")
         elif isinstance(step, Transfer) and step.peer is not None:
             order.setdefault(_message(here, step.peer), []).append(f"{place}: {step.bytes_sent} bytes")
-        elif isinstance(step, Transfer):
+        elif isinstance(step, Transfer) and step.carrier not in ONE_SIDED:
             bytes_sent = f", {step.bytes_sent} bytes" if step.carrier in EQUAL else ""
             group = _group(program, step.axes, in_background=phase in BACKGROUND)
             order.setdefault(group, []).append(f"{place}: {step.carrier}{bytes_sent}")

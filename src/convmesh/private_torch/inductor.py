@@ -17,7 +17,8 @@ def compile_graph(module: fx.GraphModule, example: list[Any]) -> Compiled:
         warnings.simplefilter("ignore")  # torch's compiler has some about torch itself
         from torch._inductor.compile_fx import compile_fx
 
-        compiled: Any = compile_fx(module, example)
+        # Random numbers as eager operators draw them.
+        compiled: Any = compile_fx(module, example, config_patches={"fallback_random": True})
     boxed = _boxed(compiled)
     if boxed is not None and not any(True for _ in module.buffers()):
         return boxed

@@ -52,9 +52,15 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The functions hooked to a module's forward and backward."""
+    tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return [hook for table in tables if table for hook in table.values()]
+
+
 def has_hooks(module: nn.Module) -> bool:
     """The same for forward and backward."""
-    return has_forward_hooks(module) or bool(module._backward_hooks or module._backward_pre_hooks)
+    return bool(hooks_of(module))
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:

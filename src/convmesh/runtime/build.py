@@ -21,7 +21,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
 from convmesh.plans.transfer_order import first_difference, transfer_order
 from convmesh.private_torch import tree_map
-from convmesh.runtime.compiled.compiled_engine import CompiledEngine, tell_fallback
+from convmesh.runtime.compiled.compiled_engine import STAGES_ARE_EAGER, CompiledEngine, tell_fallback
 from convmesh.runtime.compiled.step_compiler import backend_of
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
 from convmesh.runtime.executor import executable
@@ -70,7 +70,7 @@ def parallelize(
         engine: Engine = direct if backend is None else CompiledEngine(direct, backend)
     else:
         if backend is not None:
-            tell_fallback(opened, "a pipeline's stages are not traced yet")
+            tell_fallback(opened, STAGES_ARE_EAGER)
         regions = stage_regions(captured, lowered, inside)
         engine = PipelineEngine(stages.captured, lowered, opened, loss, regions)
     running = Running(

@@ -54,22 +54,26 @@ class WeightPlace:
         return self.box.shape if self.run is None else (self.run.extent,)
 
 
-def weight_places(net: ParallelNet) -> Iterator[tuple[WeightPlace, torch.Tensor]]:
-    """This rank's part of every parameter and persistent buffer, each with its local values; shared ones once."""
-    seen: set[int] = set()
-    differing = net._running.replicas_differ
-    for name, tensor in named_tensors(net):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            place = _place(name, tensor, net)
-            is_buffer = not isinstance(tensor, torch.nn.Parameter)
-            yield _of_first(place, net, (AXIS,)) if is_buffer and differing else place, local_of(tensor).detach()
+def weight_places(net: ParallelNet) -> tuple[list[tuple[WeightPlace, torch.Tensor]], dict[str, str]]:
+    """This rank's part of every parameter and persistent buffer, each with its local values; shared ones once.
 
-
-def shared_names(net: ParallelNet) -> dict[str, str]:
-    """Further names of tensors that this rank holds, each with the first one."""
+    Also the further names of shared ones, each with its first name.
+    """
     first: dict[int, str] = {}
-    return {name: known for name, t in named_tensors(net) if (known := first.setdefault(id(t), name)) != name}
+    places, shared = [], {}
+    for name, tensor in named_tensors(net):
+        known = first.setdefault(id(tensor), name)
+        if known == name:
+            places.append((_settled(_place(name, tensor, net), tensor, net), local_of(tensor).detach()))
+        else:
+            shared[name] = known
+    return places, shared
+
+
+def _settled(place: WeightPlace, tensor: torch.Tensor, net: ParallelNet) -> WeightPlace:
+    """Of statistics that every replica has its own of, those of the first count."""
+    is_own = net._running.replicas_differ and not isinstance(tensor, torch.nn.Parameter)
+    return _of_first(place, net, (AXIS,)) if is_own else place
 
 
 def update_places(net: ParallelNet) -> Iterator[tuple[torch.Tensor, WeightPlace]]:

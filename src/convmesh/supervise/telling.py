@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -29,4 +30,5 @@ class Telling:
         """A folder that another run uses must stay as it is, so wait until the ranks have taken it."""
         self._owns_folder = self._owns_folder or owns_folder
         while self._unwritten and self._owns_folder:
-            self._journal.add(self._unwritten.pop(0))
+            with contextlib.suppress(OSError):  # a full disk, of which the ranks tell
+                self._journal.add(self._unwritten.pop(0))

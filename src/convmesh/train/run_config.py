@@ -173,7 +173,7 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of weights, sample order, augmentation and dropout."""
     compile: bool = False
-    """Whether the network's local parts go through torch.compile."""
+    """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
     timeout_seconds: Positive = 600.0
     """How long ranks may be silent, or wait for each other, before the run fails or restarts; longer than any step."""
     tensorboard: bool = False

@@ -7,12 +7,12 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from convmesh.errors import RunError
-from convmesh.supervise.journal import Journal
+from convmesh.supervise.journal import EVENTS, Journal
 from convmesh.system.saving import write_whole
 
 LOCK = ".lock"
@@ -41,7 +41,8 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> None:
         """Replace a file, whole or not at all."""
-        write_whole(self.path / name, text)
+        with self._told(name):
+            write_whole(self.path / name, text)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(value, indent=2, default=str) + "\n")
@@ -58,17 +59,33 @@ class RunFolder:
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl."""
         assert self._metrics is not None
-        self._metrics.write(json.dumps(record) + "\n")
+        with self._told(METRICS):
+            self._metrics.write(json.dumps(record) + "\n")
 
     def log(self, text: str) -> None:
         """One more line of log.txt, with the time."""
-        self.journal.log(text)
+        with self._told("log.txt"):
+            self.journal.log(text)
+
+    def start(self, resumed: bool, step: int, ranks: int) -> None:
+        """Note that the ranks begin to train."""
+        with self._told(EVENTS):
+            self.journal.start(resumed, step, ranks)
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """A full disk ends the run with a message; its checkpoints stay."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be written: {error.strerror}; `--resume` goes on.") from None
 
     def close(self) -> None:
         """Let go of the folder."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # of a full disk, which was told
+                    file.close()
 
 
 @contextmanager

@@ -12,6 +12,10 @@ WARM_UP = 3
 """First steps of a process, which are slower than the rest: they do not count as measured."""
 
 
+LATEST = 1000
+"""Steps that count as the latest."""
+
+
 @dataclass
 class StepRecord:
     """One step; hooks that evaluate add to it."""
@@ -62,8 +66,8 @@ class Progress:
 
     @property
     def measured_seconds_step(self) -> float | None:
-        """The median step of this process, without the first few."""
-        steady = self.seconds_steps[WARM_UP:] or self.seconds_steps
+        """The median of the latest steps of this process, without its first few."""
+        steady = self.seconds_steps[WARM_UP:][-LATEST:] or self.seconds_steps
         return statistics.median(steady) if steady else None
 
     @property

@@ -93,10 +93,16 @@ class Trainer:
         self._began = time.monotonic()
         resumed = resume and self.resume()
         if self.folder is not None:
-            self.folder.journal.start(resumed, self.progress.step, net.mesh.mesh.size)
+            self.folder.start(resumed, self.progress.step, net.mesh.mesh.size)
+
+    def close(self) -> None:
+        """Let other runs have the folder; the end of the process does so too."""
+        if self.folder is not None:
+            self.folder.close()
 
     @property
     def steps_epoch(self) -> int:
+        """Steps in one epoch."""
         return len(self.loader) // self.accumulate
 
     def resume(self) -> bool:

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from convmesh.dist import open_mesh
+from convmesh.errors import UnsupportedError
 from convmesh.graph.checking.drawn_values import cotangent
 from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.plans import Plan
 from convmesh.private_torch import tree_leaves
 from convmesh.runtime import ParallelNet, parallelize
+from convmesh.runtime.compiled.compiled_engine import STAGES_ARE_EAGER, CompiledEngine
 from convmesh.runtime.direct_engine import DirectEngine
 from convmesh.runtime.placing import on_layout
 from convmesh.verification.drawn_batch import DrawnBatch
@@ -56,9 +58,19 @@ def run_split(
             comparer.note_missing("weight gradient", {*gradients})
 
         train(step, [*net.parameters()], lambda: rate, batch.steps, note_gradients, watcher, comparer)
+        if compiling:
+            _refuse_eager(net)
         for name, tensor in net.full_state_dict().items():
             comparer.note(Key("weight", name), tensor, ())
     return comparer.errors
+
+
+def _refuse_eager(net: ParallelNet) -> None:
+    """What ran eagerly says nothing about a compiled step."""
+    engine = net._running.engine
+    reasons = engine.told if isinstance(engine, CompiledEngine) else [STAGES_ARE_EAGER]
+    if reasons:
+        raise UnsupportedError(f"`compile` cannot be verified: {'; '.join(reasons)}. Verify without it.")
 
 
 def _shards(net: ParallelNet, batch: DrawnBatch, has_target: bool) -> tuple[tuple[Any, ...], Any]:

@@ -6,6 +6,7 @@ from a memory map. npy, uncompressed HDF5 and Zarr, and NIfTI files are all read
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class OpenFile:
             self.descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise DataError(f"{path} cannot be opened: {error.strerror}.") from error
+        self.size = os.fstat(self.descriptor).st_size
         self._map: mmap.mmap | None = None
 
     def mapped(self) -> mmap.mmap:
@@ -41,12 +43,15 @@ class OpenFile:
 
     def read_into(self, offset: int, out: Array) -> None:
         """Fill `out`, which is contiguous, with the bytes from `offset` on."""
-        view, done = memoryview(out.reshape(-1).view(np.uint8).data), 0
-        while done < len(view):
-            count = os.preadv(self.descriptor, [view[done:]], offset + done)
+        self.fill(offset, memoryview(out.reshape(-1).view(np.uint8).data))
+
+    def fill(self, offset: int, view: memoryview) -> None:
+        """Fill a view of bytes; the kernel may give fewer at a time than asked for."""
+        while view:
+            count = os.preadv(self.descriptor, [view], offset)
             if count == 0:
                 raise truncated(str(self.path), offset, len(view))
-            done += count
+            view, offset = view[count:], offset + count
 
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
@@ -69,11 +74,11 @@ class PlainBlock:
     def read_into(self, box: Box, out: Array) -> None:
         if box.size == 0:
             return
-        count = int(np.prod(self.shape)) * self.dtype.itemsize
-        if self.offset + count > os.fstat(self.file.descriptor).st_size:  # a map would end this process
+        count = math.prod(self.shape) * self.dtype.itemsize
+        if self.offset + count > self.file.size:  # a map would end this process
             raise truncated(str(self.file.path), self.offset, count)
         run = _run_dim(box, self.shape)
-        bytes_run = int(np.prod(box.shape[run:])) * self.dtype.itemsize
+        bytes_run = math.prod(box.shape[run:]) * self.dtype.itemsize
         direct = out.dtype == self.dtype and self.dtype.isnative and out[(0,) * run].flags.c_contiguous
         if direct and bytes_run >= _BYTES_LONG_RUN:
             self._read_runs(box, out, run)
@@ -82,12 +87,27 @@ class PlainBlock:
             out[...] = whole[box.slices()]
 
     def _read_runs(self, box: Box, out: Array, run: int) -> None:
-        strides = np.cumprod([1, *self.shape[:0:-1]])[::-1] * self.dtype.itemsize
-        starts = np.array([span.start for span in box.spans])
-        for place in np.ndindex(*box.shape[:run]):
-            at = starts.copy()
-            at[:run] += np.array(place, dtype=np.int64)
-            self.file.read_into(self.offset + int(at @ strides), out[place])
+        """Read run after run; there may be thousands, so only the call itself is in the loop."""
+        offsets = self._offsets(box, run)
+        if out.flags.c_contiguous:
+            flat = memoryview(out.reshape(-1).view(np.uint8).data)
+            count = len(flat) // len(offsets)
+            for number, offset in enumerate(offsets):
+                self.file.fill(offset, flat[number * count : (number + 1) * count])
+        else:
+            for place, offset in zip(np.ndindex(*box.shape[:run]), offsets, strict=True):
+                self.file.read_into(offset, out[place])
+
+    def _offsets(self, box: Box, run: int) -> list[int]:
+        """Where the runs of a box begin in the file, in order."""
+        strides = [self.dtype.itemsize]
+        for extent in self.shape[:0:-1]:
+            strides.insert(0, strides[0] * extent)
+        offsets = [self.offset + sum(span.start * stride for span, stride in zip(box.spans, strides, strict=True))]
+        for extent, stride in zip(box.shape[:run], strides, strict=False):
+            if extent > 1:
+                offsets = [offset + index * stride for offset in offsets for index in range(extent)]
+        return offsets
 
 
 def _run_dim(box: Box, shape: tuple[int, ...]) -> int:

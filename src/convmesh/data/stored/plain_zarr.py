@@ -6,7 +6,6 @@ A shard ends with a table of where its chunks begin and how long they are (Zarr 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from convmesh.data.stored.plain_file import OpenFile, PlainBlock
-from convmesh.data.stored.stored_array import StoredArray, blocks, dims_text, from_corner
+from convmesh.data.stored.stored_array import PerProcess, StoredArray, blocks, dims_text, from_corner
 from convmesh.data.tensor_spec import Array
 from convmesh.errors import DataError
 from convmesh.layout import Box
@@ -23,6 +22,8 @@ from convmesh.layout import Box
 _EMPTY = 2**64 - 1
 """Where a chunk begins that is not in its shard."""
 _CHECKSUM = 4
+_MOST_OPEN = 256
+"""Files of one array that stay open."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,12 @@ class PlainZarr(StoredArray):
     ) -> None:
         self.name, self.shape, self.dtype, self.storage = name, shape, dtype, str(grid)
         self._folder, self._grid, self._fill = folder, grid, fill
+        self._files: PerProcess[dict[tuple[int, ...], OpenFile]] = PerProcess(dict)
 
     def read_into(self, box: Box, out: Array) -> None:
         for place, common in blocks(box, self._grid.outer):
             target = out[common.relative_to(box).slices()]
-            file = self._file(self._grid.file(self._folder, place))
+            file = self._file(place)
             inside = from_corner(common, place, self._grid.outer)
             if file is None:
                 target[...] = self._fill
@@ -66,12 +68,15 @@ class PlainZarr(StoredArray):
             else:
                 self._read_shard(file, self._grid.inner, inside, target)
 
-    def _file(self, path: Path) -> OpenFile | None:
-        try:
-            found = os.stat(path)
-        except FileNotFoundError:
-            return None
-        return _opened(path, found.st_ino, found.st_mtime_ns)
+    def _file(self, place: tuple[int, ...]) -> OpenFile | None:
+        """The file of an outer chunk, of which the last ones stay open; None if there is none."""
+        opened = self._files.get()
+        file = opened.get(place)
+        if file is None and (path := self._grid.file(self._folder, place)).exists():
+            file = opened[place] = OpenFile(path)
+            for oldest in list(opened)[:-_MOST_OPEN]:  # a list, since other threads open files too
+                opened.pop(oldest, None)
+        return file
 
     def _read_shard(self, file: OpenFile, inner: tuple[int, ...], box: Box, out: Array) -> None:
         grid = tuple(a // b for a, b in zip(self._grid.outer, inner, strict=True))
@@ -85,16 +90,10 @@ class PlainZarr(StoredArray):
                 block.read_into(from_corner(common, place, inner), target)
 
 
-@lru_cache(maxsize=512)
-def _opened(path: Path, *identity: int) -> OpenFile:
-    del identity  # a file that was written anew is opened anew
-    return OpenFile(path)
-
-
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MOST_OPEN)
 def _starts(file: OpenFile, grid: tuple[int, ...], bytes_chunk: int) -> Any:
     """Where the chunks of a shard begin."""
-    count, size = math.prod(grid), os.fstat(file.descriptor).st_size
+    count, size = math.prod(grid), file.size
     table: Array = np.empty((count, 2), np.dtype("<u8"))
     if size < table.nbytes + _CHECKSUM:
         raise _broken(file)

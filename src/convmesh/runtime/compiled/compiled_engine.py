@@ -16,11 +16,14 @@ from convmesh.gradients.reduction import GradientReducer
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_flatten
+from convmesh.private_torch.module_tables import hooks_of
 from convmesh.runtime.compiled.replayed_step import ReplayedStep
 from convmesh.runtime.compiled.step_calls import cut_step
 from convmesh.runtime.compiled.step_compiler import StepCompiler, Uncompiled, first_line, missing_compiler
 from convmesh.runtime.compiled.traced_step import Holdings, TracedStep, trace_step
 from convmesh.runtime.direct_engine import DirectEngine
+
+STAGES_ARE_EAGER = "a pipeline's stages are not traced yet"
 
 MOST_KEPT = 4
 """Traced steps that are kept, one for each kind of batch and mode."""
@@ -77,7 +80,10 @@ class CompiledEngine:
         if any(isinstance(x, (Sharded, torch.Tensor)) and x.requires_grad for x in leaves):
             self._tell("gradients of inputs are asked for")
             return None
-        modes = tuple(part.training for module in self._modules for part in module.modules())
+        if hooked := next((type(p).__name__ for p in self._holdings.parts if _has_hooks_of_users(p)), None):
+            self._tell(f"a layer ({hooked}) has hooks, which a replay would not call")
+            return None
+        modes = tuple(part.training for part in self._holdings.parts)
         learning = tuple(t.requires_grad for t in self._holdings.tensors())
         device = self.eager.mesh.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -123,6 +129,11 @@ def tell_fallback(mesh: OpenMesh, reason: str) -> None:
     """One line, from the first rank alone, for what `compile` asks for and cannot have."""
     if mesh.rank == 0:
         warnings.warn(f"`compile`: {reason}; it runs eagerly, with the same numbers.", UserWarning, stacklevel=2)
+
+
+def _has_hooks_of_users(part: nn.Module) -> bool:
+    """Whether layers have hooks besides a reducer's, which waits for weights; the network does so before a replay."""
+    return any(not getattr(hook, "__module__", "").startswith("convmesh.") for hook in hooks_of(part))
 
 
 def _kind_of(leaf: Any) -> Hashable:

@@ -22,7 +22,7 @@ class ReplayedStep:
 
     def __init__(self, traced: TracedStep, calls: StepCalls, holdings: Holdings, mesh: OpenMesh) -> None:
         self._traced, self._calls, self._holdings, self._mesh = traced, calls, holdings, mesh
-        self._seeds = torch.zeros(CAPACITY, dtype=torch.int64)
+        self._seeds = torch.zeros(CAPACITY, dtype=torch.int64, device=mesh.device)
 
     def __call__(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
         """The loss and the outputs, as the network's engine gives them."""
@@ -39,10 +39,11 @@ class ReplayedStep:
         return self._with_backward(loss, held, values), outputs
 
     def _draw(self) -> torch.Tensor:
-        """Fresh seeds: those that an eager step would draw."""
-        for index in range(self._traced.masks):
-            self._seeds[index] = draw_seed(self._mesh)
-        return self._seeds.to(self._mesh.device, copy=True)
+        """Fresh seeds, those that an eager step would draw; while a user captures the step, those of the one before."""
+        if self._traced.masks and not _is_captured(self._seeds):
+            drawn = [draw_seed(self._mesh) for _ in range(self._traced.masks)]
+            self._seeds = torch.tensor(drawn + [0] * (CAPACITY - len(drawn))).to(self._mesh.device)
+        return self._seeds
 
     def _with_backward(self, loss: torch.Tensor, held: list[torch.Tensor], values: Values) -> torch.Tensor:
         """The loss as a function of the weights, linked so that the pieces of backward run one after the other.
@@ -54,6 +55,11 @@ class ReplayedStep:
             weights = [held[self._traced.learning[i]] for i in piece.gradients]
             loss = _Piece.apply(run, number, loss, *weights)
         return loss
+
+
+def _is_captured(tensor: torch.Tensor) -> bool:
+    """Whether work on a tensor's device is being captured in a CUDA graph, which nothing may enter from the host."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _Run:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
+from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.tracing import returns_views
 from convmesh.runtime.compiled.step_compiler import Run
 from convmesh.runtime.compiled.traced_step import TracedStep
@@ -135,6 +136,7 @@ class _Cutter:
         found = region(self._constants, run)
         found.module.graph.eliminate_dead_code()  # views that other runs repeat
         found.module.recompile()
+        forget_source_of(found.module)
         reads = tuple(places[n] for n in found.inputs)
         return StepCall(self._compiler(found.module), reads, tuple(places[n] for n in found.outputs))
 

@@ -33,11 +33,11 @@ class Holdings:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = list(modules)
+        self.parts = [part for module in modules for part in module.modules()]
         places: dict[int, tuple[Table, str]] = {}
-        for module in modules:
-            for part in module.modules():
-                for table in (parameters_of(part), buffers_of(part)):
-                    places |= {id(t): (table, name) for name, t in table.items() if id(t) not in places}
+        for part in self.parts:
+            for table in (parameters_of(part), buffers_of(part)):
+                places |= {id(t): (table, name) for name, t in table.items() if id(t) not in places}
         self._places = [(table, name) for table, name in places.values() if table[name] is not None]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -152,6 +152,7 @@ def trace_step(
             module = make_fx(recipe, tracing_mode="fake")(*values)
     finally:
         torch.clear_autocast_cache()  # it knows weights without values
+    forget_source_of(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     forget_source_of(module)

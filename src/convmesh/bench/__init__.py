@@ -1,0 +1,1 @@
+"""Sweeps over training runs, each a command of its own."""

@@ -1,0 +1,54 @@
+"""Compiled steps on a GPU: ranks that share one device train as eagerly, and a user can capture a compiled step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import convmesh as cm
+from convmesh import Mesh
+from convmesh.testing import RankPool, run_ranks
+
+from .test_parallelize_cuda import MESHES, network, replayed, steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"),
+]
+
+
+def split(mesh: Mesh, strategy: str, compiling: bool) -> tuple[list[float], list[str]]:
+    model, x, target, loss_of = network(torch.float64)
+    opened = cm.open_mesh(mesh, device="cuda")
+    net = cm.parallelize(model, cm.plan(model, x, mesh, strategy), loss_of, mesh=opened, compile=compiling)
+    args = net.shard_input(x), net.shard_target(target)
+    return steps(net, lambda: net(*args)), getattr(net._running.engine, "told", [])
+
+
+@pytest.mark.parametrize(("mesh", "strategy"), MESHES, ids=str)
+def test_losses_are_those_of_eager_steps(mesh: Mesh, strategy: str, backend: str) -> None:
+    with RankPool(mesh.size, seconds_timeout=280, backend=backend) as pool:
+        eager, compiled = (pool.run(split, mesh, strategy, compiling) for compiling in (False, True))
+    for (expected, _), (found, told) in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=1e-9)
+        assert told == []
+
+
+def captured() -> tuple[Any, Any]:
+    """Eager losses, and those of a compiled step that is captured in a CUDA graph."""
+    dist.destroy_process_group()
+    cm.init()
+    found = []
+    for compiling in (False, True):
+        model, x, target, loss_of = network(torch.float32)
+        net = cm.parallelize(model, cm.plan(model, x, Mesh()), loss_of, compile=compiling)
+        args = net.shard_input(x), net.shard_target(target)
+        found.append(replayed(net, args) if compiling else steps(net, lambda net=net, args=args: net(*args), 4))
+    return found[0], found[1]
+
+
+def test_a_compiled_step_can_be_captured() -> None:
+    ((eager, compiled),) = run_ranks(1, captured, seconds_timeout=280)
+    torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), rtol=2e-4, atol=2e-4)

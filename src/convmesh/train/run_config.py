@@ -174,6 +174,8 @@ class RunConfig(Section):
     """Of weights, sample order, augmentation and dropout."""
     compile: bool = False
     """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
+    timeout_seconds: Positive = 600.0
+    """How long ranks may be silent, or wait for each other, before the run fails or restarts; longer than any step."""
     tensorboard: bool = False
     """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
     model: ModelConfig = ModelConfig()

@@ -38,6 +38,10 @@ class Stopping:
         """End the run after one of the next steps."""
         self._heard = number
 
+    def ask_now(self) -> None:
+        """Have ranks ask each other after this step; call it after the same step on all of them."""
+        self._left = 1
+
     def after_step(self) -> bool:
         """Whether this step is the last one; the same on every rank."""
         self._left -= 1

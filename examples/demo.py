@@ -32,8 +32,8 @@ from convmesh.train.config_files import load_config
 EXTENT, SAMPLES = 64, 16
 CORES = len(os.sched_getaffinity(0))
 RANKS = max(2, min(CORES, 4))
-KILL_AFTER = 10
-"""Steps; checkpoints are written every 6."""
+KILL_AFTER = 7
+"""Steps; checkpoints are written every 4."""
 
 console = Console(highlight=False)
 

@@ -71,7 +71,7 @@ def _environment(rank: int, ranks: int, port: int) -> Mapping[str, str]:
 def _watched(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[IO[str] | None]) -> int:
     """Wait for all; once one has failed, end those that do not end by themselves."""
     handles = {os.pidfd_open(process.pid): process for process in processes}
-    status, deadline = 0, None
+    status, failed, deadline = 0, 0, None
     while handles:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready: list[Any] = wait(list(handles), left)
@@ -84,7 +84,9 @@ def _watched(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[IO[str
             os.close(handle)
             if process.wait() and not status:
                 status, deadline = _status(process.returncode), time.monotonic() + SECONDS_GRACE
-                _show_failure(processes.index(process), logs)
+                failed = processes.index(process)
+    if processes[0].returncode <= 0:  # else the first rank has told why
+        _show_failure(failed, logs)
     return status
 
 

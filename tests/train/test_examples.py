@@ -37,12 +37,6 @@ def test_cosmology(tmp_path: Path) -> None:
     assert min(reached("cosmology", 4, tmp_path / "run")["r2_outputs"]) >= 0.9
 
 
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-def test_fractals(tmp_path: Path) -> None:
-    assert reached("fractals", 2, tmp_path / "run")["dice"] >= 0.9
-
-
 def test_small_fractals_are_learnt(pools: Pools, tmp_path: Path) -> None:
     """The task of the fractals example on volumes of 12³ with one kind of fractal."""
     tables: dict[str, Any] = {

@@ -157,9 +157,7 @@ def main() -> None:
         times, quiet, loads, size = run_ranks(RANKS, measure, Path(folder).resolve(), seconds_timeout=1800)[0]
     day = datetime.datetime.now(datetime.UTC).date()
     print(f"{day}, {machine()}, {RANKS} ranks × 1 thread; command: `python -m benchmarks.checkpoint`\n")
-    print(
-        "| saver | stops training, ms | its processor time, ms | on the disk after, ms | stop ÷ all | MB/s | next step, ms |"
-    )
+    print("| saver | stop, ms | its processor time, ms | on the disk after, ms | stop ÷ all | MB/s | next step, ms |")
     print(f"|{' --- |' * 7}")
     for name, each in times.items():
         share = statistics.median(s / t for s, t in zip(each.stall, each.total, strict=True))

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import numpy as np
 from benchmarks.timing import machine
 from convmesh.data import open_source
 from convmesh.data.converting import convert
+from convmesh.data.tensor_spec import Array
 from convmesh.layout import Box, Partition, Span
 
-SAMPLES, EXTENT, RANKS = 3, 320, 4
+SAMPLES, EXTENT, RANKS = 3, 256, 4
 ROUNDS, ROUNDS_COMPRESSED = 60, 2
 SHAPE = (1, EXTENT, EXTENT, EXTENT)
 Read = Callable[[int], object]
@@ -59,21 +61,26 @@ def write_files(folder: Path) -> None:
     (folder / "a.npz").unlink()
 
 
+@lru_cache(maxsize=1)
+def place_for(box: Box) -> Array:
+    """One array for the bound and for us: how fast the kernel copies depends on where in a page an array begins."""
+    return np.empty(box.shape, np.float32)
+
+
 def page_cache(files: list[Path], box: Box) -> Read:
     """As many bytes of the same samples, in one run, into such an array, from the kernel's memory: the bound.
 
     Samples lie in one file at its end, or in a file each.
     """
     descriptors = [os.open(file, os.O_RDONLY) for file in files]
-    out = np.empty(box.shape, np.float32)
+    out = place_for(box)
     view, sample = memoryview(out.reshape(-1).view(np.uint8).data), 4 * EXTENT**3
     first = max(0, files[0].stat().st_size - SAMPLES * sample)
     return lambda index: os.preadv(descriptors[index % len(files)], [view], first + index * sample * (len(files) == 1))
 
 
 def ours(folder: Path, name: str, box: Box) -> Read:
-    source = open_source(folder / name, check_finite=False)
-    out = np.empty(box.shape, np.float32)
+    source, out = open_source(folder / name, check_finite=False), place_for(box)
     return lambda index: source.read(index, box, out)
 
 
@@ -95,7 +102,7 @@ def tensorstore_slices(folder: Path, name: str, box: Box) -> Read:
     import tensorstore
 
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(folder / name / "inputs")}}
-    array = tensorstore.open(spec, open=True, read=True).result()
+    array: Any = tensorstore.open(spec, open=True, read=True).result()
     return lambda index: array[(index, *box.slices())].read().result()
 
 
@@ -176,10 +183,9 @@ def main() -> None:
             box = part(1)
             count = 4 * box.size
             print(f"### {title}\n\n{table(measured(rivals(folder, box), ROUNDS), count)}\n", flush=True)
-            print(
-                f"Compressed, the same cut:\n\n{table(measured(compressed(folder, box), ROUNDS_COMPRESSED), count)}\n",
-                flush=True,
-            )
+        box = slab(1)
+        slow = table(measured(compressed(folder, box), ROUNDS_COMPRESSED), 4 * box.size)
+        print(f"### Compressed, depth cut over 4\n\n{slow}\n", flush=True)
         print(f"### Bytes read by one of 4 ranks, over a quarter of the bytes\n\n{shares(folder)}")
 
 

@@ -118,9 +118,10 @@ def test_reference_is_up_to_date(name: str) -> None:
 
 def test_demo_runs() -> None:
     printed = subprocess.run(
-        [sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=280
     ).stdout
-    assert "Largest relative difference" in printed
+    assert "goes on with" in " ".join(printed.split())
+    assert "Every loss equals the single process's" in printed
 
 
 def test_links_lead_somewhere() -> None:

@@ -38,9 +38,9 @@ def number():
 """
 
 
-def convmesh(*args: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def convmesh(*args: str, folder: Path | None = None, seconds: float = 120) -> subprocess.CompletedProcess[str]:
     """Run `convmesh` with these arguments; its modules come from this checkout."""
     return subprocess.run(
-        [sys.executable, "-m", "convmesh", *args], capture_output=True, text=True, cwd=folder, check=False, timeout=120,
-        env={**os.environ, "COLUMNS": "200"},
+        [sys.executable, "-m", "convmesh", *args], capture_output=True, text=True, cwd=folder, check=False,
+        timeout=seconds, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip

@@ -16,7 +16,7 @@ from convmesh import Mesh
 from convmesh.errors import InfeasibleError, PlanError, UnknownNameError
 from convmesh.graph import Captured, capture
 from convmesh.lowering import lower
-from convmesh.oracle.search import Candidates, Found
+from convmesh.oracle.search import Candidates, SearchResult
 from convmesh.oracle.search.why_best import why
 from convmesh.planner.drafting import DraftOptions
 from convmesh.planner.predicting import representatives
@@ -51,11 +51,11 @@ def captured(shape: tuple[int, ...] = SHAPE) -> Captured:
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def result() -> SearchResult:
     return search(captured(), SHAPE, "dgx-a100", gpus=16)
 
 
-def test_no_preset_on_any_mesh_is_better_than_the_best(found: Found) -> None:
+def test_no_preset_on_any_mesh_is_better_than_the_best(result: SearchResult) -> None:
     net = captured()
     bench = Bench(net, System.load("dgx-a100"), cm.Assumptions(), DraftOptions())
     candidates = Candidates(net.graph, bench.alone)
@@ -63,26 +63,26 @@ def test_no_preset_on_any_mesh_is_better_than_the_best(found: Found) -> None:
     legal = [candidate for candidate in every if candidates.refusal(candidate) is None]
     times = [bench.evaluate(candidate)[0].prediction.seconds_step for candidate in legal]
     assert len(times) > 5
-    assert found.best.prediction.seconds_step <= min(times) * 1.02  # borders of space count for the first only
+    assert result.best.prediction.seconds_step <= min(times) * 1.02  # borders of space count for the first only
 
 
-def test_plans_come_best_first_and_fit(found: Found) -> None:
-    times = [ranked.prediction.seconds_step for ranked in found.plans]
+def test_plans_come_best_first_and_fit(result: SearchResult) -> None:
+    times = [ranked.prediction.seconds_step for ranked in result.plans]
     assert times == sorted(times)
-    assert all(ranked.mesh.size == 16 for ranked in found.plans)
-    assert {ranked.strategy for ranked in found.plans} >= {"data", "data+spatial", "filter", "hybrid"}
-    assert all(0 < found.efficiency(ranked) <= 1.05 for ranked in found.plans)
+    assert all(ranked.mesh.size == 16 for ranked in result.plans)
+    assert {ranked.strategy for ranked in result.plans} >= {"data", "data+spatial", "filter", "hybrid"}
+    assert all(0 < result.efficiency(ranked) <= 1.05 for ranked in result.plans)
 
 
-def test_the_first_plans_are_all_priced_at_the_borders_of_space(found: Found) -> None:
-    for ranked in found.plans[:RESCORED]:
+def test_the_first_plans_are_all_priced_at_the_borders_of_space(result: SearchResult) -> None:
+    for ranked in result.plans[:RESCORED]:
         assert {*ranked.prediction.memory} >= {*representatives(ranked.mesh, borders=True)}
         assert ranked.prediction.seconds_step == cm.predict(ranked.plan, "dgx-a100").seconds_step
 
 
-def test_no_mix_is_a_preset_by_another_name(found: Found) -> None:
-    costs = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in found.plans if r.strategy != MIX]
-    mixes = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in found.plans if r.strategy == MIX]
+def test_no_mix_is_a_preset_by_another_name(result: SearchResult) -> None:
+    costs = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in result.plans if r.strategy != MIX]
+    mixes = [(r.prediction.seconds_step, r.prediction.bytes_sent) for r in result.plans if r.strategy == MIX]
     assert not {*costs} & {*mixes}
 
 
@@ -92,11 +92,11 @@ def test_on_one_device_all_strategies_are_one() -> None:
     assert alone.efficiency(alone.best) == pytest.approx(1.0)
 
 
-def test_every_other_candidate_has_its_reason(found: Found) -> None:
-    reasons = {(one.strategy, one.mesh): one.reason for one in found.rejected}
+def test_every_other_candidate_has_its_reason(result: SearchResult) -> None:
+    reasons = {(one.strategy, one.mesh): one.reason for one in result.rejected}
     assert reasons["pipeline", Mesh(pipe=16)] == "pipe: 16 ranks > 4 stages"
     assert all(reasons.values())
-    assert any(found.best.strategy in sentence for sentence in why(found))
+    assert any(result.best.strategy in sentence for sentence in why(result))
 
 
 def test_a_winner_that_waits_says_for_what() -> None:
@@ -107,10 +107,10 @@ def test_a_winner_that_waits_says_for_what() -> None:
     assert "along filter in forward and backward, such as at" in told
 
 
-def test_no_plan_of_the_pareto_front_is_beaten(found: Found) -> None:
-    front = found.pareto
+def test_no_plan_of_the_pareto_front_is_beaten(result: SearchResult) -> None:
+    front = result.pareto
     assert front
-    least = min(found.plans, key=lambda ranked: ranked.prediction.bytes_memory)
+    least = min(result.plans, key=lambda ranked: ranked.prediction.bytes_memory)
     assert any(r.prediction.bytes_memory == least.prediction.bytes_memory for r in front)
     for one in front:
         mine = one.prediction
@@ -118,7 +118,7 @@ def test_no_plan_of_the_pareto_front_is_beaten(found: Found) -> None:
             r.prediction.seconds_step < mine.seconds_step
             and r.prediction.bytes_memory < mine.bytes_memory
             and r.prediction.joules_step < mine.joules_step
-            for r in found.plans
+            for r in result.plans
         )
 
 
@@ -154,9 +154,9 @@ def test_plans_that_do_not_fit_recompute_or_shard(tmp_path: Path) -> None:
     bench = Bench(net, System.load("dgx-a100"), cm.Assumptions(), DraftOptions())
     needed = bench.ranked(cm.plan(net, (), Mesh(data=2), "data")).prediction.bytes_needed
     system = small_memory(tmp_path, f"{needed - 1_000_000} B")
-    found = search(net, (), system, gpus=2, strategies=["data"])
-    assert found.best.prediction.bytes_needed < needed - 1_000_000
-    assert found.best.plan.checkpoint == ("0", "1", "2", "3", "4", "5")
+    result = search(net, (), system, gpus=2, strategies=["data"])
+    assert result.best.prediction.bytes_needed < needed - 1_000_000
+    assert result.best.plan.checkpoint == ("0", "1", "2", "3", "4", "5")
 
 
 def gradients(axes: dict[str, int] | None, gpus: int | None) -> Any:
@@ -180,9 +180,9 @@ def test_plans_from_the_search_train_like_one_device(pools: Pools, axes: dict[st
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_plans_from_the_search_are_saved_and_read(found: Found, tmp_path: Path) -> None:
+def test_plans_from_the_search_are_saved_and_read(result: SearchResult, tmp_path: Path) -> None:
     layers = {node.layer for node in split_nodes(captured().graph)}
-    for ranked in found.plans[:3]:
+    for ranked in result.plans[:3]:
         ranked.plan.save(tmp_path / "plan.toml")
         read = cm.load_plan(tmp_path / "plan.toml")
         again = cm.plan(captured(), SHAPE, read.mesh, read)
@@ -224,10 +224,10 @@ def operators(captured: Captured, plan: cm.Plan, device: str) -> set[str]:
 
 def test_a_search_prices_the_operators_of_the_systems_own_kind_of_device(on_cpus: Captured) -> None:
     system = with_cores(4.0)
-    found = search(on_cpus, SHAPE, system, gpus=2)
-    best = found.best.plan
+    result = search(on_cpus, SHAPE, system, gpus=2)
+    best = result.best.plan
     assert "native_batch_norm_backward" in operators(on_cpus, best, "cpu") - operators(on_cpus, best, "cuda")
-    for ranked in found.plans:
+    for ranked in result.plans:
         assert ranked.prediction.seconds_step == cm.predict(ranked.plan, system).seconds_step
 
 

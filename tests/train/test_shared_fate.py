@@ -1,16 +1,18 @@
 """A rank that fails while training takes the others with it, and all say why."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from convmesh import ConvMeshError, RunError
+from convmesh import ConvMeshError, RunError, Trainer
 from convmesh.testing import RankPool, run_ranks
 from convmesh.train.shared_fate import shared_fate, together
+from convmesh.train.step_record import StepRecord
 from convmesh.train.training import train_run
-from tests.train.runs import HERE, config
+from tests.train.runs import HERE, config, lines
 
 Pools = dict[int, RankPool]
 
@@ -61,3 +63,35 @@ def test_data_that_are_no_numbers_end_the_run_on_every_rank_and_leave_the_folder
 def ran_once(folder: str) -> int:
     steps: int = train_run(config(steps=2), Path(folder), resume=True)[0]["steps"]
     return steps
+
+
+def stopped_by_one(folder: str) -> tuple[int, int]:
+    """Rank 1 is told to stop after its third step."""
+    trainer_hook = StopsAtThree()
+    with pytest.MonkeyPatch.context() as patch:
+        fit = Trainer.fit
+        patch.setattr(Trainer, "fit", lambda self, **options: fit(self, **options, hooks=[trainer_hook.on(self)]))
+        summary, number = train_run(config(), Path(folder))
+    return summary["steps"], number
+
+
+class StopsAtThree:
+    """A hook, as users write them."""
+
+    def on(self, trainer: Trainer) -> "StopsAtThree":
+        self._stopping = trainer.stopping
+        return self
+
+    def after_step(self, record: StepRecord) -> None:
+        if record.step == 3 and torch.distributed.get_rank() == 1:
+            self._stopping.request(signal.SIGTERM)
+
+
+def test_ranks_agree_on_the_step_after_which_they_stop(pools: Pools, tmp_path: Path) -> None:
+    first, second = pools[2].run(stopped_by_one, str(tmp_path))
+    assert first == second
+    steps, number = first
+    assert 4 <= steps < 15
+    assert number == signal.SIGTERM
+    assert (tmp_path / "checkpoints" / str(steps)).is_dir()
+    assert len(lines(tmp_path)) == steps

@@ -121,3 +121,11 @@ def test_voxels_are_judged_by_dice(pools: Pools, tmp_path: Path) -> None:
     assert 0 <= one["eval"]["dice"] <= 1
     assert two["eval"]["dice_classes"] == pytest.approx(one["eval"]["dice_classes"], rel=1e-9)
     assert two["final_loss"] == pytest.approx(one["final_loss"], rel=1e-9)
+
+
+def test_a_pipeline_trains_and_another_mesh_goes_on(pools: Pools, tmp_path: Path) -> None:
+    still = {"steps": 6, "model": {"name": f"{HERE}:smooth"}}
+    pools[1].run(ran, still, str(tmp_path / "whole"))
+    pools[2].run(ran, {**still, "steps": 4, "plan": {"strategy": "pipeline"}}, str(tmp_path / "run"))
+    pools[2].run(ran, still, str(tmp_path / "run"), True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)

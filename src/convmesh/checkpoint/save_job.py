@@ -73,6 +73,8 @@ class SaveJob:
             size = write_file(path, self._content.chunks(), digest)
         except OSError as error:
             return {"problem": f"rank {self._rank} cannot write {path}: {error.strerror}."}
+        except Exception as error:  # a failed copy from a GPU, for one: without a report the others would wait
+            return {"problem": f"rank {self._rank}: {error}"}
         return {"size": size, "sha256": digest.hexdigest()}
 
     def _concluded(self) -> Report:

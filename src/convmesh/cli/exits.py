@@ -21,7 +21,7 @@ class Exit(IntEnum):
 
 EXPLAINED = (
     "exit status: 0 done; 1 a bug in ConvMesh; 2 bad input; 3 no feasible plan; 5 the verified plan is not exact; "
-    "130 interrupted"
+    "130 interrupted, 143 terminated (a training run is saved first)"
 )
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from convmesh.layout import Mesh
-from convmesh.oracle.search import Found, Ranked, RefusalKind, Rejected
+from convmesh.oracle.search import Ranked, RefusalKind, Rejected, SearchResult
 from convmesh.oracle.search.why_best import why
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def mesh_text(mesh: Mesh) -> str:
     return " ".join(f"{name}={extent}" for name, extent in mesh.axes.items()) or "one device"
 
 
-def show(options: PlanOptions, result: Found, shape: tuple[int, ...], path: Path) -> None:
+def show(options: PlanOptions, result: SearchResult, shape: tuple[int, ...], path: Path) -> None:
     """Print the ranked plans, why the best won, what was rejected, and where the plan was saved."""
     console = terminal()
     console.print(f"{options.model} {'×'.join(map(str, shape))} on {options.gpus} × {options.system}")
@@ -78,7 +78,7 @@ def show(options: PlanOptions, result: Found, shape: tuple[int, ...], path: Path
     console.print(f"plan saved to {escape(str(path))}", soft_wrap=True)
 
 
-def _table(result: Found, top: int) -> Table:
+def _table(result: SearchResult, top: int) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("strategy", "mesh"):
         table.add_column(heading)
@@ -89,7 +89,7 @@ def _table(result: Found, top: int) -> Table:
     return table
 
 
-def _cells(result: Found, ranked: Ranked) -> list[str]:
+def _cells(result: SearchResult, ranked: Ranked) -> list[str]:
     prediction = ranked.prediction
     return [
         ranked.strategy + memory_marks(ranked),
@@ -119,7 +119,7 @@ def _legend(plans: Sequence[Ranked]) -> str:
     return "\n".join([EXPLAINED, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in marks)])
 
 
-def _show_rejected(console: Console, result: Found) -> None:
+def _show_rejected(console: Console, result: SearchResult) -> None:
     """Print a few rejected meshes of each strategy, and one line for all its meshes that were not evaluated."""
     untried = [one for one in result.rejected if one.refusal.kind is RefusalKind.NOT_EVALUATED]
     refused = [one for one in result.rejected if one.refusal.kind is not RefusalKind.NOT_EVALUATED]

@@ -22,7 +22,7 @@ from convmesh.cli.exits import BadInputError, Exit, check_writable
 from convmesh.cli.progress import progress
 
 if TYPE_CHECKING:
-    from convmesh.oracle.search import Found, Ranked
+    from convmesh.oracle.search import Ranked, SearchResult
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _save(best: Ranked, path: Path) -> None:
         raise BadInputError(f"`--save` (={str(path)!r}): {error.strerror}.") from None
 
 
-def _report(options: PlanOptions, result: Found, shape: tuple[int, ...], path: Path) -> None:
+def _report(options: PlanOptions, result: SearchResult, shape: tuple[int, ...], path: Path) -> None:
     if options.json:
         sys.stdout.write(json.dumps(to_plain(result, path), indent=2) + "\n")
         return
@@ -123,7 +123,7 @@ def _report(options: PlanOptions, result: Found, shape: tuple[int, ...], path: P
     show(options, result, shape, path)
 
 
-def to_plain(result: Found, path: Path) -> dict[str, Any]:
+def to_plain(result: SearchResult, path: Path) -> dict[str, Any]:
     """The search result in the JSON shape that other tools read."""
     from convmesh.oracle.search.why_best import why
 
@@ -132,7 +132,7 @@ def to_plain(result: Found, path: Path) -> dict[str, Any]:
     return {"best": best, "plans": [_row(result, ranked) for ranked in result.plans], "rejected": rejected}
 
 
-def _row(result: Found, ranked: Ranked) -> dict[str, Any]:
+def _row(result: SearchResult, ranked: Ranked) -> dict[str, Any]:
     prediction = ranked.prediction
     return {
         "strategy": ranked.strategy,

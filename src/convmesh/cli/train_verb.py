@@ -24,7 +24,17 @@ class TrainOptions:
     run: Path | None = None
     """The run folder; by default runs/NAME, after the run file's name."""
     ranks: int | None = None
-    """Start so many ranks on this machine. Under torchrun and srun leave it out: the job's ranks train."""
+    """Number of ranks to start on this machine. Under torchrun and srun leave it out: the job's ranks train."""
+    elastic: bool = True
+    """With --ranks: if ranks die or hang, go on with those left, from the last checkpoint, and grow again later."""
+    min_ranks: int = 1
+    """Wait for ranks to come back rather than go on with fewer."""
+    max_restarts: int = 3
+    """Give up after this many restarts in a row that saved no new checkpoint."""
+    rendezvous: str | None = None
+    """HOST:PORT where the supervisors of several hosts meet; HOST serves it. Give it with --ranks on every host."""
+    hosts: int = 1
+    """With --rendezvous: how many hosts to wait for before the first step."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder; if there is none, start."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
@@ -49,19 +59,33 @@ def run(options: TrainOptions) -> int:
         raise BadInputError(f"`--ranks` (={wanted}) must be a positive number of processes.")
     if in_a_job and wanted != ranks:
         raise BadInputError(f"`--ranks` (={wanted}) differs from the {ranks} ranks of this job; leave it out.")
+    _check_limits(options, wanted)
     folder = options.run or Path("runs") / _stem(options.config)
-    if wanted > 1 and not in_a_job:
+    if (wanted > 1 or options.rendezvous) and not in_a_job:
         return _start(options, folder, wanted)
     return _train(options, folder)
 
 
+def _check_limits(options: TrainOptions, ranks: int) -> None:
+    most = ranks * options.hosts
+    if options.rendezvous is None and options.hosts != 1:
+        raise BadInputError(f"`--hosts` (={options.hosts}) needs `--rendezvous HOST:PORT`, where they meet.")
+    if options.rendezvous is not None and not options.rendezvous.rpartition(":")[2].isdigit():
+        raise BadInputError(f"`--rendezvous` (={options.rendezvous!r}) must be HOST:PORT, such as node1:29400.")
+    if not 1 <= options.min_ranks <= most:
+        raise BadInputError(f"`--min-ranks` (={options.min_ranks}) must be from 1 to {most}, the ranks of the run.")
+    if options.max_restarts < 0:
+        raise BadInputError(f"`--max-restarts` (={options.max_restarts}) must be 0 or more.")
+
+
 def _train(options: TrainOptions, folder: Path) -> int:
-    from convmesh.cli.local_ranks import follow_launcher
+    from convmesh.supervise.following import ROOM, follow_supervisor
+
+    follow_supervisor()
     from convmesh.train.training import train_run
 
-    follow_launcher()
     summary, signal = train_run(options.settings, folder, options.resume)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if int(os.environ.get("RANK", "0")) == 0 and signal != ROOM:
         from convmesh.cli.train_report import show
 
         show(summary, folder)
@@ -70,14 +94,23 @@ def _train(options: TrainOptions, folder: Path) -> int:
 
 def _start(options: TrainOptions, folder: Path, ranks: int) -> int:
     """Start the ranks with one file that says everything, so that all of them read the same."""
-    from convmesh.cli.local_ranks import run_local_ranks
+    from convmesh.supervise.policy import Job, Policy
+    from convmesh.supervise.supervisor import supervise
     from convmesh.train.config_files import resolved_text
 
+    policy = Policy(
+        ranks, options.elastic, options.min_ranks, options.max_restarts, options.settings.timeout_seconds
+    )  # fmt: skip
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
         file.write(resolved_text(options.settings))
         file.flush()
-        flags = ["--run", str(folder), *(["--resume"] if options.resume else [])]
-        return run_local_ranks(ranks, [sys.executable, "-m", "convmesh", "train", file.name, *flags])
+        command = [sys.executable, "-m", "convmesh", "train", file.name, "--run", str(folder)]
+        job = Job(command, folder, options.resume)
+        if options.rendezvous is None:
+            return supervise(job, policy)
+        from convmesh.supervise.host_supervisor import supervise_host
+
+        return supervise_host(job, policy, options.rendezvous, options.hosts)
 
 
 def _stem(config: str) -> str:

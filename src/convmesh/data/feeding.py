@@ -26,7 +26,7 @@ class Feed:
     shape: tuple[int, ...]
     read: Callable[[int, Box, Array | None], Array]
     layout_of: Callable[[int], Layout]
-    """The layout of a batch of so many samples."""
+    """The layout of a batch of `samples` samples."""
     dtype: torch.dtype
     augment: Augment | None = None
     """None where the augmentation leaves this tensor alone."""

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""One result of an examination."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Lowered:
     device: str
     """The kind of device, cpu or cuda, whose kernels the program names."""
     layouts: dict[str, tuple[Layout, ...]]
-    """By node: the layouts of what it gives."""
+    """By node: the layouts of its outputs."""
     arranged: dict[str, Split]
     """Nodes whose input changes its layout first, and the split that asks for it."""
     shared: dict[str, str]

@@ -1,4 +1,4 @@
-"""Single nodes of a network, worked out for given layouts of their inputs: what mixes of splits are made of."""
+"""Single nodes of a network, lowered for given layouts of their inputs: mixes of splits are made of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Value = Any
 
 @dataclass(frozen=True)
 class Single:
-    """One node for given inputs: what it gives, does and keeps, and what it does with its weights."""
+    """One node for given inputs: its outputs, its steps, what it keeps for backward, and its use of weights."""
 
     value: Value
     steps: tuple[Steps, ...]

@@ -25,7 +25,7 @@ SUB_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """What a user may choose about a plan, beside the mesh and the strategy."""
+    """What a user may choose about a plan, besides the mesh and the strategy."""
 
     batchnorm: BatchNorm = "global"
     checkpoint: tuple[str, ...] = ()

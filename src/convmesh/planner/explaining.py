@@ -62,8 +62,8 @@ def _predicted(made: Plan, program: Program, system: System) -> Prediction:
 
 def _shown_rank(mesh: Mesh) -> int:
     """In the middle of space, and of a pipeline: such ranks send most."""
-    found = representatives(mesh)
-    return found[len(found) // 2]
+    ranks = representatives(mesh)
+    return ranks[len(ranks) // 2]
 
 
 def _planned(strategy: str, layer: LayerSpec, shared: LayerShares, system: System | None) -> Plan:
@@ -150,11 +150,11 @@ def _alternatives(strategy: str, layer: LayerSpec, shared: LayerShares, rank: in
     meshes = {"x": Mesh(data=data, channel=ranks), "y": Mesh(data=data, filter=ranks)}
     if root := next((n for n in range(int(ranks**0.5), 1, -1) if ranks % n == 0), 0):
         meshes["w"] = Mesh(data=data, channel=root, filter=ranks // root)
-    found: dict[str, int] = {}
+    bytes_by_name: dict[str, int] = {}
     for name, mesh in meshes.items():
         with contextlib.suppress(PlanError):  # a layer with few channels has no stationary-x
-            found[name] = sum(v.bytes_sent for v in volumes(layer, sharing(strategy, layer, mesh, name), rank))
-    return found
+            bytes_by_name[name] = sum(v.bytes_sent for v in volumes(layer, sharing(strategy, layer, mesh, name), rank))
+    return bytes_by_name
 
 
 def _tensors(layer: LayerSpec, shared: LayerShares, made: Plan, device: str) -> tuple[Tensor, ...]:

@@ -86,7 +86,7 @@ def _searched(
     system: System | str | None,
     options: DraftOptions,
 ) -> Plan:
-    """The best plan on any mesh of so many ranks."""
+    """The best plan on any mesh of `gpus` ranks."""
     if gpus is None or mesh is not None:
         raise PlanError("give `mesh`, such as cm.Mesh(data=2, height=2), or `gpus`, their number, and not both.")
     if not isinstance(strategy, str):

@@ -26,7 +26,7 @@ class Criterion:
 
     loss: Callable[..., Any]
     target: torch.Tensor
-    """Only its shape and type are looked at."""
+    """Only its shape and type matter."""
 
     def after(self, lowered: Lowered) -> Program:
         """The program with the loss, if its rank has the network's end."""

@@ -15,10 +15,10 @@ from convmesh.planner.searching import Bench
 from convmesh.system import System
 
 SCALED = ("data", "spatial", "filter", "pipeline", "data+spatial", "data+filter")
-"""Strategies that are looked at unless others are named; channel does as filter."""
+"""Strategies to scale by default; channel scales as filter does."""
 
 Capture = Callable[[int], Captured]
-"""The network for so many ranks: the same batch for strong scaling, more samples for more ranks for weak."""
+"""The network for N ranks: the same batch for strong scaling, a batch that grows with N for weak."""
 
 
 def scale(
@@ -42,7 +42,9 @@ def scale(
             progress(f"{ranks} ranks" if ranks > 1 else "1 rank")
         for strategy in strategies:
             points[strategy].append(_point(benches[-1], strategy, ranks, points[strategy]))
-    curves = tuple(Curve(strategy, tuple(found), _limit(found, benches)) for strategy, found in points.items())
+    curves = tuple(
+        Curve(strategy, tuple(curve_points), _limit(curve_points, benches)) for strategy, curve_points in points.items()
+    )
     return Scaling(_batch(benches[0]) / benches[0].seconds_alone, curves)
 
 
@@ -63,7 +65,7 @@ def _batch(bench: Bench) -> int:
 
 
 def _point(bench: Bench, strategy: str, ranks: int, before: Sequence[ScalingPoint]) -> ScalingPoint:
-    """The best of the meshes that promise most; nothing is worked out beyond where a strategy stops."""
+    """The best of the most promising meshes; nothing is evaluated beyond the ranks at which a strategy stops."""
     if any(point.ranked for point in before) and limit_of(before, lambda _: "computation"):
         return ScalingPoint(ranks, _batch(bench), None, Refusal(kind=RefusalKind.BEYOND_LIMIT))
     candidates = Candidates(bench.captured.graph, bench.alone)

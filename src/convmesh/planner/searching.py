@@ -17,7 +17,7 @@ from convmesh.layout import Mesh
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.oracle import Assumptions, predict_programs
-from convmesh.oracle.search import Candidate, Candidates, Found, Ranked, Search, SearchLimits
+from convmesh.oracle.search import Candidate, Candidates, Ranked, Search, SearchLimits, SearchResult
 from convmesh.oracle.search.objectives import objective as objective_called
 from convmesh.oracle.search.rare_collection import rare_collection
 from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
@@ -29,7 +29,7 @@ from convmesh.system import System
 
 DEFAULT_SYSTEM = "dgx-a100"
 MOST_DEPTH = 5
-"""Of modules in modules, looked at for blocks to compute again."""
+"""How deep modules may be nested to be candidates for recomputation."""
 
 MOST_RANKS = 1 << 20
 """Working out a mesh takes time and memory for each of its ranks."""
@@ -52,7 +52,7 @@ def search(
     strategies: Sequence[str] | None = None,
     assumptions: Assumptions | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """Plans for `gpus` ranks of a system, best first, and why others are not among them.
 
     `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
@@ -75,7 +75,7 @@ def search_captured(
     options: DraftOptions | None = None,
     assumptions: Assumptions | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """As `search`, for a network that was captured."""
     bench = Bench(captured, loaded(system, gpus), assumptions or Assumptions(), options or DraftOptions())
     _check(gpus, bench.system, strategies)
@@ -91,11 +91,11 @@ def search_captured(
     )
     with rare_collection():
         run.run(gpus, strategies or STRATEGIES)
-        return bench.rescored(run.found(bench.seconds_alone))
+        return bench.rescored(run.result(bench.seconds_alone))
 
 
 def loaded(system: System | str | None, ranks: int = 1) -> System:
-    """A system by value, name or path; without one this machine if it was calibrated and has so many devices."""
+    """A system by value, name or path; without one this machine, if it was calibrated and has enough devices."""
     if system is not None:
         return system if isinstance(system, System) else System.load(system)
     if "local" in System.names():
@@ -189,24 +189,24 @@ class Bench:
         return made
 
     def _variants(self, candidate: Candidate) -> list[DraftOptions]:
-        found = [self.options]
+        variants = [self.options]
         if self.options.reduction == "bucketed" and "data" in candidate.mesh.axes:
-            found.append(replace(self.options, reduction="sharded"))
+            variants.append(replace(self.options, reduction="sharded"))
         if not self.options.checkpoint and self._blocks:
-            found.append(replace(found[-1], checkpoint=self._blocks))
-        return found
+            variants.append(replace(variants[-1], checkpoint=self._blocks))
+        return variants
 
     @cached_property
     def _blocks(self) -> tuple[str, ...]:
         """Modules to compute again: of the depth at which there are about as many as layers in each."""
         paths = [layer.split(".") for layer in self.captured.graph.layers]
         by_depth = [Counter(".".join(p[:depth]) for p in paths if len(p) > depth) for depth in range(1, MOST_DEPTH)]
-        blocks = [tuple(name for name, layers in found.items() if layers > 1) for found in by_depth]
+        blocks = [tuple(name for name, layers in blocks_here.items() if layers > 1) for blocks_here in by_depth]
         wanted = math.sqrt(len(paths))
         return min((names for names in blocks if names), key=lambda names: abs(len(names) - wanted), default=())
 
     def ranked(self, plan: Plan) -> Ranked:
-        """A draft with all that was open decided, worked out for ranks that stand for all, and priced."""
+        """A draft with every open choice made, lowered for representative ranks, and priced."""
         decided, programs = self.lowered(plan)
         return Ranked(decided, predict_programs(programs, self.system, self.assumptions))
 
@@ -215,31 +215,31 @@ class Bench:
         ranks = representatives(plan.mesh)
         if plan.pipeline is not None:
             return plan, programs_of(plan, ranks, device=self.system.torch_device)
-        found = self._lower(plan, ranks[0])
-        return found.plan, {ranks[0]: found.program}
+        lowered = self._lower(plan, ranks[0])
+        return lowered.plan, {ranks[0]: lowered.program}
 
     def mixes(self, mesh: Mesh) -> list[Ranked]:
         """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""
-        found: dict[object, Ranked] = {}
+        by_splits: dict[object, Ranked] = {}
         with contextlib.suppress(ConvMeshError):  # a network that cannot be mixed has presets all the same
             empty = self.draft(mesh, {"*": {}}, self.options)
             for splits in mixes_on(self.captured, mesh, self.system, self.assumptions, empty):
                 ranked = self.ranked(replace(self.draft(mesh, splits, self.options), strategy=MIX))
-                found.setdefault(ranked.plan.splits, ranked)
-        return list(found.values())
+                by_splits.setdefault(ranked.plan.splits, ranked)
+        return list(by_splits.values())
 
-    def rescored(self, found: Found) -> Found:
+    def rescored(self, result: SearchResult) -> SearchResult:
         """The same with the first plans priced at the borders of space too, and in that order.
 
         Looking at more ranks finds waiting, never less of it: what comes after them cannot belong before them.
         """
-        plans = list(found.plans)
+        plans = list(result.plans)
         while waiting := [at for at, one in enumerate(plans[:RESCORED]) if not self._has_borders(one)]:
             plans[waiting[0]] = self.with_borders(plans[waiting[0]])
-            plans.sort(key=lambda ranked: found.objective.of(ranked.prediction))
+            plans.sort(key=lambda ranked: result.objective.of(ranked.prediction))
         presets = [ranked for ranked in plans if ranked.strategy != MIX]
         kept = (one for one in plans if one.strategy != MIX or not any(one.is_like(other) for other in presets))
-        return replace(found, plans=tuple(kept))
+        return replace(result, plans=tuple(kept))
 
     def with_borders(self, ranked: Ranked) -> Ranked:
         """A plan with a prediction that looks at the borders of space too."""

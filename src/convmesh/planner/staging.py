@@ -44,7 +44,7 @@ def with_stages(captured: Captured, plan: Plan, options: StageOptions, device: s
 
 
 def _samples_a_rank(lowered: Lowered, graph: Graph) -> int:
-    """Samples that every rank has, as far as they come in equal numbers."""
+    """Samples of each rank, if all have equally many."""
     layouts = [lowered.layouts[node.name][0] for node in graph.inputs]
     if any(not layout.shape for layout in layouts):
         raise PlanError("a pipeline cuts batches into micro-batches, but an input of the network has no samples.")

@@ -95,7 +95,7 @@ class SeenLoss:
 
 
 class LossCheck:
-    """Finds a loss that is NaN. On a GPU the loss of a step is looked at in the next: nobody waits for it.
+    """Finds a loss that is NaN. On a GPU the loss of a step is read during the next one, so that nobody waits for it.
 
     Wrong labels always end the run. Any other NaN does so if it `ends_on_nan`.
     """

@@ -12,7 +12,7 @@ from convmesh.models.load import import_factory
 from convmesh.train.run_config import DataConfig
 
 TEST_PART = 4
-"""A generator's test set has one sample for so many of training, unless the run file says otherwise."""
+"""A generator's test set has one sample for this many of training, unless the run file says otherwise."""
 
 
 def training_source(config: DataConfig) -> Source:

@@ -10,8 +10,11 @@ from typing import Any
 
 from convmesh.errors import ConfigError
 from convmesh.measure.energy_counters import EnergyMeter
+from convmesh.supervise.following import ROOM
+from convmesh.supervise.pulse import Phase, Pulse
 from convmesh.train.run_folder import RunFolder
 from convmesh.train.step_record import Progress, StepRecord
+from convmesh.train.stopping import Stopping
 
 SECONDS_ENERGY = 1.0
 """The counters of GPUs tick ten times a second."""
@@ -55,6 +58,32 @@ class Checkpoints:
     def after_step(self, record: StepRecord) -> None:
         if self.every.is_due(record.step):
             self.save()
+
+
+@dataclass(frozen=True)
+class Heartbeats:
+    """Tells the supervisor of every step."""
+
+    pulse: Pulse
+
+    def after_step(self, record: StepRecord) -> None:
+        self.pulse.beat(Phase.TRAINING, record.step)
+
+
+@dataclass(frozen=True)
+class RoomForMore:
+    """Ends this generation of ranks at a checkpoint if the supervisor can start more of them."""
+
+    pulse: Pulse
+    saves: Every
+    stopping: Stopping
+
+    def after_step(self, record: StepRecord) -> None:
+        if record.step == self.saves.last or not self.saves.is_due(record.step):
+            return
+        if self.pulse.is_asked_for_room:
+            self.stopping.request(ROOM)
+        self.stopping.ask_now()
 
 
 @dataclass

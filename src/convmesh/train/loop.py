@@ -52,6 +52,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> None:
     with run.stopping.listening():
         while done.step < run.steps and not run.stopping.signal:
             _epoch(run, hooks)
+        run.stopping.settle()
 
 
 def _epoch(run: Run, hooks: Sequence[Hook]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,11 @@ from convmesh.plans import Plan, load_plan
 from convmesh.plans.default_mesh import mesh_for
 from convmesh.plans.plan_file import loads
 from convmesh.plans.plan_text import dumps
+from convmesh.supervise.following import wanted_ranks
 from convmesh.system import System
 from convmesh.system.folder import LOCAL, user_systems
 from convmesh.train.optimizers import ASSUMED
+from convmesh.train.replanning import plans_for
 from convmesh.train.run_config import PlanConfig, RunConfig
 
 Shape = tuple[int, ...]
@@ -41,9 +44,17 @@ class Planned:
 
 def decide(config: RunConfig, model: nn.Module, shape: Shape, ranks: int) -> Planned:
     """Make the plan and predict its step. Only the first rank does this; the others wait for `shared_plan`."""
-    system = system_named(config.plan.system) if _needs_system(config.plan, ranks) else None
-    made = _made(config.plan, model, shape, ranks, system)
-    if system is None or not config.plan.predict:
+    *others, last = plans_for(config.plan, ranks, wanted_ranks(), len(shape) - 2)
+    for plan in others:
+        with contextlib.suppress(ConvMeshError):
+            return _decided(config, plan, model, shape, ranks)
+    return _decided(config, last, model, shape, ranks)
+
+
+def _decided(config: RunConfig, plan: PlanConfig, model: nn.Module, shape: Shape, ranks: int) -> Planned:
+    system = system_named(plan.system) if _needs_system(plan, ranks) else None
+    made = _made(plan, model, shape, ranks, system)
+    if system is None or not plan.predict:
         return Planned(dumps(made), unpredicted="`plan.predict` is false")
     try:
         assumed = Assumptions(optimizer=ASSUMED[config.optimizer.name])  # type: ignore[arg-type]

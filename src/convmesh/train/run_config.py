@@ -163,7 +163,7 @@ class RunConfig(Section):
     epochs: CountOrNone = 10
     """How often the training data are gone through."""
     steps: CountOrNone = 0
-    """Stop after so many steps, whatever `epochs` says; 0 follows `epochs`."""
+    """Stop after this many steps, whatever `epochs` says; 0 follows `epochs`."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """fp32 and fp64 throughout; bf16 and fp16 by autocast, fp16 with gradient scaling."""
     loss: str = "auto"
@@ -174,6 +174,8 @@ class RunConfig(Section):
     """Of weights, sample order, augmentation and dropout."""
     compile: bool = False
     """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
+    timeout_seconds: Positive = 600.0
+    """How long ranks may be silent, or wait for each other, before the run fails or restarts; longer than any step."""
     tensorboard: bool = False
     """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
     model: ModelConfig = ModelConfig()

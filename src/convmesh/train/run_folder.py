@@ -6,13 +6,13 @@ import fcntl
 import json
 import os
 import platform
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from convmesh.errors import RunError
+from convmesh.supervise.journal import EVENTS, Journal
 from convmesh.system.saving import write_whole
 
 LOCK = ".lock"
@@ -31,7 +31,7 @@ class RunFolder:
             with closed_on_error(self._lock):
                 if not resume:
                     _check_is_new(path)
-                self._log = (path / "log.txt").open("a", encoding="utf-8", buffering=1)
+                self.journal = Journal(path)
         except OSError as error:
             raise RunError(f"`run` (={str(path)!r}): {error.strerror}.") from None
 
@@ -65,7 +65,12 @@ class RunFolder:
     def log(self, text: str) -> None:
         """One more line of log.txt, with the time."""
         with self._told("log.txt"):
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self.journal.log(text)
+
+    def start(self, resumed: bool, step: int, ranks: int) -> None:
+        """Note that the ranks begin to train."""
+        with self._told(EVENTS):
+            self.journal.start(resumed, step, ranks)
 
     @contextmanager
     def _told(self, name: str) -> Iterator[None]:
@@ -77,7 +82,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for file in (self._metrics, self._log, self._lock):
+        for file in (self._metrics, self._lock):
             if file is not None:
                 with suppress(OSError):  # of a full disk, which was told
                     file.close()

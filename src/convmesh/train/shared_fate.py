@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -14,9 +16,12 @@ from convmesh.dist.agreement import problems_of
 from convmesh.errors import ConvMeshError, RunError
 from convmesh.private_torch.stores import default_store
 
-_TOLD, _READ = "convmesh/train/failed", "convmesh/train/failed/read"
-_SECONDS_TO_HEAR, _SECONDS_FAREWELL, _SECONDS_PAUSE = 2.0, 5.0, 0.02
-"""How long a rank whose connection broke waits for the reason, and how long the first rank serves it to others."""
+_SECONDS_TO_HEAR, _SECONDS_ALIKE, _SECONDS_FAREWELL, _SECONDS_PAUSE = 2.0, 1.0, 5.0, 0.02
+"""How long a rank whose connection broke waits for the reason; how long one that failed waits for others that failed
+alike, before it breaks its connections; and how long the first rank then serves the reason to others."""
+
+_fates = itertools.count()
+"""All ranks share as many fates, in the same order: each has keys of its own in the job's store."""
 
 
 @contextmanager
@@ -38,40 +43,53 @@ def together() -> Iterator[None]:
 @contextmanager
 def shared_fate() -> Iterator[None]:
     """While training: tell the others why this rank ends, or learn why another one did."""
+    key = f"convmesh/train/fate/{next(_fates)}"
     try:
         yield
     except Exception as error:
         if dist.get_world_size() == 1:
             raise
-        store = default_store()
-        told = "" if isinstance(error, ConvMeshError) else _heard(store)
+        fate = _Fate(default_store(), key, dist.get_world_size())
+        told = "" if isinstance(error, ConvMeshError) else fate.heard()
         if told:
             raise RunError(told) from error
-        _tell(store, error)
+        fate.tell(error)
         raise
 
 
-def _heard(store: Any) -> str:
-    """What another rank told, or nothing."""
-    end = time.monotonic() + _SECONDS_TO_HEAR
-    with contextlib.suppress(Exception):  # the store may have gone with the rank that served it
-        while time.monotonic() < end:
-            if store.check([_TOLD]):
-                text: str = store.get(_TOLD).decode()
-                store.add(_READ, 1)
+@dataclass(frozen=True)
+class _Fate:
+    """The end of a run, as ranks write it to the job's store, which may go with the rank that serves it."""
+
+    store: Any
+    key: str
+    ranks: int
+
+    def heard(self) -> str:
+        """What another rank told, or nothing."""
+        with contextlib.suppress(Exception):
+            if self._within(_SECONDS_TO_HEAR, lambda: self.store.check([self.key])):
+                text: str = self.store.get(self.key).decode()
+                self.store.add(f"{self.key}/know", 1)
                 return text
-            time.sleep(_SECONDS_PAUSE)
-    return ""
+        return ""
 
+    def tell(self, error: Exception) -> None:
+        """Leave word. Unless all ranks have failed alike, break the connections at which they wait."""
+        rank, kind = dist.get_rank(), "" if isinstance(error, ConvMeshError) else f"{type(error).__name__}: "
+        with contextlib.suppress(Exception):
+            if self.store.add(f"{self.key}/told", 1) == 1:
+                self.store.set(self.key, f"rank {rank} failed: {kind}{error}")
+            self.store.add(f"{self.key}/know", 1)
+            if not self._within(_SECONDS_ALIKE, self._all_know):
+                dist.destroy_process_group()
+                self._within(_SECONDS_FAREWELL if rank == 0 else 0.0, self._all_know)
 
-def _tell(store: Any, error: Exception) -> None:
-    """Leave word, break the connections that others wait at, and serve the store until they have read it."""
-    rank, others = dist.get_rank(), dist.get_world_size() - 1
-    kind = "" if isinstance(error, ConvMeshError) else f"{type(error).__name__}: "
-    with contextlib.suppress(Exception):
-        if store.add(f"{_TOLD}/count", 1) == 1:
-            store.set(_TOLD, f"rank {rank} failed: {kind}{error}")
-        dist.destroy_process_group()
-        end = time.monotonic() + _SECONDS_FAREWELL
-        while rank == 0 and time.monotonic() < end and store.add(_READ, 0) < others:
+    def _all_know(self) -> bool:
+        return bool(self.store.add(f"{self.key}/know", 0) >= self.ranks)
+
+    def _within(self, seconds: float, is_so: Callable[[], bool]) -> bool:
+        end = time.monotonic() + seconds
+        while not (so := is_so()) and time.monotonic() < end:
             time.sleep(_SECONDS_PAUSE)
+        return so

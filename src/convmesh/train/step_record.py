@@ -57,7 +57,6 @@ class Progress:
     """Steps done."""
     seconds_before: float = 0.0
     """Of the processes before this one, which the run resumes."""
-    restarts: int = 0
     final_loss: float | None = None
     eval: dict[str, Any] | None = None
     seconds_steps: list[float] = field(default_factory=list)

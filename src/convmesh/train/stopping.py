@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from convmesh.dist import OpenMesh, all_reduce
+from convmesh.dist import OpenMesh, Reduction
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECONDS_BETWEEN = 0.25
@@ -30,6 +30,7 @@ class Stopping:
         self._heard = 0
         self._left = self._steps = 1
         self._asked = time.monotonic()
+        self._question: Reduction | None = None
         self.signal = 0
         """The signal that ended the run, or 0."""
 
@@ -37,23 +38,40 @@ class Stopping:
         """End the run after one of the next steps."""
         self._heard = number
 
+    def ask_now(self) -> None:
+        """Have ranks ask each other after this step; call it after the same step on all of them."""
+        self._left = 1
+
     def after_step(self) -> bool:
         """Whether this step is the last one; the same on every rank."""
         self._left -= 1
         if self._left > 0:
             return False
+        self.settle()
+        if not self.signal:
+            self._ask()
+        return bool(self.signal)
+
+    def _ask(self) -> None:
+        """Ask all ranks. The answer travels during the next steps, so that nobody waits for it."""
         now = time.monotonic()
         told = torch.tensor([float(self._heard), now - self._asked], dtype=torch.float64, device=self._mesh.device)
-        heard, seconds = all_reduce(told, self._mesh, tuple(self._mesh.mesh.axes), dist.ReduceOp.MAX).tolist()
-        self._plan_next(seconds)
+        self._question = Reduction([told], self._mesh, tuple(self._mesh.mesh.axes), dist.ReduceOp.MAX)
         self._asked = now
-        self.signal = int(heard)
-        return bool(self.signal)
+        self._left = self._steps
+
+    def settle(self) -> None:
+        """Take the answer to the last question, if there is one; all ranks have the same."""
+        if self._question is None:
+            return
+        heard, seconds = self._question.wait()[0].tolist()
+        self._question, self.signal = None, int(heard)
+        self._plan_next(seconds)
 
     def _plan_next(self, seconds: float) -> None:
         """Every rank has the same `seconds`, so all ask next after the same number of steps."""
         pace = max(seconds / self._steps, 1e-6)
-        self._steps = self._left = int(min(max(1, SECONDS_BETWEEN / pace), MOST_STEPS, 2 * self._steps))
+        self._steps = int(min(max(1, SECONDS_BETWEEN / pace), MOST_STEPS, 2 * self._steps))
 
     @contextmanager
     def listening(self) -> Iterator[None]:

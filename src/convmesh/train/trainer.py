@@ -14,8 +14,19 @@ from convmesh.checkpoint import Checkpointer
 from convmesh.data import Loader
 from convmesh.measure.energy_counters import energy_meter
 from convmesh.runtime import ParallelNet
+from convmesh.supervise.journal import Journal
+from convmesh.supervise.pulse import SECONDS_SAVING, Phase, pulse
 from convmesh.train.evaluation import evaluate
-from convmesh.train.hooks import Checkpoints, EnergyReadings, Evaluations, Every, Metrics, TensorBoard
+from convmesh.train.hooks import (
+    Checkpoints,
+    EnergyReadings,
+    Evaluations,
+    Every,
+    Heartbeats,
+    Metrics,
+    RoomForMore,
+    TensorBoard,
+)
 from convmesh.train.loop import Hook, Run, train
 from convmesh.train.progress_line import ProgressLine
 from convmesh.train.run_folder import checkpoints_of
@@ -75,12 +86,14 @@ class Trainer:
         )  # fmt: skip
         place = open_place(folder, resume) if isinstance(folder, str | Path) else folder
         self.folder = None if place is None else place.writer
+        self.journal = None if place is None else Journal(place.path)
         self.checkpointer = None if place is None else Checkpointer(checkpoints_of(place.path), keep, asynchronous)
         self._tensorboard = place.path / "tensorboard" if place is not None and tensorboard else None
         self._saved = -1
         self._began = time.monotonic()
-        if resume:
-            self.resume()
+        resumed = resume and self.resume()
+        if self.folder is not None:
+            self.folder.start(resumed, self.progress.step, net.mesh.mesh.size)
 
     def close(self) -> None:
         """Let other runs have the folder; the end of the process does so too."""
@@ -98,7 +111,7 @@ class Trainer:
         if state is None:
             return False
         done = self.progress
-        done.step, done.seconds_before, done.restarts = state["step"], state["seconds_total"], state["restarts"] + 1
+        done.step, done.seconds_before = state["step"], state["seconds_total"]
         done.final_loss, done.eval = state["final_loss"], state["eval"]
         if self.stepper.scaler is not None and state["scaler"]:
             self.stepper.scaler.load_state_dict(state["scaler"])
@@ -108,7 +121,8 @@ class Trainer:
     def save(self) -> None:
         """Save the state as a checkpoint of the current step."""
         if self.checkpointer is not None:
-            self.checkpointer.save(self.progress.step, self.net, self.optimizer, self._state())
+            with pulse().doing(Phase.SAVING, SECONDS_SAVING):
+                self.checkpointer.save(self.progress.step, self.net, self.optimizer, self._state())
             self._saved = self.progress.step
 
     def _state(self) -> dict[str, Any]:
@@ -117,7 +131,6 @@ class Trainer:
         return {
             "step": done.step,
             "seconds_total": self.seconds_total,
-            "restarts": done.restarts,
             "final_loss": done.final_loss,
             "eval": done.eval,
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -132,8 +145,8 @@ class Trainer:
         """Loss and metrics over all samples of `loader` (default: `test`), the same on every rank."""
         chosen = loader or self.test
         assert chosen is not None
-        with self.stepper.autocast():
-            return evaluate(self.net, self.loss, chosen.epoch(0), self.metrics)
+        with self.stepper.autocast(), pulse().doing(Phase.EVALUATING):
+            return evaluate(self.net, self.loss, pulse().over(chosen.epoch(0)), self.metrics)
 
     def fit(
         self, *, epochs: int = 0, steps: int = 0, intervals: Intervals | None = None, hooks: Sequence[Hook] = ()
@@ -150,6 +163,7 @@ class Trainer:
         own = self._hooks(last, intervals or Intervals())
         if self.folder is not None:
             self.folder.start_metrics(self.progress.step)
+        pulse().begin(self.progress.step)
         try:
             with shared_fate():
                 train(run, [*own, *hooks])
@@ -167,22 +181,24 @@ class Trainer:
         if self.checkpointer is not None:
             if self._saved != self.progress.step:
                 self.save()
-            self.checkpointer.wait()
+            with pulse().doing(Phase.SAVING, SECONDS_SAVING):
+                self.checkpointer.wait()
         if self.folder is not None:
             self.folder.write_json("summary.json", self.summary())
 
     def _hooks(self, last: int, intervals: Intervals) -> list[Hook]:
         """In the order in which they run: a step's line has its evaluation, and a checkpoint comes last."""
-        hooks: list[Hook] = []
+        hooks: list[Hook] = [Heartbeats(pulse())] if pulse().is_watched else []
         if self.test is not None:
             every = Every(intervals.evaluate_steps, intervals.evaluate_epochs, self.steps_epoch, last)
             hooks.append(Evaluations(self.evaluate, every, self.progress))
         if self.net.mesh.rank == 0:
             hooks += self._hooks_of_first_rank(last)
         if self.checkpointer is not None:
-            hooks.append(
-                Checkpoints(self.save, Every(intervals.save_steps, intervals.save_epochs, self.steps_epoch, last))
-            )
+            saves = Every(intervals.save_steps, intervals.save_epochs, self.steps_epoch, last)
+            hooks.append(Checkpoints(self.save, saves))
+            if pulse().is_watched:
+                hooks.append(RoomForMore(pulse(), saves, self.stopping))
         return hooks
 
     def _hooks_of_first_rank(self, last: int) -> list[Hook]:
@@ -208,7 +224,8 @@ class Trainer:
             "seconds_total": self.seconds_total,
             "ranks": mesh.size,
             "mesh": dict(mesh.axes),
-            "restarts": done.restarts,
+            "restarts": 0 if self.journal is None else self.journal.restarts(),
+            "events": [] if self.journal is None else self.journal.events(),
             "predicted_seconds_step": self.predicted_seconds_step,
             "measured_seconds_step": measured,
             "data_share": done.data_share,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.dist import init
+from convmesh.supervise.pulse import SECONDS_ENDING, SECONDS_SETTING_UP, Phase, pulse
 from convmesh.train.circumstances import circumstances
 from convmesh.train.config_files import resolved_text
 from convmesh.train.run_config import RunConfig
@@ -17,20 +18,23 @@ from convmesh.train.trainer import Intervals, Trainer
 
 def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[dict[str, Any], int]:
     """Train as `config` says, on the ranks of this job; the summary, and the signal that ended it early or 0."""
-    init()
+    init(_seconds_waiting(config))
     place = open_place(folder, resume)
+    pulse().beat(Phase.SETTING_UP, seconds=SECONDS_SETTING_UP)
     try:
         parts = set_up(config)
         if place.writer is not None:
             _describe(place.writer, config, parts)
         trainer = trainer_for(config, parts, place, resume)
-        if place.writer is not None:
-            place.writer.log(
-                f"{'resumes after' if trainer.progress.restarts else 'starts at'} step {trainer.progress.step}"
-            )
         return trainer.fit(steps=parts.steps, intervals=_intervals(config)), trainer.stopping.signal
     finally:
         place.close()
+        pulse().beat(Phase.ENDING, seconds=SECONDS_ENDING)
+
+
+def _seconds_waiting(config: RunConfig) -> float:
+    """A supervisor names the rank that the others wait for, so it must be the first to lose patience."""
+    return max(2 * config.timeout_seconds, SECONDS_SETTING_UP) if pulse().is_watched else config.timeout_seconds
 
 
 def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: bool) -> Trainer:

@@ -14,7 +14,7 @@ from convmesh.data.tensor_spec import Array, TensorSpec
 from convmesh.errors import DataError
 
 TESTED = 5
-"""One digit in so many is for tests."""
+"""One digit in this many is for tests."""
 
 
 class Digits(SampleGenerator):

@@ -95,7 +95,7 @@ class Source(ABC):
 
 
 def is_finite(values: Array) -> bool:
-    """Whether all values are finite. One sum tells, unless it overflows; then every value is looked at."""
+    """Whether all values are finite. One sum tells, unless it overflows; then every value is checked."""
     if values.dtype.kind != "f":
         return True
     with np.errstate(all="ignore"):

@@ -3,13 +3,12 @@
 from convmesh.oracle.search.candidates import Candidate, Candidates
 from convmesh.oracle.search.objectives import Objective, objective
 from convmesh.oracle.search.refusal import Refusal, RefusalKind
-from convmesh.oracle.search.results import Found, Ranked, Rejected, pareto
+from convmesh.oracle.search.results import Ranked, Rejected, SearchResult, pareto
 from convmesh.oracle.search.search import Search, SearchLimits
 
 __all__ = [
     "Candidate",
     "Candidates",
-    "Found",
     "Objective",
     "Ranked",
     "Refusal",
@@ -17,6 +16,7 @@ __all__ = [
     "Rejected",
     "Search",
     "SearchLimits",
+    "SearchResult",
     "objective",
     "pareto",
 ]  # fmt: skip

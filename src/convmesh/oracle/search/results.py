@@ -56,7 +56,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """`plans` best first by `objective`; `seconds_alone` is the step's time on one device that had the memory."""
 
     plans: tuple[Ranked, ...]

@@ -12,7 +12,7 @@ from convmesh.oracle.search.candidates import Candidate, Candidates
 from convmesh.oracle.search.climb import Climb, Key
 from convmesh.oracle.search.objectives import Objective
 from convmesh.oracle.search.refusal import Refusal, RefusalKind
-from convmesh.oracle.search.results import Found, Ranked, Rejected
+from convmesh.oracle.search.results import Ranked, Rejected, SearchResult
 from convmesh.plans import STRATEGIES
 
 Evaluate = Callable[[Candidate], Sequence[Ranked]]
@@ -56,12 +56,12 @@ class Search:
         if self.mix is not None:
             self._mixes(self.mix)
 
-    def found(self, seconds_alone: float) -> Found:
+    def result(self, seconds_alone: float) -> SearchResult:
         """The plans, best first; raises if there is none."""
         if not self.plans:
             raise InfeasibleError(_why_nothing(self.rejected))
         plans = sorted(self.plans, key=lambda ranked: self.objective.of(ranked.prediction))
-        return Found(tuple(plans), tuple(self.rejected), self.objective, seconds_alone)
+        return SearchResult(tuple(plans), tuple(self.rejected), self.objective, seconds_alone)
 
     def _strategy(self, strategy: str, ranks: int) -> None:
         legal = []

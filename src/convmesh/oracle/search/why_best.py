@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convmesh.oracle.search.results import Found, Ranked
+from convmesh.oracle.search.results import Ranked, SearchResult
 from convmesh.oracle.simulate.timeline import Interval
 from convmesh.plans.presets import AXES_OF
 
@@ -15,10 +15,10 @@ SIMPLE = ("data", "spatial", "filter", "channel", "pipeline")
 """Strategies that others combine."""
 
 
-def why(found: Found) -> list[str]:
+def why(result: SearchResult) -> list[str]:
     """Where the best plan spends its time, why the next strategy is slower, and what simpler ones lack."""
-    best = found.best
-    return [_spent(best), *_waited(best), *_against(found, best), *_simpler(found, best)]
+    best = result.best
+    return [_spent(best), *_waited(best), *_against(result, best), *_simpler(result, best)]
 
 
 def _spent(best: Ranked) -> str:
@@ -59,8 +59,8 @@ def _bare(sent: Interval, work: Sequence[Interval]) -> float:
     return sent.seconds - sum(max(0.0, min(sent.end, one.end) - max(sent.begin, one.begin)) for one in work)
 
 
-def _against(found: Found, best: Ranked) -> list[str]:
-    other = next((r for r in found.plans if r.strategy != best.strategy), None)
+def _against(result: SearchResult, best: Ranked) -> list[str]:
+    other = next((r for r in result.plans if r.strategy != best.strategy), None)
     if other is None:
         return []
     mine, theirs = best.prediction.parts, other.prediction.parts
@@ -68,23 +68,25 @@ def _against(found: Found, best: Ranked) -> list[str]:
     losses = {name: getattr(theirs, name).value - getattr(mine, name).value for name in names}
     most = max(losses, key=lambda name: losses[name])
     words = {"compute": "computation", "exposed": "exposed communication", "idle": "idle time", "update": "the update"}
-    ratio = found.objective.of(other.prediction) / found.objective.of(best.prediction) - 1
+    ratio = result.objective.of(other.prediction) / result.objective.of(best.prediction) - 1
     loss = f", most of all {losses[most] * 1e3:.3g} ms of {words[most]}" if losses[most] > 0 else ""
-    return [f"the next strategy, {other.strategy} on {other.mesh}, needs {ratio:.1%} more {found.objective.name}{loss}"]
+    return [
+        f"the next strategy, {other.strategy} on {other.mesh}, needs {ratio:.1%} more {result.objective.name}{loss}"
+    ]
 
 
-def _simpler(found: Found, best: Ranked) -> list[str]:
+def _simpler(result: SearchResult, best: Ranked) -> list[str]:
     """For each strategy on some of the best plan's axes alone: how much more it costs, or why it has no plan."""
     simple = [name for name in SIMPLE if {*AXES_OF[name]} & {*best.mesh.axes} and name != best.strategy]
-    texts = {name: _alone(found, best, name) for name in simple}
+    texts = {name: _alone(result, best, name) for name in simple}
     return [f"{strategy} alone {text}" for strategy, text in texts.items() if text]
 
 
-def _alone(found: Found, best: Ranked, strategy: str) -> str | None:
-    cost = found.objective.of
-    if ranked := next((r for r in found.plans if r.strategy == strategy), None):
-        return f"needs {cost(ranked.prediction) / cost(best.prediction) - 1:.1%} more {found.objective.name}"
-    refusal = next((one.refusal for one in found.rejected if one.strategy == strategy), None)
+def _alone(result: SearchResult, best: Ranked, strategy: str) -> str | None:
+    cost = result.objective.of
+    if ranked := next((r for r in result.plans if r.strategy == strategy), None):
+        return f"needs {cost(ranked.prediction) / cost(best.prediction) - 1:.1%} more {result.objective.name}"
+    refusal = next((one.refusal for one in result.rejected if one.strategy == strategy), None)
     if refusal is None:
         return None
     return f"has no plan: {refusal.rule if refusal.subject == strategy else refusal}"

@@ -1,0 +1,80 @@
+"""How a generation of ranks ended, judged by how its processes did."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from convmesh.supervise.following import ROOM
+
+BAD_INPUT, NO_PLAN = 2, 3
+"""Exit statuses of a user's mistake and of a network without a feasible plan."""
+
+MADE_ROOM = 128 + ROOM
+_TOLD_TO_STOP = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+
+
+class Ending(Enum):
+    """What to do next depends on it."""
+
+    DONE = auto()
+    STOPPED = auto()
+    """By a signal, saved."""
+    MADE_ROOM = auto()
+    """At a checkpoint, for more ranks."""
+    REFUSED = auto()
+    """A user's mistake, or no feasible plan."""
+    LOST = auto()
+    """Ranks died."""
+    HUNG = auto()
+    ELSEWHERE = auto()
+    """Ranks of another host failed."""
+
+
+FAILURES = (Ending.LOST, Ending.HUNG)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a generation, on one host."""
+
+    ending: Ending
+    status: int = 0
+    """The exit status that tells of it."""
+    ranks: tuple[int, ...] = ()
+    """Those at fault."""
+    reason: str = ""
+
+
+def judged(codes: Mapping[int, int]) -> Outcome:
+    """Judge ranks by how they ended of their own; `codes` has nothing of those that the supervisor killed.
+
+    Ranks end with the status of a mistake when another one tells them why it failed, so the worst code decides.
+    """
+    killed = [rank for rank, code in codes.items() if code < 0]
+    if killed:
+        return Outcome(Ending.LOST, 128 - codes[killed[0]], tuple(killed), _told(codes, killed))
+    kinds = {*codes.values()} - {0}
+    if not kinds:
+        return Outcome(Ending.DONE if codes else Ending.ELSEWHERE)
+    crashed = [rank for rank, code in codes.items() if code not in {0, BAD_INPUT, NO_PLAN, MADE_ROOM, *_TOLD_TO_STOP}]
+    if crashed:
+        return Outcome(Ending.LOST, codes[crashed[0]], tuple(crashed), _told(codes, crashed))
+    for ending, statuses in ((Ending.REFUSED, {BAD_INPUT, NO_PLAN}), (Ending.STOPPED, _TOLD_TO_STOP)):
+        if found := kinds & statuses:
+            return Outcome(ending, max(found))
+    return Outcome(Ending.MADE_ROOM)
+
+
+def _told(codes: Mapping[int, int], ranks: list[int]) -> str:
+    return ", ".join(f"rank {rank} {how_ended(codes[rank])}" for rank in ranks)
+
+
+def how_ended(code: int) -> str:
+    """A code in words."""
+    if code >= 0:
+        return f"ended with status {code}"
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+    return f"was killed by {name}{', perhaps because memory ran out' if code == -signal.SIGKILL else ''}"

@@ -1,0 +1,29 @@
+"""When to give a run up."""
+
+from __future__ import annotations
+
+from convmesh.supervise.outcome import Ending, Outcome
+from convmesh.supervise.policy import Policy
+
+_CRASHED = 1
+"""The status of a rank that an error of the program ended."""
+
+
+class Patience:
+    """Counts restarts in a row that gained nothing: from checkpoint to checkpoint a run may go on for ever."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._restarts, self._began = 0, -1
+
+    def lost(self, outcome: Outcome, step: int, began: int) -> str:
+        """Why not to try again after ranks that trained from step `began` to `step` were lost, or nothing."""
+        if not self._policy.is_elastic:
+            return "not restarted (--no-elastic)"
+        if outcome.ending is Ending.LOST and outcome.status == _CRASHED and step == max(began, 0):
+            return "not restarted, since it would fail again before its first step"
+        self._restarts = 1 if began > self._began else self._restarts + 1
+        self._began = max(self._began, began)
+        if self._restarts > self._policy.max_restarts:
+            return f"gave up: --max-restarts (={self._policy.max_restarts}) restarts in a row saved no new checkpoint"
+        return ""

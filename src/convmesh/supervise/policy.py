@@ -1,0 +1,38 @@
+"""How far a supervisor goes to keep a run alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from convmesh.supervise.slots import SECONDS_BACKOFF
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be done about a failure."""
+
+    ranks: int
+    """On this host."""
+    is_elastic: bool = True
+    min_ranks: int = 1
+    max_restarts: int = 3
+    """In a row, without a new checkpoint between them."""
+    seconds_timeout: float = 600.0
+    seconds_backoff: float = SECONDS_BACKOFF
+    seconds_host: float = 20.0
+    """After this time a silent host counts as lost."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks run."""
+
+    command: Sequence[str]
+    folder: Path
+    resume: bool = False
+
+    def line(self, again: bool) -> list[str]:
+        """The command of a rank; a run that comes back resumes, or starts if nothing was saved."""
+        return [*self.command, *(["--resume"] if again or self.resume else [])]

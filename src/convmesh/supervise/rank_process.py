@@ -1,0 +1,119 @@
+"""One rank as its supervisor sees it: a process, its pulse, what it writes, and where its threads are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from convmesh.supervise.following import LAUNCHER, PARTING, STACKS, WANTED
+from convmesh.supervise.pulse import PULSE, PulseReader, Sign
+from convmesh.supervise.world import World
+
+_SECONDS_STACKS, _SECONDS_PAUSE = 2.0, 0.02
+"""How long a rank may take to show its stacks."""
+
+_LINES = 20
+
+
+class RankProcess:
+    """Started by its constructor; `close` ends it."""
+
+    def __init__(self, world: World, index: int, command: Sequence[str]) -> None:
+        self.rank, self.slot = world.first + index, world.slots[index]
+        self._pulse = PulseReader()
+        self._stacks: IO[str] = _file()
+        self._log = _file() if self.rank else None
+        files = {PULSE: self._pulse.file, STACKS: self._stacks.fileno()}
+        shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, PARTING: _parting(world), **files}
+        # A session of its own: a terminal's Ctrl-C reaches the supervisor alone, which passes it on once.
+        self._process = subprocess.Popen(
+            command, env={**world.environment(index), **{name: str(value) for name, value in shared.items()}},
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
+            pass_fds=tuple(files.values()),
+        )  # fmt: skip
+        self.handle = os.pidfd_open(self._process.pid)
+        """Readable once the process has ended."""
+        self._beats, self._since = 0, time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How it ended: a status, or minus a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def sign(self) -> Sign:
+        return self._pulse.read()
+
+    def seconds_overdue(self, timeout: float) -> float:
+        """For how much longer than it may the rank has been silent; negative while it may."""
+        sign, now = self.sign, time.monotonic()
+        if sign.beats != self._beats:
+            self._beats, self._since = sign.beats, now
+        return now - self._since - max(timeout, sign.seconds)
+
+    def ask_for_room(self) -> None:
+        self._pulse.ask_for_room()
+
+    def send(self, number: int) -> None:
+        """Send a signal, if the process runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds the process."""
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+            return stat.rpartition(")")[2].split()[0] in "Tt"
+        return False
+
+    def stacks(self) -> str:
+        """Where its threads are, as faulthandler writes it; nothing if it does not answer."""
+        if not self.sign.beats or self.is_stopped():  # SIGUSR1 would end one that has not registered for it
+            return ""
+        self.send(signal.SIGUSR1)
+        size, end = 0, time.monotonic() + _SECONDS_STACKS
+        while time.monotonic() < end:
+            time.sleep(_SECONDS_PAUSE)
+            before, size = size, os.fstat(self._stacks.fileno()).st_size
+            if size and size == before:
+                break
+        self._stacks.seek(0)
+        return self._stacks.read()
+
+    def last_words(self) -> str:
+        """The end of what another rank than the first wrote; the first one writes to the terminal itself."""
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return "".join(self._log.readlines()[-_LINES:])
+
+    def close(self) -> None:
+        """End it, if it runs, and free what it used."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self.handle)
+        self._pulse.close()
+        for file in (self._stacks, self._log):
+            if file is not None:
+                file.close()
+
+
+def _parting(world: World) -> int:
+    """How ranks end with their supervisor: saved, unless that would stop the ranks of other hosts too."""
+    return int(signal.SIGKILL if world.has_other_hosts else signal.SIGTERM)
+
+
+def _file() -> IO[str]:
+    """A file without a name: nothing is left of it, however this process ends."""
+    return tempfile.TemporaryFile("w+")

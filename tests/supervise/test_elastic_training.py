@@ -1,0 +1,109 @@
+"""Training under a supervisor, with ranks that are killed and stopped from outside."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convmesh.supervise.policy import Job, Policy
+from convmesh.supervise.supervisor import supervise
+from convmesh.train.config_files import load_config
+from convmesh.train.training import train_run
+from tests.conftest import Pools
+
+STEPS, SAVE_EVERY = 40, 3
+RUN = f"""
+batch = 8
+steps = {STEPS}
+precision = "fp64"
+timeout_seconds = 5.0
+model.name = "lenet5"
+data.source = "digits"
+data.args = {{ samples = 64 }}
+data.test_args = {{ samples = 16 }}
+plan.strategy = "data"
+plan.predict = false
+checkpoint.every_steps = {SAVE_EVERY}
+checkpoint.every_epochs = 0
+evaluation.every_epochs = 0
+"""
+
+
+def job(folder: Path) -> Job:
+    (folder / "run.toml").write_text(RUN, encoding="utf-8")
+    command = [sys.executable, "-m", "convmesh", "train", str(folder / "run.toml"), "--run", str(folder / "run")]
+    return Job(command, folder / "run")
+
+
+def losses(folder: Path) -> list[float]:
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def process_of(rank: int) -> int:
+    """The process of a rank that this process has started."""
+    wanted = {f"RANK={rank}", f"CONVMESH_LAUNCHER={os.getpid()}"}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # others end meanwhile
+            if wanted <= {*path.read_bytes().decode(errors="replace").split("\0")}:
+                return int(path.parent.name)
+    raise LookupError(rank)
+
+
+def strike(folder: Path, step: int, number: signal.Signals) -> threading.Thread:
+    """Send a signal to rank 1 after so many steps."""
+
+    def watch() -> None:
+        while len(losses(folder / "run")) < step:
+            time.sleep(0.01)
+        os.kill(process_of(1), number)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def trained(path: str, folder: Path) -> None:
+    train_run(load_config(path), folder)
+
+
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path, pools: Pools) -> None:
+    """Three ranks, then two, then three again: the losses are those of one process without a break."""
+    at = random.randint(SAVE_EVERY + 1, 12)
+    strike(tmp_path, at, signal.SIGKILL)
+    assert supervise(job(tmp_path), Policy(3, seconds_timeout=5.0, seconds_backoff=0.1)) == 0
+
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    events = summary["events"]
+    assert [event["kind"] for event in events] == ["started", "lost", "resumed", "grown", "resumed"]
+    assert [event["ranks_after"] for event in events] == [3, 2, 2, 3, 3]
+    assert (summary["steps"], summary["ranks"], summary["restarts"]) == (STEPS, 3, 2)
+    assert "rank 1 was killed by SIGKILL" in events[1]["what"]
+    assert events[1]["step"] - events[2]["step"] <= 2 * SAVE_EVERY  # the one before may be in flight
+    assert events[4]["step"] == events[3]["step"]
+    log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
+    assert all(event["what"] in log for event in events)
+
+    pools[1].run(trained, str(tmp_path / "run.toml"), tmp_path / "whole")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
+
+
+def test_a_stopped_rank_is_named_with_what_the_others_wait_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strike(tmp_path, 4, signal.SIGSTOP)
+    assert supervise(job(tmp_path), Policy(2, is_elastic=False, seconds_timeout=5.0)) == 1
+    told = capsys.readouterr().err
+    assert "no answer for 5 s: rank 1 after step" in told
+    assert "its process is stopped (SIGSTOP or a debugger); rank 0 after step" in told
+    assert ".py:" in told
+    assert not losses(tmp_path / "run")[STEPS - 1 :]

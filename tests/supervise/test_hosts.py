@@ -1,0 +1,44 @@
+"""Supervisors that stand for hosts, of which one is killed and comes back."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from convmesh.supervise.journal import Journal
+from convmesh.supervise.world import free_port
+from tests.supervise.scripted import fault, job, starts
+
+
+def host(folder: Path, port: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), f"127.0.0.1:{port}"]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def _await_server(port: int) -> None:
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+
+
+def test_a_lost_host_is_done_without_and_comes_back(tmp_path: Path) -> None:
+    """Four ranks of two hosts hang at a step; one host dies, two ranks go on; a new host joins, and there are four."""
+    job(tmp_path, fault(0, 8, "hang"), fault(1, 300, "await"))
+    port = free_port()
+    first = host(tmp_path, port)
+    assert first.stderr is not None
+    _await_server(port)
+    second = host(tmp_path, port)
+    while not (tmp_path / "fault0").exists():
+        assert (first.poll(), second.poll()) == (None, None)
+    second.kill()
+    second.communicate(timeout=30)
+    assert "is silent; goes on from the last checkpoint" in first.stderr.readline()
+    third = host(tmp_path, port)
+    for each in (first, third):
+        each.communicate(timeout=60)
+        assert each.returncode == 0
+    assert starts(tmp_path)[:2] == [(4, 0), (2, 5)]
+    assert starts(tmp_path)[2][0] == 4
+    assert [event["kind"] for event in Journal(tmp_path).events()] == ["lost", "grown"]

@@ -121,6 +121,31 @@ def test_a_compiled_step_equals_an_eager_one_within_rounding(pools: Pools, case:
     assert pools[ranks].run(differences, [case], True, 1e-10) == [{}] * ranks
 
 
+class Precise(nn.Module):
+    """A loss that multiplies in full precision, whatever autocast asks of others."""
+
+    def forward(self, output: Any, target: Any) -> Any:
+        del target
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(output.float().mean((2, 3)), torch.full((3, 4), 0.37)).square().mean()
+
+
+def in_full_precision(compiling: bool | str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(2, 4, 3, padding=1), torch.randn(4, 2, 8, 8)
+    net = cm.parallelize(model, cm.plan(model, x, Mesh(), "data"), Precise(), mesh=opened(Mesh()), compile=compiling)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = net(net.shard_input(x), net.shard_target(torch.arange(4)))
+    loss.backward()
+    assert told(net) == []
+    return [loss.detach(), *net.full_gradients().values()]
+
+
+def test_autocast_adds_no_casts_to_a_replay(pools: Pools) -> None:
+    (eager,), (compiled,) = (pools[1].run(in_full_precision, compiling) for compiling in (False, "eager"))
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
 def rounded() -> float:
     """The largest difference that the compiler makes to the loss and the gradients of one step."""
     values = []

@@ -13,7 +13,7 @@ from convmesh.gradients.local_gradients import as_gradient_of, local_of
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.loss.labels import note_labels
-from convmesh.runtime.compiled.step_calls import StepCalls, Values, replay
+from convmesh.runtime.compiled.step_calls import StepCall, StepCalls, Values, replay
 from convmesh.runtime.compiled.traced_step import Holdings, Nested, TracedStep, with_values
 
 
@@ -31,7 +31,7 @@ class ReplayedStep:
         given = [self._draw(), *(local_of(t) for t in held), *(t.detach() for t in batch)]
         values: Values = dict(zip(self._calls.inputs, given, strict=True))
         with torch.no_grad():
-            replay(self._calls.forward, values)
+            _replayed(self._calls.forward, values, self._mesh)
         found = iter([values[place] for place in self._calls.results])
         loss = next(found)
         outputs = self._traced.outputs.filled(found)
@@ -50,11 +50,17 @@ class ReplayedStep:
 
         Autograd delivers each piece's gradients before it goes on, so that their sums over ranks start behind the next.
         """
-        run = _Run(self._calls, values)
+        run = _Run(self._calls, values, self._mesh)
         for number, piece in reversed(list(enumerate(self._calls.pieces))):
             weights = [held[self._traced.learning[i]] for i in piece.gradients]
             loss = _Piece.apply(run, number, loss, *weights)
         return loss
+
+
+def _replayed(calls: list[StepCall], values: Values, mesh: OpenMesh) -> None:
+    """Replay outside of autocast: the casts are in the trace, and neither operators nor the compiler may add others."""
+    with torch.autocast(mesh.device.type, enabled=False):
+        replay(calls, values)
 
 
 def _is_captured(tensor: torch.Tensor) -> bool:
@@ -65,8 +71,8 @@ def _is_captured(tensor: torch.Tensor) -> bool:
 class _Run:
     """One step between its forward and the end of its backward."""
 
-    def __init__(self, calls: StepCalls, values: Values) -> None:
-        self._calls, self._values = calls, values
+    def __init__(self, calls: StepCalls, values: Values, mesh: OpenMesh) -> None:
+        self._calls, self._values, self._mesh = calls, values, mesh
         self._next = 0
 
     def gradients(self, number: int, tangent: torch.Tensor) -> list[torch.Tensor]:
@@ -78,7 +84,7 @@ class _Run:
         self._next += 1
         piece, values = self._calls.pieces[number], self._values
         values.setdefault(self._calls.tangent, tangent)
-        replay(piece.calls, values)
+        _replayed(piece.calls, values, self._mesh)
         found = [values[self._calls.gradients[i]] for i in piece.gradients]
         for place in piece.frees:
             del values[place]

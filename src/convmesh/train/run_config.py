@@ -176,6 +176,8 @@ class RunConfig(Section):
     """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
     tensorboard: bool = False
     """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
+    profile_steps: CountOrNone = 0
+    """Steps that are profiled, after the first few: see `convmesh profile`; 0 profiles none."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     plan: PlanConfig = PlanConfig()

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.dist import init
+from convmesh.profiling.session import ProfileSession
 from convmesh.train.circumstances import circumstances
 from convmesh.train.config_files import resolved_text
+from convmesh.train.profiling_hook import StepProfiles, keep_prediction
 from convmesh.train.run_config import RunConfig
 from convmesh.train.run_folder import RunFolder
 from convmesh.train.run_place import RunPlace, open_place
@@ -28,9 +30,23 @@ def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[di
             place.writer.log(
                 f"{'resumes after' if trainer.progress.restarts else 'starts at'} step {trainer.progress.step}"
             )
-        return trainer.fit(steps=parts.steps, intervals=_intervals(config)), trainer.stopping.signal
+        return _fitted(trainer, config, parts, place), trainer.stopping.signal
     finally:
         place.close()
+
+
+def _fitted(trainer: Trainer, config: RunConfig, parts: RunParts, place: RunPlace) -> dict[str, Any]:
+    """Train, and profile the steps that the run file asks for."""
+    if not config.profile_steps:
+        return trainer.fit(steps=parts.steps, intervals=_intervals(config))
+    if place.writer is not None:
+        keep_prediction(parts.planned.prediction if parts.planned else None, place.path)
+    session = ProfileSession(parts.net, parts.optimizer, config.accumulate)
+    profiles = StepProfiles(session, config.profile_steps, place.path, trainer.progress.step, parts.steps)
+    try:
+        return trainer.fit(steps=parts.steps, intervals=_intervals(config), hooks=[profiles])
+    finally:
+        profiles.close()
 
 
 def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: bool) -> Trainer:

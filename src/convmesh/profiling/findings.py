@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from convmesh.oracle.anomalies import Anomaly, Expected, find_anomalies
-from convmesh.profiling.rank_times import MeasuredRun
+from convmesh.profiling.rank_times import MeasuredRun, RankTimes
 
 _LEAST_SHARE = 0.1
 """Of the step, that others must lose to a rank before it is called slow."""
-
-_MOST = 2 / 3
-"""Of all that is lost, the part that one rank must cause: else ranks are late in turns, which is jitter."""
 
 
 def findings(run: MeasuredRun, expected: Expected | None) -> list[Anomaly]:
@@ -26,19 +24,22 @@ def findings(run: MeasuredRun, expected: Expected | None) -> list[Anomaly]:
 def _slow_ranks(run: MeasuredRun) -> Iterator[Anomaly]:
     """By what others lose: a rank that is last in transfers keeps its whole group waiting."""
     times = {rank: run.times(rank) for rank in run.ranks}
-    lost = sum(each.blamed for each in times.values())
-    others = max(1, len(times) - 1)
     for rank, own in times.items():
-        seconds = own.blamed / others  # of one other rank, on average
-        if own.blamed < _MOST * lost or seconds < _LEAST_SHARE * own.step:
+        seconds = statistics.median(_lost_to(step.times(rank), len(times)) for step in run.steps)
+        if seconds < _LEAST_SHARE * own.step:
             continue
         usual = [each.compute + each.other for other, each in times.items() if other != rank]
         ratio = (own.compute + own.other) / (sum(usual) / len(usual))
         text = (
-            f"rank {rank} is slow: others wait {seconds * 1e3:.3g} ms a step for it ({seconds / own.step:.0%}); "
-            f"it works {ratio:.2g}x as long as they do{_most_of(run, rank)}."
+            f"rank {rank} is slow: it keeps the others waiting {seconds * 1e3:.3g} ms a step ({seconds / own.step:.0%}) "
+            f"and works {ratio:.2g}x as long as they do{_most_of(run, rank)}."
         )
         yield Anomaly("rank", ratio, seconds, text, rank=rank)
+
+
+def _lost_to(times: RankTimes, ranks: int) -> float:
+    """What one other rank waits for this one, less what this one waits: ranks that are late in turns cancel out."""
+    return times.blamed / max(1, ranks - 1) - times.idle
 
 
 def _most_of(run: MeasuredRun, rank: int) -> str:

@@ -15,7 +15,7 @@ from convmesh.profiling.findings import findings
 from convmesh.profiling.matched_transfers import matched
 from convmesh.profiling.profile_folder import load_run
 from convmesh.profiling.profile_trace import trace_of
-from convmesh.profiling.rank_profile import Crossing, file_of
+from convmesh.profiling.rank_profile import TransferTimes, file_of
 from convmesh.testing import RankPool
 from tests.train.runs import lines, losses, ran
 
@@ -124,14 +124,14 @@ def test_other_ways_to_make_a_step_are_profiled_too(changes: dict[str, Any], poo
 
 
 def test_who_posts_last_is_to_blame_for_what_others_wait() -> None:
-    early = Crossing("a", "forward", "all_reduce", ("data",), 8, posted=1.0, needed=2.0, arrived=6.0)
-    late = Crossing("a", "forward", "all_reduce", ("data",), 8, posted=5.0, needed=5.0, arrived=6.0)
+    early = TransferTimes("a", "forward", "all_reduce", ("data",), 8, posted=1.0, needed=2.0, arrived=6.0)
+    late = TransferTimes("a", "forward", "all_reduce", ("data",), 8, posted=5.0, needed=5.0, arrived=6.0)
     (waited,), (last,) = matched({0: (early,), 1: (late,)}, Mesh(data=2)).values()
     assert (waited.idle, waited.exposed, waited.hidden, waited.last) == (3.0, 1.0, 0.0, 1)
     assert (last.idle, last.exposed) == (0.0, 1.0)
 
 
 def test_a_transfer_behind_work_is_hidden() -> None:
-    one = Crossing("", "reduction", "all_reduce", ("data",), 8, posted=1.0, needed=4.0, arrived=4.0, done=3.0)
+    one = TransferTimes("", "reduction", "all_reduce", ("data",), 8, posted=1.0, needed=4.0, arrived=4.0, done=3.0)
     (match,) = matched({0: (one,)}, Mesh(data=2))[0]
     assert (match.hidden, match.exposed, match.idle) == (2.0, 0.0, 0.0)

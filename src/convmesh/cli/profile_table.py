@@ -10,7 +10,7 @@ from typing import Any
 from convmesh.oracle.simulate.step_times import Scheduled
 from convmesh.profiling.findings import findings
 from convmesh.profiling.profile_folder import ProfiledRun
-from convmesh.profiling.rank_times import MeasuredRun
+from convmesh.profiling.rank_times import TimedRun
 
 COLUMNS = ("compute", "exposed", "idle", "data", "other", "step", "hidden")
 
@@ -60,7 +60,7 @@ def _layers(profiled: ProfiledRun) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["compute"])
 
 
-def _waits(run: MeasuredRun) -> dict[tuple[str, str], tuple[float, float]]:
+def _waits(run: TimedRun) -> dict[tuple[str, str], tuple[float, float]]:
     """By layer and phase: seconds of exposed transfers and of idleness, of one rank and step on average."""
     found: dict[tuple[str, str], tuple[float, float]] = {}
     share = 1 / len(run.ranks) / len(run.steps)

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterator
 
 from convmesh.oracle.anomalies import Anomaly, Expected, find_anomalies
-from convmesh.profiling.rank_times import MeasuredRun, RankTimes
+from convmesh.profiling.rank_times import RankTimes, TimedRun
 
 _LEAST_SHARE = 0.1
 """Of the step, that others must lose to a rank before it is called slow."""
 
 
-def findings(run: MeasuredRun, expected: Expected | None) -> list[Anomaly]:
+def findings(run: TimedRun, expected: Expected | None) -> list[Anomaly]:
     """The costliest first."""
     slow = [*_slow_ranks(run)]
     named = {anomaly.rank for anomaly in slow}
@@ -21,7 +21,7 @@ def findings(run: MeasuredRun, expected: Expected | None) -> list[Anomaly]:
     return sorted([*slow, *kept], key=lambda anomaly: -anomaly.seconds)
 
 
-def _slow_ranks(run: MeasuredRun) -> Iterator[Anomaly]:
+def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
     """By what others lose: a rank that is last in transfers keeps its whole group waiting."""
     times = {rank: run.times(rank) for rank in run.ranks}
     for rank, own in times.items():
@@ -31,8 +31,8 @@ def _slow_ranks(run: MeasuredRun) -> Iterator[Anomaly]:
         usual = [each.compute + each.other for other, each in times.items() if other != rank]
         ratio = (own.compute + own.other) / (sum(usual) / len(usual))
         text = (
-            f"rank {rank} is slow: it keeps the others waiting {seconds * 1e3:.3g} ms a step ({seconds / own.step:.0%}) "
-            f"and works {ratio:.2g}x as long as they do{_most_of(run, rank)}."
+            f"rank {rank} is slow: it keeps the others waiting {seconds * 1e3:.3g} ms a step "
+            f"({seconds / own.step:.0%}) and works {ratio:.2g}x as long as they do{_most_of(run, rank)}."
         )
         yield Anomaly("rank", ratio, seconds, text, rank=rank)
 
@@ -42,7 +42,7 @@ def _lost_to(times: RankTimes, ranks: int) -> float:
     return times.blamed / max(1, ranks - 1) - times.idle
 
 
-def _most_of(run: MeasuredRun, rank: int) -> str:
+def _most_of(run: TimedRun, rank: int) -> str:
     """The layer in which a slow rank loses most."""
     usual = [run.layers(other) for other in run.ranks if other != rank]
     more = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convmesh.layout.mesh import Mesh
-from convmesh.profiling.rank_profile import Crossing
+from convmesh.profiling.rank_profile import TransferTimes
 
 _SECONDS_SEEN = 2e-5
 """A wait shorter than this found its transfer complete."""
@@ -21,7 +21,7 @@ class Match:
     """A transfer of one rank as it was: from when all had posted it to when it was complete."""
 
     rank: int
-    crossing: Crossing
+    crossing: TransferTimes
     begin: float
     end: float
     last: int
@@ -49,7 +49,7 @@ class Match:
         return self.crossing.arrived - self.crossing.needed
 
 
-def matched(crossings: Mapping[int, tuple[Crossing, ...]], mesh: Mesh) -> dict[int, list[Match]]:
+def matched(crossings: Mapping[int, tuple[TransferTimes, ...]], mesh: Mesh) -> dict[int, list[Match]]:
     """Every rank's transfers of one step."""
     sorted_out = {rank: _by_kind(listed) for rank, listed in crossings.items()}
     found: dict[int, list[Match]] = {rank: [] for rank in crossings}
@@ -63,14 +63,14 @@ def matched(crossings: Mapping[int, tuple[Crossing, ...]], mesh: Mesh) -> dict[i
     return found
 
 
-def _by_kind(crossings: tuple[Crossing, ...]) -> dict[Kind, list[Crossing]]:
-    kinds: dict[Kind, list[Crossing]] = defaultdict(list)
+def _by_kind(crossings: tuple[TransferTimes, ...]) -> dict[Kind, list[TransferTimes]]:
+    kinds: dict[Kind, list[TransferTimes]] = defaultdict(list)
     for each in sorted(crossings, key=lambda crossing: crossing.posted):
         kinds[each.carrier, each.axes, each.phase in ("reduction", "update")].append(each)
     return kinds
 
 
-def _match(rank: int, number: int, partners: Mapping[int, list[Crossing]]) -> Match:
+def _match(rank: int, number: int, partners: Mapping[int, list[TransferTimes]]) -> Match:
     crossing = partners[rank][number]
     last = max(partners, key=lambda member: partners[member][number].posted)
     waited = crossing.arrived - crossing.needed > _SECONDS_SEEN

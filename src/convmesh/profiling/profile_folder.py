@@ -10,7 +10,7 @@ from pathlib import Path
 
 from convmesh.errors import RunError
 from convmesh.profiling.rank_profile import FOLDER, RankProfile, file_of, load_profile
-from convmesh.profiling.rank_times import MeasuredRun, measured_run
+from convmesh.profiling.rank_times import TimedRun, timed_run
 from convmesh.profiling.saved_prediction import SavedPrediction, load_prediction
 
 _WARM_UP = 3
@@ -20,7 +20,7 @@ _WARM_UP = 3
 class ProfiledRun:
     """What a run folder says of its profiled steps."""
 
-    run: MeasuredRun
+    run: TimedRun
     prediction: SavedPrediction | None
     slowdown: float | None
     """A profiled step over other steps of the run; None if there are none to compare with."""
@@ -35,7 +35,7 @@ def load_run(folder: Path) -> ProfiledRun:
             f"`run` (={str(folder)!r}) has no profile; make one: `convmesh train RUN.TOML --run FOLDER --profile`."
         )
     profiles = _same_steps(folder)
-    return ProfiledRun(measured_run(profiles), load_prediction(folder), _slowdown(folder, profiles[0]))
+    return ProfiledRun(timed_run(profiles), load_prediction(folder), _slowdown(folder, profiles[0]))
 
 
 def _same_steps(folder: Path) -> list[RankProfile]:

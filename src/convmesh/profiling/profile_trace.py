@@ -7,13 +7,13 @@ from typing import Any
 
 from convmesh.oracle.anomalies import Expected
 from convmesh.oracle.simulate.timeline import Interval, joined
-from convmesh.profiling.rank_times import MeasuredRun, MeasuredStep
+from convmesh.profiling.rank_times import MeasuredStep, TimedRun
 
 Event = dict[str, Any]
 _THREADS = ("compute", "communication", "waiting")
 
 
-def trace_of(run: MeasuredRun, expected: Expected | None) -> dict[str, Any]:
+def trace_of(run: TimedRun, expected: Expected | None) -> dict[str, Any]:
     """Ready for JSON; times are in microseconds from the first profiled step's begin."""
     origin = min(step.begin for step in run.steps[0].steps.values())
     events = [event for rank in run.ranks for event in _names(rank, f"rank {rank}")]
@@ -52,7 +52,7 @@ def _event(name: str, category: str, pid: int, tid: int, begin: float, end: floa
     }  # fmt: skip
 
 
-def _predicted(run: MeasuredRun, expected: Expected, begin: float) -> Iterator[Event]:
+def _predicted(run: TimedRun, expected: Expected, begin: float) -> Iterator[Event]:
     """The slowest predicted rank, from where its first profiled step begins."""
     rank, pid = expected.parts.rank, run.mesh.size
     yield from _names(pid, f"predicted (rank {rank})")

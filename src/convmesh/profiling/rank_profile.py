@@ -15,7 +15,7 @@ FOLDER = "profile"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LayerTime:
     """A layer's forward or backward, or the update, from its begin to its end."""
 
     layer: str
@@ -25,7 +25,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class TransferTimes:
     """One transfer: posted, needed by the rank, and there."""
 
     layer: str
@@ -48,8 +48,8 @@ class TimedStep:
     begin: float
     end: float
     seconds_data: float
-    spans: tuple[Span, ...]
-    crossings: tuple[Crossing, ...]
+    spans: tuple[LayerTime, ...]
+    crossings: tuple[TransferTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,6 @@ def load_profile(path: Path) -> RankProfile:
 
 
 def _step(table: dict[str, Any]) -> TimedStep:
-    spans = tuple(Span(**span) for span in table.pop("spans"))
-    crossings = tuple(Crossing(**{**each, "axes": tuple(each["axes"])}) for each in table.pop("crossings"))
+    spans = tuple(LayerTime(**span) for span in table.pop("spans"))
+    crossings = tuple(TransferTimes(**{**each, "axes": tuple(each["axes"])}) for each in table.pop("crossings"))
     return TimedStep(spans=spans, crossings=crossings, **table)

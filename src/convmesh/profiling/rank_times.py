@@ -11,7 +11,7 @@ from typing import TypeVar
 from convmesh.layout.mesh import Mesh
 from convmesh.oracle.profile import Cell, Profile, TimedTransfer
 from convmesh.profiling.matched_transfers import Match, matched
-from convmesh.profiling.rank_profile import RankProfile, Span, TimedStep
+from convmesh.profiling.rank_profile import LayerTime, RankProfile, TimedStep
 
 K = TypeVar("K", bound=Hashable)
 
@@ -81,7 +81,7 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True)
-class MeasuredRun:
+class TimedRun:
     """All profiled steps of a run."""
 
     mesh: Mesh
@@ -119,7 +119,7 @@ class MeasuredRun:
             yield TimedTransfer(rank, *key, bytes_sent=round(sizes[key] * share), seconds=taken * share)
 
 
-def measured_run(profiles: Sequence[RankProfile]) -> MeasuredRun:
+def timed_run(profiles: Sequence[RankProfile]) -> TimedRun:
     """The ranks' files together. Ranks of one host share its clock; other hosts' start at a barrier."""
     first = profiles[0]
     mesh = Mesh(**first.mesh)
@@ -128,7 +128,7 @@ def measured_run(profiles: Sequence[RankProfile]) -> MeasuredRun:
     for number in range(len(first.steps)):
         of_ranks = {rank: listed[number] for rank, listed in by_rank.items()}
         steps.append(MeasuredStep(of_ranks, matched({rank: s.crossings for rank, s in of_ranks.items()}, mesh)))
-    return MeasuredRun(mesh, first.accumulate, first.by_layer, tuple(steps))
+    return TimedRun(mesh, first.accumulate, first.by_layer, tuple(steps))
 
 
 def _shifted(profile: RankProfile, first: RankProfile) -> list[TimedStep]:
@@ -148,7 +148,7 @@ def _later(step: TimedStep, by: float) -> TimedStep:
     return replace(step, begin=step.begin + by, end=step.end + by, spans=spans, crossings=crossings)
 
 
-def _inside(match: Match, span: Span) -> bool:
+def _inside(match: Match, span: LayerTime) -> bool:
     return span.begin <= match.crossing.needed and match.crossing.arrived <= span.end
 
 

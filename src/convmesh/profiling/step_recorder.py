@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convmesh.dist.traffic import Awaited, Sent
-from convmesh.profiling.rank_profile import Crossing, Span, TimedStep
+from convmesh.profiling.rank_profile import LayerTime, TimedStep, TransferTimes
 from convmesh.profiling.stamps import StampClock
 
 
@@ -38,9 +38,9 @@ class _Flying:
         del future
         self.done = time.perf_counter()
 
-    def crossing(self) -> Crossing:
+    def crossing(self) -> TransferTimes:
         posted, needed, arrived = map(self.clock.seconds, (self.posted, self.begun, self.ended))
-        return Crossing(
+        return TransferTimes(
             self.layer, self.phase, self.carrier, self.axes, self.bytes_sent, posted, needed, arrived, self.done
         )  # fmt: skip
 
@@ -91,7 +91,7 @@ class StepRecorder:
         """The step that is over."""
         self.clock.settle()
         seconds = self.clock.seconds
-        spans = _joined([Span(layer, phase, seconds(a), seconds(b)) for layer, phase, a, b in self._spans])
+        spans = _joined([LayerTime(layer, phase, seconds(a), seconds(b)) for layer, phase, a, b in self._spans])
         crossings = [note.crossing() for note in self._flying if note.ended is not None]
         end = max([end, *(span.end for span in spans)])  # the host may be ahead of its device
         self.forget()
@@ -107,13 +107,13 @@ class StepRecorder:
         self.clock.begin()
 
 
-def _joined(spans: list[Span]) -> list[Span]:
+def _joined(spans: list[LayerTime]) -> list[LayerTime]:
     """Operators of one layer that follow each other as one span; what lies between them is the layer's too."""
-    joined: list[Span] = []
+    joined: list[LayerTime] = []
     for span in spans:
         last = joined[-1] if joined else None
         if last is not None and (last.layer, last.phase) == (span.layer, span.phase):
-            joined[-1] = Span(span.layer, span.phase, last.begin, span.end)
+            joined[-1] = LayerTime(span.layer, span.phase, last.begin, span.end)
         else:
             joined.append(span)
     return joined

@@ -52,7 +52,7 @@ def _happens(folder: Path, number: int, each: dict[str, Any], step: int) -> bool
     with (folder / f"fault{number}").open("a+", encoding="utf-8") as file:
         file.write("x")
         file.flush()
-        return file.tell() <= each["times"]
+        return file.tell() <= int(each["times"])
 
 
 def _together(folder: Path, step: int) -> None:

@@ -33,6 +33,7 @@ VERBS = {
     "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
     "export": Verb("convmesh.cli.export_verb", "write a run's weights to one safetensors file for a single device"),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
+    "profile": Verb("convmesh.cli.profile_verb", "show where a run's steps spend their time, next to the prediction"),
     "scale": Verb("convmesh.cli.scale_verb", "predict strong and weak scaling of each strategy, and what limits it"),
     "train": Verb("convmesh.cli.train_verb", "train a network as a run file says, on any number of ranks"),
     "validate": Verb("convmesh.cli.validate_verb", "compare the oracle's predictions with measured runs"),

@@ -37,6 +37,8 @@ class TrainOptions:
     """With --rendezvous: how many hosts to wait for before the first step."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder; if there is none, start."""
+    profile: bool = False
+    """Profile a few steps, for `convmesh profile RUN`; `--profile-steps` says how many."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """Fields of the run file, e.g. `--optimizer.lr 0.1`; a flag overrides the file."""
 
@@ -51,6 +53,7 @@ def run(options: TrainOptions) -> int:
     from convmesh.slurm import slurm_place
     from convmesh.train.config_files import check
 
+    options = _profiling(options)
     check(options.settings, options.config)
     ranks = int({**os.environ, **slurm_place(os.environ)}.get("WORLD_SIZE", "1"))
     in_a_job = "RANK" in os.environ or bool(slurm_place(os.environ))
@@ -76,6 +79,15 @@ def _check_limits(options: TrainOptions, ranks: int) -> None:
         raise BadInputError(f"`--min-ranks` (={options.min_ranks}) must be from 1 to {most}, the ranks of the run.")
     if options.max_restarts < 0:
         raise BadInputError(f"`--max-restarts` (={options.max_restarts}) must be 0 or more.")
+
+
+def _profiling(options: TrainOptions) -> TrainOptions:
+    """`--profile` as the field of the run file that it stands for."""
+    if not options.profile or options.settings.profile_steps:
+        return options
+    from convmesh.train.profiling_hook import STEPS
+
+    return replace(options, settings=options.settings.model_copy(update={"profile_steps": STEPS}))
 
 
 def _train(options: TrainOptions, folder: Path) -> int:

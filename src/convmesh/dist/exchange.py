@@ -172,6 +172,8 @@ def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: T
     ops += [dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group) for m, buffer in outgoing]
     for message, buffer in outgoing:
         mesh.traffic.record("neighbour", buffer.nbytes, axes, message.peer)
+    if not outgoing:
+        mesh.traffic.joined("neighbour", axes)
     return dist.batch_isend_irecv(ops)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from convmesh.dist.exchange import _gather_equal as gather_equal
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
+from convmesh.dist.transfer_watch import TransferNote, noted
 
 # torch 2.13 renamed the collective and warns about the name that 2.11 has.
 _scatter_equal = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -37,16 +38,21 @@ class FlatBuffer:
 class Flight:
     """A collective in progress; `wait` leaves its result in the receiving buffer."""
 
-    def __init__(self, work: Any = None, receiver: FlatBuffer | None = None) -> None:
+    def __init__(self, work: Any = None, receiver: FlatBuffer | None = None, note: TransferNote | None = None) -> None:
         self._work = work
         self._receiver = receiver
+        self._note = note
 
     def wait(self) -> None:
+        if self._note is not None:
+            self._note.needed()
         if self._work is not None:
             self._work.wait()
+        if self._note is not None:
+            self._note.arrived()
         if self._receiver is not None:
             self._receiver.from_wire()
-        self._work = self._receiver = None
+        self._work = self._receiver = self._note = None
 
 
 def start_sum(buffer: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
@@ -117,4 +123,7 @@ def _start(
         return Flight()
     if bytes_sent:
         mesh.traffic.record(carrier, bytes_sent, axes)
-    return Flight() if mesh.is_dry else Flight(post(mesh.background(axes)), receiver)
+    if mesh.is_dry:
+        return Flight()
+    work = post(mesh.background(axes))
+    return Flight(work, receiver, noted([work], carrier, axes))

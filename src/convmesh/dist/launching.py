@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.fx.node import has_side_effect
 
+from convmesh.dist.transfer_watch import noted
+
 Tensors = list[torch.Tensor]
 Post = Callable[[Tensors, Tensors], Sequence[Any]]
 """Posts what is sent and where to receive, on this rank; returns torch's handles to wait for."""
@@ -32,11 +34,16 @@ class Flying:
 
     def __init__(self, works: Sequence[Any], sent: Tensors, received: Tensors) -> None:
         self._works, self._sent, self._received = works, sent, received
+        self._note = noted(works) if works else None
 
     def wait(self) -> Tensors:
+        if self._note is not None:
+            self._note.needed()
         for work in self._works:
             work.wait()
-        self._works = ()
+        if self._note is not None:
+            self._note.arrived()
+        self._works, self._note = (), None
         return self._received
 
 

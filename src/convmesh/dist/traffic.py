@@ -54,6 +54,11 @@ class Traffic:
             self.listener(Sent(carrier, bytes_sent, axes, peer))
         return self.posted - 1
 
+    def joined(self, carrier: str, axes: tuple[str, ...]) -> None:
+        """Tell of a transfer in which this rank only receives: there is nothing to count."""
+        if self.listener is not None:
+            self.listener(Sent(carrier, 0, axes))
+
     def awaited(self, posted: Sequence[int], arriving: Sequence[tuple[int, int]] = ()) -> None:
         """Report that results are needed from here on."""
         if self.listener is not None and (posted or arriving):

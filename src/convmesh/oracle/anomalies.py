@@ -11,13 +11,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from convmesh.layout.mesh import Mesh
-from convmesh.oracle.prediction import Prediction
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.profile import Cell, Profile, TimedTransfer, transfers_of
 from convmesh.oracle.simulate.stand_ins import Crowd
+from convmesh.oracle.simulate.step_times import Scheduled
 from convmesh.oracle.simulate.timeline import Timeline
 from convmesh.plans.program_table import amount
 
@@ -31,6 +31,16 @@ DEVIATIONS = 4.0
 
 NEGLIGIBLE = 1e-4
 """Share of the step below which a part is ignored."""
+
+
+class Expected(Protocol):
+    """What a step is compared with: a `Prediction`, or one that a run saved."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def parts(self) -> Scheduled: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +60,11 @@ class Anomaly:
         return self.sentence
 
 
-def find_anomalies(profile: Profile, prediction: Prediction) -> list[Anomaly]:
+def find_anomalies(profile: Profile, prediction: Expected) -> list[Anomaly]:
     """The parts that are off, the costliest first."""
-    crowd = Crowd(prediction.mesh, prediction.timeline.ranks)
-    least = prediction.seconds_step * NEGLIGIBLE
-    ratios = _layer_ratios(profile, prediction.timeline, crowd, least)
+    crowd = Crowd(prediction.mesh, prediction.parts.timeline.ranks)
+    least = prediction.parts.step.value * NEGLIGIBLE
+    ratios = _layer_ratios(profile, prediction.parts.timeline, crowd, least)
     common = _median(ratio for of_rank in ratios.values() for ratio, _ in of_rank.values())
     anomalies = [
         *_everything(common, profile, prediction),
@@ -80,17 +90,17 @@ def _layer_ratios(profile: Profile, timeline: Timeline, crowd: Crowd, least: flo
     }
 
 
-def _everything(common: float, profile: Profile, prediction: Prediction) -> Iterator[Anomaly]:
+def _everything(common: float, profile: Profile, prediction: Expected) -> Iterator[Anomaly]:
     """All layers of all ranks are off alike: the prediction is wrong, or the machine as a whole."""
     compute = prediction.parts.compute
     if not _within(common, compute):
         text = f"every layer of every rank takes {common:.2g}x the prediction: check the system file, or all devices."
         yield Anomaly("step", common, (common - 1) * compute.value, text)
     step = profile.seconds_step
-    if step and _within(common, compute) and not _within(step / prediction.seconds_step, prediction.seconds):
-        ratio = step / prediction.seconds_step
+    if step and _within(common, compute) and not _within(step / prediction.parts.step.value, prediction.parts.step):
+        ratio = step / prediction.parts.step.value
         text = f"the step takes {ratio:.2g}x the prediction, though its layers do not: look between the layers."
-        yield Anomaly("step", ratio, step - prediction.seconds_step, text)
+        yield Anomaly("step", ratio, step - prediction.parts.step.value, text)
 
 
 def _devices_and_layers(ratios: Ratios, common: float, compute: Estimate) -> Iterator[Anomaly]:
@@ -124,9 +134,9 @@ def _layers(ratios: Ratios, factors: Mapping[int, float], common: float, compute
             yield Anomaly("layer", own, lost, text, rank=rank, layer=layer, phase=phase)
 
 
-def _links(profile: Profile, prediction: Prediction, crowd: Crowd, least: float) -> Iterator[Anomaly]:
+def _links(profile: Profile, prediction: Expected, crowd: Crowd, least: float) -> Iterator[Anomaly]:
     """Transfers over the same axes: all of them slow, or those of some groups of ranks."""
-    expected = {(r, t.cell): t.seconds for r in crowd.ranks for t in transfers_of(prediction.timeline, r)}
+    expected = {(r, t.cell): t.seconds for r in crowd.ranks for t in transfers_of(prediction.parts.timeline, r)}
     by_axes: dict[tuple[str, tuple[str, ...]], dict[int, list[tuple[float, float, TimedTransfer]]]]
     by_axes = defaultdict(lambda: defaultdict(list))
     for transfer in profile.transfers:
@@ -139,7 +149,7 @@ def _links(profile: Profile, prediction: Prediction, crowd: Crowd, least: float)
 
 
 def _links_over(
-    of_ranks: Mapping[int, list[tuple[float, float, TimedTransfer]]], profile: Profile, prediction: Prediction
+    of_ranks: Mapping[int, list[tuple[float, float, TimedTransfer]]], profile: Profile, prediction: Expected
 ) -> Iterator[Anomaly]:
     factors = {rank: _median(ratio for ratio, _, _ in listed) for rank, listed in of_ranks.items()}
     common = _median(factors.values())
@@ -183,7 +193,7 @@ def _group(mesh: Mesh, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
     return tuple(mesh.group(axes, rank))
 
 
-def _priced(prediction: Prediction) -> Estimate:
+def _priced(prediction: Expected) -> Estimate:
     parts = prediction.parts
     return Estimate.total((parts.exposed, parts.hidden))
 

@@ -78,9 +78,10 @@ def _step(run: Run, batches: Iterator[Shards], epoch: int) -> StepRecord:
     rate = run.stepper.rate(done.step)
     parts = [next(batches) for _ in range(run.accumulate)]
     loss = LateLoss(run.stepper(done.step, parts))
-    seconds = time.perf_counter() - begin
+    ended = time.perf_counter()
+    seconds = ended - begin
     seconds_data = run.data.seconds_waiting_total - waited
     done.step += 1
     done.seconds_steps.append(seconds)
     done.seconds_data += seconds_data
-    return StepRecord(done.step, epoch + 1, loss, seconds, seconds_data, run.samples_step, rate)
+    return StepRecord(done.step, epoch + 1, loss, seconds, seconds_data, run.samples_step, rate, ended)

@@ -178,6 +178,8 @@ class RunConfig(Section):
     """How long ranks may be silent, or wait for each other, before the run fails or restarts; longer than any step."""
     tensorboard: bool = False
     """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
+    profile_steps: CountOrNone = 0
+    """Steps that are profiled, after the first few: see `convmesh profile`; 0 profiles none."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     plan: PlanConfig = PlanConfig()

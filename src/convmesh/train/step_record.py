@@ -30,6 +30,8 @@ class StepRecord:
     """Of the step, spent waiting for data."""
     samples: int
     lr: float
+    ended: float = 0.0
+    """When, by `time.perf_counter`."""
     eval: dict[str, Any] | None = None
     joules_step: float | None = None
 

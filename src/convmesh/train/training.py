@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from convmesh.dist import init
+from convmesh.profiling.session import ProfileSession
 from convmesh.supervise.pulse import SECONDS_ENDING, SECONDS_SETTING_UP, Phase, pulse
 from convmesh.train.circumstances import circumstances
 from convmesh.train.config_files import resolved_text
+from convmesh.train.profiling_hook import StepProfiles, keep_prediction
 from convmesh.train.run_config import RunConfig
 from convmesh.train.run_folder import RunFolder
 from convmesh.train.run_place import RunPlace, open_place
@@ -26,7 +28,7 @@ def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[di
         if place.writer is not None:
             _describe(place.writer, config, parts)
         trainer = trainer_for(config, parts, place, resume)
-        return trainer.fit(steps=parts.steps, intervals=_intervals(config)), trainer.stopping.signal
+        return _fitted(trainer, config, parts, place), trainer.stopping.signal
     finally:
         place.close()
         pulse().beat(Phase.ENDING, seconds=SECONDS_ENDING)
@@ -35,6 +37,20 @@ def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[di
 def _seconds_waiting(config: RunConfig) -> float:
     """A supervisor names the rank that the others wait for, so it must be the first to lose patience."""
     return max(2 * config.timeout_seconds, SECONDS_SETTING_UP) if pulse().is_watched else config.timeout_seconds
+
+
+def _fitted(trainer: Trainer, config: RunConfig, parts: RunParts, place: RunPlace) -> dict[str, Any]:
+    """Train, and profile the steps that the run file asks for."""
+    if not config.profile_steps:
+        return trainer.fit(steps=parts.steps, intervals=_intervals(config))
+    if place.writer is not None:
+        keep_prediction(parts.planned.prediction if parts.planned else None, place.path)
+    session = ProfileSession(parts.net, parts.optimizer, config.accumulate)
+    profiles = StepProfiles(session, config.profile_steps, place.path, trainer.progress.step, parts.steps)
+    try:
+        return trainer.fit(steps=parts.steps, intervals=_intervals(config), hooks=[profiles])
+    finally:
+        profiles.close()
 
 
 def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: bool) -> Trainer:

@@ -1,0 +1,1 @@
+"""Measured steps: what each rank computed, sent and waited for, next to the prediction."""

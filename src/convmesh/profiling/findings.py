@@ -1,0 +1,53 @@
+"""What is wrong in a profiled run: the rank that others wait for, and what differs from the prediction."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from convmesh.oracle.anomalies import Anomaly, Expected, find_anomalies
+from convmesh.profiling.rank_times import RankTimes, TimedRun
+
+_LEAST_SHARE = 0.1
+"""Of the step, that others must lose to a rank before it is called slow."""
+
+
+def findings(run: TimedRun, expected: Expected | None) -> list[Anomaly]:
+    """The costliest first."""
+    slow = [*_slow_ranks(run)]
+    named = {anomaly.rank for anomaly in slow}
+    others = [] if expected is None or not run.by_layer else find_anomalies(run.profile(), expected)
+    kept = [each for each in others if each.what != "rank" or each.rank not in named]
+    return sorted([*slow, *kept], key=lambda anomaly: -anomaly.seconds)
+
+
+def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
+    """By what others lose: a rank that is last in transfers keeps its whole group waiting."""
+    times = {rank: run.times(rank) for rank in run.ranks}
+    for rank, own in times.items():
+        seconds = statistics.median(_lost_to(step.times(rank), len(times)) for step in run.steps)
+        if seconds < _LEAST_SHARE * own.step:
+            continue
+        usual = [each.compute + each.other for other, each in times.items() if other != rank]
+        ratio = (own.compute + own.other) / (sum(usual) / len(usual))
+        text = (
+            f"rank {rank} is slow: it keeps the others waiting {seconds * 1e3:.3g} ms a step "
+            f"({seconds / own.step:.0%}) and works {ratio:.2g}x as long as they do{_most_of(run, rank)}."
+        )
+        yield Anomaly("rank", ratio, seconds, text, rank=rank)
+
+
+def _lost_to(times: RankTimes, ranks: int) -> float:
+    """What one other rank waits for this one, less what this one waits: ranks that are late in turns cancel out."""
+    return times.blamed / max(1, ranks - 1) - times.idle
+
+
+def _most_of(run: TimedRun, rank: int) -> str:
+    """The layer in which a slow rank loses most."""
+    usual = [run.layers(other) for other in run.ranks if other != rank]
+    more = {
+        cell: seconds - sum(each.get(cell, 0.0) for each in usual) / len(usual)
+        for cell, seconds in run.layers(rank).items()
+    }
+    (layer, phase), seconds = max(more.items(), key=lambda item: item[1], default=(("", ""), 0.0))
+    return f", most in {layer or 'no layer'} {phase} (+{seconds * 1e3:.3g} ms)" if seconds > 0 else ""

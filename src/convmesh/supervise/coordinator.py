@@ -33,7 +33,7 @@ class Coordinator:
     def __init__(self, rendezvous: Rendezvous, policy: Policy, hosts: int, telling: Telling) -> None:
         self._meeting, self._policy, self._telling = rendezvous, policy, telling
         self._patience = Patience(policy)
-        self._awaited = hosts
+        self._awaited, self._patient_until = hosts, time.monotonic() + policy.seconds_timeout
         self._hosts: dict[int, _Host] = {}
         self._number, self._wanted = 0, 0
         self._members: list[tuple[int, int]] = []
@@ -79,7 +79,8 @@ class Coordinator:
         """Publish the next generation once enough ranks are here."""
         able = [(member, host) for member, host in self._alive().items() if host.slots]
         ranks = sum(host.slots for _, host in able)
-        if (not self._number and len(able) < self._awaited) or ranks < max(self._policy.min_ranks, 1):
+        waits = not self._number and len(able) < self._awaited and time.monotonic() < self._patient_until
+        if waits or ranks < max(self._policy.min_ranks, 1):
             return
         self._wanted = self._wanted or ranks
         self._members, self._is_over = [(member, host.slots) for member, host in able], False

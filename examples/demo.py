@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-import convmesh as cm
 from convmesh import models
 from convmesh.data import Order, open_source
 from convmesh.train.config_files import load_config
@@ -157,7 +156,7 @@ def main(folder: Path) -> None:
     show_events(run)
     show_training(plain, before, run)
     show_cluster()
-    console.print(f"\nDone in {time.monotonic() - began:.0f} s with ConvMesh {cm.__version__}. Next: docs/start.md")
+    console.print(f"\nDone in {time.monotonic() - began:.0f} s. Next: docs/start.md")
 
 
 if __name__ == "__main__":

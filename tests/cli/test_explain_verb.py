@@ -58,7 +58,7 @@ def test_sizes_of_lenet_decide_between_data_and_weights(capsys: pytest.CaptureFi
     [
         (["chanel"], "`strategy` (='chanel') is unknown. Did you mean channel"),
         (["lenet"], "Did you mean lenet5"),
-        (["data", "--ranks", "0"], "`ranks` (=0) must be a positive number"),
+        (["data", "--ranks", "0"], "`--ranks` (=0) must be a positive number"),
         (["data", "--batch", "0"], "`--batch` (=0) must be a positive number"),
         (["data", "--ranks", "64"], "has 8 samples to share"),
         (["data", "--layer", "conv 3x3"], "must be a layer such as"),

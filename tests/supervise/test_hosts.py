@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from convmesh.supervise.journal import Journal
 from convmesh.supervise.world import free_port
 from tests.supervise.scripted import fault, job, starts
@@ -22,6 +24,7 @@ def _await_server(port: int) -> None:
             return
 
 
+@pytest.mark.full
 def test_a_lost_host_is_done_without_and_comes_back(tmp_path: Path) -> None:
     """Four ranks of two hosts hang at a step; one host dies, two ranks go on; a new host joins, and there are four."""
     job(tmp_path, fault(0, 8, "hang"), fault(1, 300, "await"))

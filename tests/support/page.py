@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from convmesh import Mesh
 from convmesh.ops import supported
 from convmesh.ops.core import registry
-from convmesh.ops.core.registry import has_handler
+from convmesh.ops.core.registry import has_handler, listed_name
 from tests.support.marks import Drawn, drawn_tests
 from tests.support.samples import LABELS
 from tests.support.trials import AXES, NO_DIM, Cells
@@ -118,7 +118,8 @@ def _joined(rows: list[Cells]) -> Cells:
 
 def _rooms() -> dict[str, str]:
     """By function name: the room of `convmesh.ops` that has its split version."""
-    return {function.__name__: _module(handler).split(".")[2] for function, handler in registry._handlers.items()}
+    by_function = registry._handlers.items()
+    return {listed_name(function): _module(handler).split(".")[2] for function, handler in by_function}
 
 
 def _module(handler: Any) -> str:

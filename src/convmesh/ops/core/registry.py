@@ -68,8 +68,13 @@ def handled() -> list[Function]:
 
 def supported() -> list[str]:
     """Their names."""
-    names = {name_of(f).removeprefix("Tensor.") for f in _handlers}
+    names = {listed_name(function) for function in _handlers}
     return sorted(name for name in names if not name.startswith("_"))
+
+
+def listed_name(function: Function) -> str:
+    """A function and the method of its name are listed once."""
+    return name_of(function).removeprefix("Tensor.")
 
 
 def tensor_method(name: str) -> Function | None:

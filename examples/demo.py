@@ -127,11 +127,10 @@ def max_bytes(value: Any) -> float:
     return max(value) if isinstance(value, list) else float(value)
 
 
-def show_cluster() -> None:
+def show_cluster(folder: Path) -> None:
     """The same network at full size on a cluster that is not here."""
     args = ["plan", "cosmoflow", "--input", "4x128x128x128", "--batch", "64", "--gpus", "64", "--system", "dgx-a100"]
-    process = convmesh(*args, "--json")
-    told = json.loads(finish(process))
+    told = json.loads(finish(convmesh(*args, "--json", "--save", str(folder / "cluster.toml"))))
     table = Table(
         "strategy", "mesh", "ms per step", "efficiency", "GiB a GPU", title="CosmoFlow 128³ on 64 A100, predicted"
     )
@@ -155,7 +154,7 @@ def main(folder: Path) -> None:
     console.print(finish(process))
     show_events(run)
     show_training(plain, before, run)
-    show_cluster()
+    show_cluster(folder)
     console.print(f"\nDone in {time.monotonic() - began:.0f} s. Next: docs/start.md")
 
 

@@ -12,7 +12,7 @@ THRESHOLDS = (200_000, 100, 100)
 
 @contextmanager
 def rare_collection() -> Iterator[None]:
-    """A search makes millions of small values, few of them in cycles; looking for those takes a fifth of its time."""
+    """A search makes millions of small values, few of them in cycles; looking for those often costs time and finds little."""
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     try:

@@ -12,7 +12,7 @@ THRESHOLDS = (200_000, 100, 100)
 
 @contextmanager
 def rare_collection() -> Iterator[None]:
-    """A search makes millions of small values, few of them in cycles; looking for those often costs time and finds little."""
+    """A search makes millions of small values, few of them in cycles: look for those rarely."""
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     try:

@@ -1,4 +1,4 @@
-"""The heap of a rank on a processor: freed memory stays with the process, as it does with GPUs' allocators."""
+"""The heap of a rank on a processor: between steps freed memory stays with the process, as with GPUs' allocators."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def keep_freed_memory() -> bool:
     options = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 << 20}
     taken = [mallopt(option, value) for option, value in options.items()]
     return all(taken)
+
+
+def hand_back_freed_memory() -> None:
+    """Return the pages of freed memory to the system, also those between blocks in use.
+
+    Small blocks that live long settle in the places of large ones, so a process that makes and drops networks would
+    grow with each. Training needs this once for a network, not once a step.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, open_mesh
+from convmesh.dist.heap import hand_back_freed_memory
 from convmesh.dist.meeting import telling_refusals
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
@@ -62,6 +63,7 @@ def parallelize(
     decided = lowered.plan.splits, lowered.plan.pipeline, lowered.cuts, sorted(lowered.sum_axes.items())
     opened.agree("`parallelize`", str(decided))
     opened.agree_on_lists("the program's transfers", transfer_order(lowered.program), first_difference)
+    hand_back_freed_memory()
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)

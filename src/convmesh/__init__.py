@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convmesh import data, models
+    from convmesh.balance.balancer import Balancer
+    from convmesh.balance.fair_shares import MovePolicy
     from convmesh.checkpoint import Checkpointer
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import (
@@ -102,6 +104,8 @@ _HOME = {
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
     **dict.fromkeys(["ParallelNet", "parallelize"], "convmesh.runtime"),
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
+    "Balancer": "convmesh.balance.balancer",
+    "MovePolicy": "convmesh.balance.fair_shares",
     "Checkpointer": "convmesh.checkpoint",
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
@@ -115,6 +119,7 @@ __all__ = [
     "LARS",
     "Anomaly",
     "Assumptions",
+    "Balancer",
     "CaptureError",
     "CaptureWarning",
     "CheckpointError",
@@ -133,6 +138,7 @@ __all__ = [
     "LayoutError",
     "Mesh",
     "MeshError",
+    "MovePolicy",
     "NonFiniteLossError",
     "OpaqueLayerWarning",
     "OpenMesh",

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from convmesh.balance.balancer import Balancer
+from convmesh.balance.fair_shares import MovePolicy
 from convmesh.data import Augment, Loader, Order, SampleStore, Source
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.models import create, find
@@ -22,7 +24,7 @@ from convmesh.train.evaluation import metric_names
 from convmesh.train.named_losses import Loss, loss_named
 from convmesh.train.optimizers import optimizer_for
 from convmesh.train.planned import Planned, decide, shared_plan
-from convmesh.train.run_config import AugmentConfig, DataConfig, RunConfig
+from convmesh.train.run_config import AugmentConfig, BalanceConfig, DataConfig, RunConfig
 from convmesh.train.schedules import Schedule
 from convmesh.train.shared_fate import together
 
@@ -44,6 +46,7 @@ class RunParts:
     steps_epoch: int
     planned: Planned | None
     """On the first rank: the plan's text and prediction."""
+    balancer: Balancer | None = None
 
 
 def set_up(config: RunConfig) -> RunParts:
@@ -64,6 +67,7 @@ def set_up(config: RunConfig) -> RunParts:
     with together():
         loaders = _loaders(config, net, source, test)
         optimizer = optimizer_for(net, config.optimizer)
+        balancer = _balancer(config.balance, net)
     steps_run = config.epochs * steps_epoch or config.steps
     return RunParts(
         net=net,
@@ -76,6 +80,7 @@ def set_up(config: RunConfig) -> RunParts:
         steps=config.steps or steps_run,
         steps_epoch=steps_epoch,
         planned=planned,
+        balancer=balancer,
     )
 
 
@@ -121,6 +126,12 @@ def _loader(
 ) -> Loader:
     store = SampleStore(int(config.store_gib * GIB)) if config.store_gib else None
     return Loader(source, net, order, augment, config.threads, config.prefetch, store, dtype)
+
+
+def _balancer(config: BalanceConfig, net: ParallelNet) -> Balancer | None:
+    if config.mode == "off":
+        return None
+    return Balancer(net, config.every, MovePolicy(least_gain=config.least_gain, most=config.most))
 
 
 def _augment(config: AugmentConfig, seed: int) -> Augment | None:

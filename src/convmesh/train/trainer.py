@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
+from convmesh.balance.balancer import Balancer
 from convmesh.checkpoint import Checkpointer
 from convmesh.data import Loader
 from convmesh.measure.energy_counters import energy_meter
@@ -24,6 +26,7 @@ from convmesh.train.hooks import (
     Every,
     Heartbeats,
     Metrics,
+    MovedShares,
     RoomForMore,
     TensorBoard,
 )
@@ -52,7 +55,8 @@ class Trainer:
 
     `loader` and `test` give batches (`cm.data.Loader`); `loss` and `metrics` are for tests. `schedule(step)` is the
     factor of the learning rate. With `folder`, metrics, log, checkpoints and a summary go there, and a run that is
-    there already goes on if `resume` is true. `accumulate` batches of the loader make a step.
+    there already goes on if `resume` is true. `accumulate` batches of the loader make a step. A `balancer` of the same
+    network moves samples and space to the faster ranks while it trains.
     """
 
     def __init__(
@@ -75,10 +79,11 @@ class Trainer:
         asynchronous: bool = True,
         tensorboard: bool = False,
         predicted_seconds_step: float | None = None,
+        balancer: Balancer | None = None,
     ) -> None:
         self.net, self.optimizer, self.loader, self.test = net, optimizer, loader, test
         self.loss, self.metrics, self.accumulate = loss, tuple(metrics), accumulate
-        self.predicted_seconds_step = predicted_seconds_step
+        self.predicted_seconds_step, self.balancer = predicted_seconds_step, balancer
         self.progress = Progress()
         self.stopping = Stopping(net.mesh)
         self.stepper = Stepper(
@@ -158,7 +163,7 @@ class Trainer:
         last = steps or epochs * self.steps_epoch
         run = Run(
             self.stepper, self.loader, last, self.steps_epoch, self.accumulate * self.loader.order.batch_size,
-            self.progress, self.stopping, self.accumulate,
+            self.progress, self.stopping, self.accumulate, self.balancer.step if self.balancer else nullcontext,
         )  # fmt: skip
         own = self._hooks(last, intervals or Intervals())
         if self.folder is not None:
@@ -189,6 +194,8 @@ class Trainer:
     def _hooks(self, last: int, intervals: Intervals) -> list[Hook]:
         """In the order in which they run: a step's line has its evaluation, and a checkpoint comes last."""
         hooks: list[Hook] = [Heartbeats(pulse())] if pulse().is_watched else []
+        if self.balancer is not None:
+            hooks.append(MovedShares(self.balancer, None if self.folder is None else self.folder.journal))
         if self.test is not None:
             every = Every(intervals.evaluate_steps, intervals.evaluate_epochs, self.steps_epoch, last)
             hooks.append(Evaluations(self.evaluate, every, self.progress))
@@ -217,7 +224,7 @@ class Trainer:
         """What summary.json holds."""
         done, mesh = self.progress, self.net.mesh.mesh
         measured = done.measured_seconds_step
-        summary = {
+        summary: dict[str, Any] = {
             "steps": done.step,
             "final_loss": done.final_loss,
             "eval": done.eval,
@@ -231,6 +238,9 @@ class Trainer:
             "data_share": done.data_share,
             "stopped_by_signal": self.stopping.signal or None,
         }
+        if self.balancer is not None:
+            moves = [move for move in self.balancer.moves if not move.refused]
+            summary["balance"] = {"moves": len(moves), "shares": self.balancer.shares}
         if done.joules is not None and done.seconds_steps:
             summary["joules_step"] = done.joules / len(done.seconds_steps)
         return summary

@@ -73,6 +73,7 @@ def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: boo
         keep=config.checkpoint.keep,
         asynchronous=config.checkpoint.asynchronous,
         tensorboard=config.tensorboard,
+        balancer=parts.balancer,
         predicted_seconds_step=None if prediction is None else config.accumulate * prediction.seconds_step,
     )
 

@@ -89,7 +89,9 @@ def test_slow_ranks_of_a_grid() -> None:
     assert [*seconds.values()] == pytest.approx([0.5, 0.5, 1.0], abs=0.07)
 
 
-@pytest.mark.parametrize(("extent", "ranks", "units"), [(512, 2, 32), (512, 8, 128), (30, 2, 30), (4096, 4, 64), (7, 2, 7)])
+@pytest.mark.parametrize(
+    ("extent", "ranks", "units"), [(512, 2, 32), (512, 8, 128), (30, 2, 30), (4096, 4, 64), (7, 2, 7)]
+)
 def test_units_divide_the_extent(extent: int, ranks: int, units: int) -> None:
     assert unit_count(extent, ranks) == units
 

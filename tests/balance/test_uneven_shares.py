@@ -11,10 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import convmesh as cm
 from convmesh import Mesh
-from convmesh.errors import DisagreementError, MeshError, PlanError
+from convmesh.errors import MeshError, PlanError
 from convmesh.testing import run_ranks
 from tests.conftest import Pools
-from tests.draws import examples
 
 TOLERANCE = 1e-9
 
@@ -80,30 +79,29 @@ def check(found: Any, expected: Any) -> None:
 
 @pytest.fixture(scope="module")
 def alone(pools: Pools) -> Any:
-    return pools[1].run(trained, {}, [{}] * 4, {})[0]
+    return pools[1].run(trained, {}, [{}] * 3, {})[0]
 
 
 def draws(ranks: int, axis: str) -> Any:
     parts = st.tuples(*[st.integers(1, 9)] * ranks)
-    return st.lists(parts.map(lambda each: {axis: each}), min_size=4, max_size=4)
+    return st.lists(parts.map(lambda each: {axis: each}), min_size=3, max_size=3)
 
 
 @pytest.mark.parametrize(("ranks", "axis"), [(2, "data"), (3, "data"), (2, "height"), (3, "width")])
-@settings(max_examples=examples(2))
+@settings(max_examples=2)
 @given(drawn=st.data())
 def test_any_shares_train_as_one_device(pools: Pools, alone: Any, ranks: int, axis: str, drawn: st.DataObject) -> None:
     check(pools[ranks].run(trained, {axis: ranks}, drawn.draw(draws(ranks, axis)), {})[0], alone)
 
 
 def test_shares_of_two_axes_at_once(pools: Pools, alone: Any) -> None:
-    shares: list[dict[str, tuple[int, ...]]] = [{"data": (2, 1)}, {"height": (1, 3)}, {"data": (1, 5)}, {}]
+    shares: list[dict[str, tuple[int, ...]]] = [{"data": (2, 1)}, {"height": (1, 3)}, {"data": (1, 5)}]
     found = pools[4].run(trained, {"data": 2, "height": 2}, shares, {"checkpoint": ("down", "deeper")})
     check(found[0], alone)
-    assert [shapes[:2] for shapes in (found[0][3],)] == [[(4, 1, 8, 12), (3, 1, 4, 12)]]
-    assert found[3][3][3] == (4, 1, 12, 12)  # 5 of 6 parts of 5 samples
+    assert found[0][3] == [(4, 1, 8, 12), (3, 1, 4, 12), (4, 1, 4, 12)]  # the last was cut before samples moved
 
 
-def test_shares_with_a_sharded_optimiser_and_a_cut_weight(pools: Pools) -> None:
+def test_shares_where_dense_layers_are_cut_over_the_same_axis(pools: Pools) -> None:
     """Hybrid: dense layers are cut over the axis whose samples are uneven."""
     expected = pools[1].run(dense_net, {}, "data")[0]
     torch.testing.assert_close(pools[2].run(dense_net, {"data": (1, 3)}, "hybrid")[0], expected, rtol=1e-9, atol=1e-9)

@@ -63,6 +63,7 @@ class Balancer:
         self._steps = 0
         self._settled = -SETTLING
         self._busy: list[float] = []
+        self._earlier: list[float] | None = None
 
     @property
     def shares(self) -> dict[str, tuple[int, ...]]:
@@ -101,7 +102,8 @@ class Balancer:
         seconds = told_to_all(_without_slowest(self._busy), self.net.mesh)
         self._busy = []
         now = Dealing.of(self.net.mesh.mesh, self.extents)
-        then = next_dealing(now, seconds, self.policy)
+        then = next_dealing(now, seconds, self._earlier, self.policy)
+        self._earlier = seconds if then is None else None
         if then is not None:
             self._move(now, then, seconds)
 

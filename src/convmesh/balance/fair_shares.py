@@ -35,7 +35,7 @@ class MovePolicy:
     least_gain: float = 0.05
     """The predicted gain, as a fraction of a step, below which nothing moves: noise is no reason."""
     whole_gain: float = 0.2
-    """From this gain on shares move at once; smaller ones are approached half-way, measured again in between."""
+    """From this gain on shares move at once; a smaller one must be measured twice."""
     most: float = 2.0
     """The largest share of a rank along an axis, in multiples of an equal one: memory grows with it."""
 
@@ -84,21 +84,32 @@ def unit_count(extent: int, ranks: int) -> int:
     return next((count for count in range(enough, extent) if extent % count == 0), extent)
 
 
-def next_dealing(now: Dealing, seconds: Sequence[float], policy: MovePolicy = MovePolicy()) -> Dealing | None:  # noqa: B008
+def next_dealing(
+    now: Dealing, seconds: Sequence[float], earlier: Sequence[float] | None = None, policy: MovePolicy | None = None
+) -> Dealing | None:
     """What to deal next, if ranks were busy for `seconds` in a step; None if it is not worth a move.
 
-    A function of its arguments alone: ranks that know the same numbers decide the same.
+    A small gain must show twice: `earlier` are the seconds measured before these, with the same shares. A function of
+    its arguments alone: ranks that know the same numbers decide the same.
     """
+    chosen = policy or MovePolicy()
+    best, gain = _best(now, seconds, chosen)
+    if gain >= chosen.whole_gain:
+        return best
+    if gain < chosen.least_gain or earlier is None or _best(now, earlier, chosen)[1] < chosen.least_gain:
+        return None
+    best, gain = _best(now, [(a + b) / 2 for a, b in zip(seconds, earlier, strict=True)], chosen)
+    return best if gain >= chosen.least_gain else None
+
+
+def _best(now: Dealing, seconds: Sequence[float], policy: MovePolicy) -> tuple[Dealing, float]:
+    """The dealing that makes a step shortest, and by what fraction."""
     paces = [busy / work for busy, work in zip(seconds, now.work, strict=True)]
     best = now
     for _ in range(SWEEPS):
         for axis in now.units:
             best = best.replacing({axis: _balanced(best, axis, paces, policy.most)})
-    gain = _gain(now, best, paces)
-    if gain < policy.least_gain:
-        return None
-    moved = best if gain >= policy.whole_gain else _half_way(now, best, paces)
-    return None if moved == now else moved
+    return best, _gain(now, best, paces)
 
 
 def _gain(now: Dealing, then: Dealing, paces: Sequence[float]) -> float:
@@ -110,20 +121,12 @@ def _balanced(dealing: Dealing, axis: str, paces: Sequence[float], most: float) 
     """The units of an axis that make the slowest place as fast as possible, given the other axes."""
     units = dealing.units[axis]
     cap = max(int(most * sum(units) / len(units)), *units)
-    return _dealt([1] * len(units), sum(units), _place_paces(dealing, axis, paces), cap)
+    return _dealt(sum(units), _place_paces(dealing, axis, paces), cap)
 
 
-def _half_way(now: Dealing, best: Dealing, paces: Sequence[float]) -> Dealing:
-    moved = now
-    for axis, units in now.units.items():
-        middle = [(a + b) // 2 for a, b in zip(units, best.units[axis], strict=True)]
-        moved = moved.replacing({axis: _dealt(middle, sum(units), _place_paces(now, axis, paces), sum(units))})
-    return moved
-
-
-def _dealt(given: Sequence[int], total: int, paces: Sequence[float], cap: int) -> tuple[int, ...]:
-    """Deal units one by one, each to the place that is done with it first; no place gets more than `cap`."""
-    units = list(given)
+def _dealt(total: int, paces: Sequence[float], cap: int) -> tuple[int, ...]:
+    """Deal units one by one, each to the place that is done with it first; a place gets at least one, at most `cap`."""
+    units = [1] * len(paces)
     queue = [((units[place] + 1) * pace, place) for place, pace in enumerate(paces)]
     heapq.heapify(queue)
     for _ in range(total - sum(units)):

@@ -1,7 +1,7 @@
 """Shares by measured speed: from the seconds that ranks were busy to the shares that let all of them finish together.
 
-The incremental data partitioning of BPT-CNN (Chen et al., IEEE TPDS 2019, section 4.1) deals samples to nodes in
-proportion to their measured speed, and measures again. Here an axis that cuts space has shares in the same way.
+The incremental data partitioning (IDPA) of BPT-CNN (Chen et al., IEEE TPDS 2019) deals samples to nodes in proportion
+to their measured speed, and measures again. Here an axis that cuts space has shares in the same way.
 """
 
 from __future__ import annotations

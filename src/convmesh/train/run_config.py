@@ -186,6 +186,10 @@ class RunConfig(Section):
     """Largest norm of all gradients together; 0 does not clip."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of weights, sample order, augmentation and dropout."""
+    sync: Literal["step", "async"] = "step"
+    """step: ranks sum gradients in every step; async: each trains alone and hands in its weights when it has them."""
+    sync_every: Count = 4
+    """For async: the steps of a rank between two times that it hands in its weights."""
     compile: bool = False
     """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
     timeout_seconds: Positive = 600.0

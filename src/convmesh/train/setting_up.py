@@ -15,15 +15,17 @@ from torch.optim import Optimizer
 from convmesh.balance.balancer import Balancer
 from convmesh.balance.fair_shares import MovePolicy
 from convmesh.data import Augment, Loader, Order, SampleStore, Source
+from convmesh.dist import open_mesh
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.models import create, find
+from convmesh.plans import Plan
 from convmesh.runtime import ParallelNet, parallelize
 from convmesh.train.centre_crop import CentreCrop
 from convmesh.train.datasets import test_source, training_source
 from convmesh.train.evaluation import metric_names
 from convmesh.train.named_losses import Loss, loss_named
 from convmesh.train.optimizers import optimizer_for
-from convmesh.train.planned import Planned, decide, shared_plan
+from convmesh.train.planned import Planned, alone, decide, shared_plan
 from convmesh.train.run_config import AugmentConfig, BalanceConfig, DataConfig, RunConfig
 from convmesh.train.schedules import Schedule
 from convmesh.train.shared_fate import together
@@ -57,13 +59,17 @@ def set_up(config: RunConfig) -> RunParts:
         loss = loss_named(config.loss, _target_dtype(source))
         model = build_model(config, augmented_shape(config.data.augment, source))
         steps_epoch = _steps_epoch(config, source)
-    shape = (config.batch // config.accumulate, *augmented_shape(config.data.augment, source))
-    planned = None
-    with together():
-        if dist.get_rank() == 0:
-            planned = decide(config, model, shape, dist.get_world_size())
-    plan = shared_plan(planned.text if planned else None, model, shape)
-    net = parallelize(model, plan, loss, check_loss=config.precision != "fp16", compile=config.compile)
+        samples = _samples_batch(config, dist.get_world_size())
+    shape = (samples, *augmented_shape(config.data.augment, source))
+    plan, planned = _plan(config, model, shape)
+    net = parallelize(
+        model,
+        plan,
+        loss,
+        mesh=open_mesh(plan.mesh, [dist.get_rank()]) if config.sync == "async" else None,
+        check_loss=config.precision != "fp16",
+        compile=config.compile,
+    )
     with together():
         loaders = _loaders(config, net, source, test)
         optimizer = optimizer_for(net, config.optimizer)
@@ -82,6 +88,30 @@ def set_up(config: RunConfig) -> RunParts:
         planned=planned,
         balancer=balancer,
     )
+
+
+def _samples_batch(config: RunConfig, ranks: int) -> int:
+    """Samples of the batches that a loader gives."""
+    if config.sync == "step":
+        return config.batch // config.accumulate
+    if config.batch % ranks:
+        nearest = max(1, round(config.batch / ranks)) * ranks
+        raise ConfigError(
+            f"`batch` (={config.batch}) must be a multiple of the {ranks} ranks with `sync` (='async'), which train on "
+            f"an equal part of it at a time; use {nearest}."
+        )
+    return config.batch // ranks
+
+
+def _plan(config: RunConfig, model: nn.Module, shape: tuple[int, ...]) -> tuple[Plan, Planned | None]:
+    """The plan of this rank's network, and what the first rank knows of it."""
+    planned = None
+    with together():
+        if dist.get_rank() == 0:
+            planned = (
+                alone(model, shape) if config.sync == "async" else decide(config, model, shape, dist.get_world_size())
+            )
+    return shared_plan(planned.text if planned else None, model, shape), planned
 
 
 def build_model(config: RunConfig, sample: tuple[int, ...]) -> nn.Module:
@@ -107,12 +137,13 @@ def augmented_shape(augment: AugmentConfig, source: Source) -> tuple[int, ...]:
 
 def _loaders(config: RunConfig, net: ParallelNet, source: Source, test: Source | None) -> tuple[Loader, Loader | None]:
     data, dtype = config.data, torch.float64 if config.precision == "fp64" else None
-    order = Order(config.seed, len(source), config.batch // config.accumulate)
+    samples = _samples_batch(config, dist.get_world_size())
+    order = Order(config.seed, len(source), samples)
     train = _loader(data, net, source, order, _augment(data.augment, config.seed), dtype)
     if test is None:
         return train, None
     crop = CentreCrop(crop=data.augment.crop) if data.augment.crop else None
-    judged = Order.evaluation(len(test), config.evaluation.batch or config.batch // config.accumulate)
+    judged = Order.evaluation(len(test), config.evaluation.batch or samples)
     return train, _loader(data, net, test, judged, crop, dtype)
 
 

@@ -69,6 +69,8 @@ class Progress:
     """Of this process."""
     seconds_data: float = 0.0
     joules: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What the loop adds to the summary."""
 
     @property
     def measured_seconds_step(self) -> float | None:

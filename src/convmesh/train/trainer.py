@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from convmesh.balance.balancer import Balancer
@@ -91,6 +92,8 @@ class Trainer:
         )  # fmt: skip
         place = open_place(folder, resume) if isinstance(folder, str | Path) else folder
         self.folder = None if place is None else place.writer
+        self._is_guest = place is not None and place.writer is None and net.mesh.rank == 0
+        """Whether this rank trains a network of its own, and another one tells of the run."""
         self.journal = None if place is None else Journal(place.path)
         self.checkpointer = None if place is None else Checkpointer(checkpoints_of(place.path), keep, asynchronous)
         self._tensorboard = place.path / "tensorboard" if place is not None and tensorboard else None
@@ -98,7 +101,7 @@ class Trainer:
         self._began = time.monotonic()
         resumed = resume and self.resume()
         if self.folder is not None:
-            self.folder.start(resumed, self.progress.step, net.mesh.mesh.size)
+            self.folder.start(resumed, self.progress.step, self.ranks)
 
     def close(self) -> None:
         """Let other runs have the folder; the end of the process does so too."""
@@ -109,6 +112,11 @@ class Trainer:
     def steps_epoch(self) -> int:
         """Steps in one epoch."""
         return len(self.loader) // self.accumulate
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run; those that train alone are many with a network each."""
+        return self.net.mesh.mesh.size if self.net.mesh.mesh.size > 1 else dist.get_world_size()
 
     def resume(self) -> bool:
         """Go on from the newest checkpoint, if there is one."""
@@ -125,7 +133,7 @@ class Trainer:
 
     def save(self) -> None:
         """Save the state as a checkpoint of the current step."""
-        if self.checkpointer is not None:
+        if self.checkpointer is not None and not self._is_guest:
             with pulse().doing(Phase.SAVING, SECONDS_SAVING):
                 self.checkpointer.save(self.progress.step, self.net, self.optimizer, self._state())
             self._saved = self.progress.step
@@ -154,11 +162,18 @@ class Trainer:
             return evaluate(self.net, self.loss, pulse().over(chosen.epoch(0)), self.metrics)
 
     def fit(
-        self, *, epochs: int = 0, steps: int = 0, intervals: Intervals | None = None, hooks: Sequence[Hook] = ()
+        self,
+        *,
+        epochs: int = 0,
+        steps: int = 0,
+        intervals: Intervals | None = None,
+        hooks: Sequence[Hook] = (),
+        loop: Callable[[Run, Sequence[Hook]], None] = train,
     ) -> dict[str, Any]:
         """Train until so many epochs or steps are done, counted from the run's beginning; return the summary.
 
-        Ctrl-C and SIGTERM end it early, saved; `trainer.stopping.signal` tells. `hooks` are called after every step.
+        Ctrl-C and SIGTERM end it early, saved; `trainer.stopping.signal` tells. `hooks` are called after every step;
+        `loop` makes the steps.
         """
         last = steps or epochs * self.steps_epoch
         run = Run(
@@ -171,7 +186,7 @@ class Trainer:
         pulse().begin(self.progress.step)
         try:
             with shared_fate():
-                train(run, [*own, *hooks])
+                loop(run, [*own, *hooks])
                 self._finish(own)
         finally:
             for hook in own:
@@ -194,6 +209,8 @@ class Trainer:
     def _hooks(self, last: int, intervals: Intervals) -> list[Hook]:
         """In the order in which they run: a step's line has its evaluation, and a checkpoint comes last."""
         hooks: list[Hook] = [Heartbeats(pulse())] if pulse().is_watched else []
+        if self._is_guest:
+            return hooks
         if self.balancer is not None:
             hooks.append(MovedShares(self.balancer, None if self.folder is None else self.folder.journal))
         if self.test is not None:
@@ -229,7 +246,7 @@ class Trainer:
             "final_loss": done.final_loss,
             "eval": done.eval,
             "seconds_total": self.seconds_total,
-            "ranks": mesh.size,
+            "ranks": self.ranks,
             "mesh": dict(mesh.axes),
             "restarts": 0 if self.journal is None else self.journal.restarts(),
             "events": [] if self.journal is None else self.journal.events(),
@@ -241,6 +258,7 @@ class Trainer:
         if self.balancer is not None:
             moves = [move for move in self.balancer.moves if not move.refused]
             summary["balance"] = {"moves": len(moves), "shares": self.balancer.shares}
+        summary |= done.extra
         if done.joules is not None and done.seconds_steps:
             summary["joules_step"] = done.joules / len(done.seconds_steps)
         return summary

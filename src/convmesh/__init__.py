@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convmesh import data, models
+    from convmesh.asynchronous.async_weights import AsyncWeights
+    from convmesh.asynchronous.claims import Claims
     from convmesh.balance.balancer import Balancer
     from convmesh.balance.fair_shares import MovePolicy
     from convmesh.checkpoint import Checkpointer
@@ -104,6 +106,8 @@ _HOME = {
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
     **dict.fromkeys(["ParallelNet", "parallelize"], "convmesh.runtime"),
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
+    "AsyncWeights": "convmesh.asynchronous.async_weights",
+    "Claims": "convmesh.asynchronous.claims",
     "Balancer": "convmesh.balance.balancer",
     "MovePolicy": "convmesh.balance.fair_shares",
     "Checkpointer": "convmesh.checkpoint",
@@ -119,12 +123,14 @@ __all__ = [
     "LARS",
     "Anomaly",
     "Assumptions",
+    "AsyncWeights",
     "Balancer",
     "CaptureError",
     "CaptureWarning",
     "CheckpointError",
     "CheckpointWarning",
     "Checkpointer",
+    "Claims",
     "ConfigError",
     "ConvMeshError",
     "DataError",

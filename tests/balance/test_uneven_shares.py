@@ -55,7 +55,9 @@ def trained(axes: dict[str, int], shares: list[dict[str, tuple[int, ...]]], opti
     plan = cm.plan(model, batch(0)[0], Mesh(**axes), "data+spatial", **options)
     net = cm.parallelize(model, plan, cross_entropy)
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    losses, gradients, local = [], {}, []
+    losses: list[float] = []
+    gradients: dict[str, torch.Tensor] = {}
+    local: list[tuple[int, ...]] = []
     for number, now in enumerate(shares):
         x, target = batch(number, samples=6 - number % 2)
         net.manual_seed(number)

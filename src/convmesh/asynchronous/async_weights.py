@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 import torch.distributed as dist
 
-from convmesh.asynchronous.global_weights import DONE, WORK, GlobalWeights, Reception, header
+from convmesh.asynchronous.global_weights import DONE, FAILED, WORK, GlobalWeights, Reception, header
 from convmesh.dist import OpenMesh
 from convmesh.errors import ConfigError
 from convmesh.runtime import ParallelNet
@@ -51,11 +53,18 @@ class AsyncWeights:
             self._check()
             newest = self.weights.add(0, change, loss)
         else:
-            newest = torch.empty_like(change)
             self._send(header(WORK, loss))
             self._send(change)
-            dist.recv(newest, self._job.world_rank(0), group=self._group)
+            newest = self._answer(torch.empty_like(change))
         self._load(newest)
+
+    def _answer(self, newest: torch.Tensor) -> torch.Tensor:
+        told, first = header(WORK), self._job.world_rank(0)
+        dist.recv(told, first, group=self._group)
+        dist.recv(newest, first, group=self._group)
+        if told[0] == FAILED:
+            raise RuntimeError("the first rank cannot go on")
+        return newest
 
     def finish(self) -> None:
         """Wait for all ranks to end, and take the weights that they made together."""
@@ -67,6 +76,14 @@ class AsyncWeights:
         newest = torch.empty_like(self._base) if self.weights is None else self.weights.values
         self._share(newest)
         self._load(newest)
+
+    def abandon(self) -> None:
+        """Tell the others that this rank cannot go on, when they come by."""
+        if self.weights is not None:
+            self.weights.has_failed = True
+        else:
+            with suppress(RuntimeError):  # of a connection that broke: they know
+                self._send(header(FAILED))
 
     def _check(self) -> None:
         error = next((reception.error for reception in self._receptions if reception.error is not None), None)

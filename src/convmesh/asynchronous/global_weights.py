@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from convmesh.asynchronous.attenuation import attenuation, quality
 
-WORK, DONE = 0.0, 1.0
-"""What a rank comes with: changes, whose loss follows, or the news that it has no more of them."""
+WORK, DONE, FAILED = 0.0, 1.0, 2.0
+"""What a rank says: that it hands in or gets weights, that it has no more work, or that it cannot go on."""
 
 
 def header(kind: float, loss: float = 0.0) -> torch.Tensor:
@@ -24,6 +24,8 @@ class GlobalWeights:
         self.values, self.version = values, 0
         self.staleness: list[int] = []
         """Of every arrival: the versions that others made since it began."""
+        self.has_failed = False
+        """Whether the first rank cannot go on: others are told when they come by."""
         self._held = [0] * ranks
         self._losses: dict[int, float] = {}
         self._lock = threading.Lock()
@@ -60,8 +62,12 @@ class Reception(threading.Thread):
         told, change = header(DONE), torch.empty_like(self._weights.values)
         dist.recv(told, self._peer, group=self._group)
         kind, loss = told.tolist()
+        if kind == FAILED:
+            raise RuntimeError(f"rank {self._rank} cannot go on")
         if kind == DONE:
             return False
         dist.recv(change, self._peer, group=self._group)
-        dist.send(self._weights.add(self._rank, change, loss), self._peer, group=self._group)
+        newest = self._weights.add(self._rank, change, loss)
+        dist.send(header(FAILED if self._weights.has_failed else WORK), self._peer, group=self._group)
+        dist.send(newest, self._peer, group=self._group)
         return True

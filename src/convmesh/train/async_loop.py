@@ -36,6 +36,13 @@ class AsyncLoop:
     _waited: float = 0.0
 
     def __call__(self, run: Run, hooks: Sequence[Hook]) -> None:
+        try:
+            self._train(run, hooks)
+        except BaseException:
+            self.weights.abandon()
+            raise
+
+    def _train(self, run: Run, hooks: Sequence[Hook]) -> None:
         claims = Claims(run.progress.step * run.accumulate, run.steps * run.accumulate)
         batches = self.loader.batches(divmod(number, run.steps_epoch * run.accumulate) for number in claims)
         self._told = time.perf_counter()

@@ -1,46 +1,36 @@
-"""Slowing a process down from outside, as `cpulimit` does: it is stopped for a part of every few milliseconds.
+"""Making a rank slower than it is: for every second of its own work it burns some more.
 
-python -m benchmarks.slow_down PID FACTOR     until it is ended or the process is gone
+Processor time of the rank's main thread is what counts, so that waiting is not multiplied, and other processes on the
+machine slow both the work and what is burnt.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-SECONDS_RUNNING = 2e-3
-"""Between two stops: short, so that even small messages of a step are delayed by milliseconds only."""
+from collections.abc import Callable
+from typing import Any
 
 
-@contextmanager
-def slowed(factor: float) -> Iterator[None]:
-    """In here this process has one `factor`-th of its speed."""
-    command = [sys.executable, "-m", "benchmarks.slow_down", str(os.getpid()), str(factor)]
-    helper = subprocess.Popen(command, stdin=subprocess.PIPE)
-    try:
-        yield
-    finally:
-        assert helper.stdin is not None
-        helper.terminate()
-        helper.wait()
+class SlowDown:
+    """A loss that burns `factor - 1` times what the rank has worked since the last time."""
 
+    def __init__(self, loss: Callable[..., Any], factor: float = 1.0) -> None:
+        self.loss, self.factor = loss, factor
+        self._since = time.thread_time()
 
-def duty_cycle(pid: int, factor: float) -> None:
-    """Stop and continue a process for ever; whatever ends this, the process goes on."""
-    ending: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
-    with suppress(ProcessLookupError):
-        while not ending:
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(SECONDS_RUNNING * (factor - 1))
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(SECONDS_RUNNING)
+    def __call__(self, output: Any, target: Any) -> Any:
+        result = self.loss(output, target)
+        self.burn()
+        return result
 
+    def begin(self) -> None:
+        """Work counts from here on."""
+        self._since = time.thread_time()
 
-if __name__ == "__main__":
-    duty_cycle(int(sys.argv[1]), float(sys.argv[2]))
+    def burn(self) -> None:
+        """Pay for the work since the last time."""
+        now = time.thread_time()
+        end = now + (self.factor - 1) * (now - self._since)
+        while time.thread_time() < end:
+            pass
+        self.begin()

@@ -90,3 +90,26 @@ def refused() -> None:
 
 def test_wrong_intervals_are_refused(pools: Pools) -> None:
     pools[1].run(refused)
+
+
+def test_a_run_moves_slabs_with_samples_in_memory_and_a_profile(pools: Pools, tmp_path: Path) -> None:
+    """Segmentation: inputs and targets are cut in space, kept by the ranks that read them first, and cut anew."""
+    tables: dict[str, Any] = {
+        "batch": 8,
+        "epochs": 10,
+        "loss": "tests.balance.slow_ranks:slowed_loss",
+        "model": {"name": "tests.train.runs:painter"},
+        "data": {
+            "source": "tests.train.runs:maps",
+            "args": {"samples": 24},
+            "test_source": "tests.train.runs:maps",
+            "store_gib": 0.001,
+        },
+        "plan": {"strategy": "spatial", "mesh": {"height": 2}},
+    }
+    balanced = {**tables, "balance": {"mode": "auto", "every": 5}, "profile_steps": 4}
+    summary = pools[2].run(ran, balanced, str(tmp_path / "two"))[0]
+    pools[1].run(ran, {**tables, "plan": {"strategy": "data"}}, str(tmp_path / "one"))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    assert summary["balance"]["shares"]["height"][0] > summary["balance"]["shares"]["height"][1]
+    assert any((tmp_path / "two" / "profile").iterdir())

@@ -162,3 +162,49 @@ def moved_differently() -> None:
 def test_ranks_that_disagree_are_told(pools: Pools) -> None:
     with pytest.raises(Exception, match="set_shares"):
         run_ranks(2, moved_differently)
+
+
+def compiled() -> list[float]:
+    """Losses of a replayed step, before and after its samples moved."""
+    model = hourglass()
+    net = cm.parallelize(model, cm.plan(model, batch(0)[0], Mesh(data=2), "data"), cross_entropy, compile="eager")
+    found = []
+    for shares in ((1, 1), (2, 1), (1, 1)):
+        net.set_shares(data=shares)
+        x, target = batch(0)
+        net.manual_seed(0)
+        loss = net(net.shard_input(x), net.shard_target(target))
+        loss.backward()
+        found.append(loss.item())
+    return found
+
+
+def test_a_compiled_step_follows(pools: Pools) -> None:
+    first, second, third = pools[2].run(compiled)[0]
+    assert second == pytest.approx(first, rel=TOLERANCE)
+    assert third == pytest.approx(first, rel=TOLERANCE)
+
+
+def sent(axes: dict[str, int], shares: dict[str, tuple[int, ...]]) -> tuple[int, int]:
+    """Bytes of a step as its program has them, and as they were counted."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 5, stride=2, padding=2)).double()
+    x = batch(0)[0]
+    net = cm.parallelize(model, cm.plan(model, x, Mesh(**axes), "data+spatial"))
+    net.set_shares(**shares)
+    shard = net.shard_input(x)
+    net(shard)  # the first call checks that ranks agree
+    with net.mesh.traffic.watch() as traffic:
+        net(shard).sum().backward()
+    return net.program.bytes_sent.total(), traffic.bytes_total
+
+
+@pytest.mark.parametrize("shares", [{"data": (1, 2)}, {"height": (3, 1)}, {"height": (1, 6)}])
+def test_predicted_traffic_is_that_of_the_shares(pools: Pools, shares: dict[str, tuple[int, ...]]) -> None:
+    for predicted, counted in pools[2].run(sent, dict.fromkeys(shares, 2), shares):
+        assert predicted == counted > 0
+
+
+def test_verify_keeps_the_shares(pools: Pools) -> None:
+    plan = cm.plan(hourglass(), batch(0)[0], Mesh(height=2).with_shares(height=(3, 1)), "spatial")
+    assert cm.verify(hourglass(), batch(0)[0], plan).ok

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.dist.heap import hand_back_freed_memory
@@ -19,6 +18,7 @@ from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
 from convmesh.plans.transfer_order import first_difference, transfer_order
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.runtime.compiled.compiled_engine import STAGES_ARE_EAGER, CompiledEngine, tell_fallback
 from convmesh.runtime.compiled.step_compiler import backend_of
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
@@ -115,7 +115,7 @@ def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None
 
 def _captured(model: nn.Module, plan: Plan) -> Captured:
     """The network as captured for the plan, if that was from this very model; else captured again."""
-    if any(isinstance(p, DTensor) for p in model.parameters()):
+    if any(is_dtensor(p) for p in model.parameters()):
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
         )

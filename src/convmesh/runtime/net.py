@@ -320,7 +320,10 @@ class ParallelNet(nn.Module):
 
     def full_gradients(self) -> State:
         """The single-device gradients of all parameters that have one, on every rank."""
-        mine = {name: whole(p.grad, self.mesh) for name, p in self.named_parameters() if p.grad is not None}
+        reducer = self._running.reducer
+        gathered = {} if reducer is None else reducer.gather_gradients()
+        each = ((name, gathered.get(p, p.grad)) for name, p in self.named_parameters())
+        mine = {name: whole(gradient, self.mesh) for name, gradient in each if gradient is not None}
         stages = self._running.stages
         return mine if stages is None else stages.everywhere(mine, dict(stages.template.named_parameters()))
 

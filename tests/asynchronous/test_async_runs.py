@@ -16,7 +16,7 @@ import convmesh as cm
 from convmesh.asynchronous.async_weights import AsyncWeights
 from convmesh.asynchronous.claims import Claims
 from convmesh.errors import ConfigError, ConvMeshError
-from convmesh.testing import run_ranks
+from convmesh.testing import RankError, run_ranks
 from tests.balance.slow_ranks import spin
 from tests.conftest import Pools
 from tests.train.runs import config, lines, ran
@@ -141,6 +141,7 @@ def test_what_needs_a_common_step_is_refused(changes: dict[str, Any], told: str)
         config(**{**RUN, **changes})
 
 
-def test_a_batch_must_divide(pools: Pools, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"`batch` \(=9\) must be a multiple of the 2 ranks .* use 8"):
-        pools[2].run(ran, {**RUN, "batch": 9}, str(tmp_path))
+def test_a_batch_has_a_sample_for_every_rank(pools: Pools, tmp_path: Path) -> None:
+    assert pools[2].run(ran, {**RUN, "batch": 9, "steps": 5}, str(tmp_path / "odd"))[0]["steps"] == 5
+    with pytest.raises(RankError, match=r"`batch` \(=1\) must be at least 2"):
+        pools[2].run(ran, {**RUN, "batch": 1}, str(tmp_path / "one"))

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from convmesh import Sharded
 
-SECONDS_SAMPLE = 2e-3
+SECONDS_SAMPLE = 3e-3
 """For a rank of full speed; wall time, so that other processes on the machine matter little."""
 
 SLOW = 1

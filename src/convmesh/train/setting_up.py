@@ -94,11 +94,10 @@ def _samples_batch(config: RunConfig, ranks: int) -> int:
     """Samples of the batches that a loader gives."""
     if config.sync == "step":
         return config.batch // config.accumulate
-    if config.batch % ranks:
-        nearest = max(1, round(config.batch / ranks)) * ranks
+    if config.batch < ranks:
         raise ConfigError(
-            f"`batch` (={config.batch}) must be a multiple of the {ranks} ranks with `sync` (='async'), which train on "
-            f"an equal part of it at a time; use {nearest}."
+            f"`batch` (={config.batch}) must be at least {ranks} with `sync` (='async'): each of the {ranks} ranks "
+            "trains on its part of it at a time."
         )
     return config.batch // ranks
 

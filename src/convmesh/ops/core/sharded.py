@@ -35,7 +35,7 @@ class Sharded(ShardedOperators):
     def __init__(self, local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> None:
         self.local = local
         self.layout = layout
-        self.mesh = mesh
+        self.mesh = mesh if layout.mesh is mesh.mesh else mesh.cut_as(layout.mesh)
 
     @classmethod
     def __torch_function__(

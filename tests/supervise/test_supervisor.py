@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def test_ranks_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     job(tmp_path, fault(1, 8, "hang"))
     process = started(tmp_path)
     while not (tmp_path / "fault0").exists():
+        time.sleep(0.01)
         assert process.poll() is None
     handles = [os.pidfd_open(pid) for pid in pids(tmp_path)]
     process.kill()

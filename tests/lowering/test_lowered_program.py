@@ -54,8 +54,9 @@ def step_of(name: str, mesh: Mesh, strategy: str, reduction: str = "bucketed") -
         y.backward(torch.ones_like(y))
     steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
     told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
-    traffic = net.program.bytes_sent, net.program.messages, seen.bytes_sent, seen.calls
-    return Step(*map(Counter, traffic), _without(told), _without(calls.found))
+    program = net.program
+    real = Counter(seen.bytes_sent), Counter(seen.calls)
+    return Step(Counter(program.bytes_sent), Counter(program.messages), *real, _without(told), _without(calls.found))
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from convmesh.checkpoint.late_copy import LateCopy, Pair
 from convmesh.checkpoint.spreading import HeldTensor, Written, share_of
 from convmesh.checkpoint.tensor_file import Stored, header_of, in_file_order, type_name
+from convmesh.runtime.late_copy import LateCopy, Pair
 
 
 @dataclass(frozen=True)

@@ -58,5 +58,10 @@ def _watch_updates() -> None:
 
 def _wait_for_copies(optimizer: Any, args: Any, kwargs: Any) -> None:
     del optimizer, args, kwargs
+    settle_copies()
+
+
+def settle_copies() -> None:
+    """Return when all copies are made; call it before weights change other than by an optimiser."""
     while _pending:
         _pending.pop().wait()

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from convmesh import Checkpointer, Mesh
-from convmesh.checkpoint.late_copy import LateCopy
 from convmesh.errors import CheckpointError
+from convmesh.runtime.late_copy import LateCopy
 from convmesh.testing import RankPool
 from tests.checkpoint.runs import Run
 

@@ -108,8 +108,9 @@ def off_between(seconds: list[list[float]]) -> float:
     """The median factor by which sizes between those of a curve are mispredicted."""
     ratios: list[float] = []
     for carrier, times in zip(CARRIERS, seconds, strict=True):
-        known = {"bytes_sent": tuple(SIZES[::2]), "seconds": tuple(times[::2])}
-        curve = TransferCurve(carrier=carrier, ranks=2, active=2, **known)
+        curve = TransferCurve(
+            carrier=carrier, ranks=2, active=2, bytes_sent=tuple(SIZES[::2]), seconds=tuple(times[::2])
+        )
         ratios += [curve.at(size) / measured for size, measured in zip(SIZES[1::2], times[1::2], strict=True)]
     return statistics.median(max(ratio, 1 / ratio) for ratio in ratios)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Subclass = TypeVar("Subclass", bound=torch.Tensor)
 
@@ -20,6 +22,12 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def memory_key(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory."""
     return storage_key(tensor.untyped_storage())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's values were changed in place: autograd counts it."""
+    version: int = tensor._version
+    return version
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import weights_over
 from convmesh.dist.cut_weights import shard_of
 from convmesh.errors import UnsupportedError
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.dtensors import is_dtensor
 
 Param = torch.Tensor | None
 
@@ -27,7 +27,7 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
     """The values for this rank's channels, to be read or updated in place; whole buffers cannot be sliced."""
     for buffer in buffers:
-        if buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, DTensor) and not x.mesh.is_dry:
+        if buffer is not None and x.layout.is_cut(1) and not is_dtensor(buffer) and not x.mesh.is_dry:
             raise UnsupportedError(
                 "running statistics must be cut like the channels of the input; see `convmesh.cut_channels`."
             )
@@ -35,7 +35,7 @@ def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
 
 
 def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:
-    if isinstance(param, DTensor):
+    if is_dtensor(param):
         return shard_of(param, x.mesh)
     if param is None or not x.layout.is_cut(1):
         return param

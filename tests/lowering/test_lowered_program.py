@@ -38,9 +38,9 @@ class Step(NamedTuple):
 
     bytes_told: Counter[Any]
     messages_told: Counter[Any]
+    calls_told: Counter[str]
     bytes_sent: Counter[Any]
     messages: Counter[Any]
-    calls_told: Counter[str]
     calls: Counter[str]
 
 
@@ -54,9 +54,8 @@ def step_of(name: str, mesh: Mesh, strategy: str, reduction: str = "bucketed") -
         y.backward(torch.ones_like(y))
     steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
     told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
-    program = net.program
-    real = Counter(seen.bytes_sent), Counter(seen.calls)
-    return Step(Counter(program.bytes_sent), Counter(program.messages), *real, _without(told), _without(calls.found))
+    said = Counter(net.program.bytes_sent), Counter(net.program.messages), _without(told)
+    return Step(*said, seen.bytes_sent, seen.calls, _without(calls.found))
 
 
 @pytest.fixture(scope="module")

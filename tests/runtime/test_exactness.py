@@ -1,4 +1,4 @@
-"""Every reference network under every preset: three optimiser steps match a single process's losses and weights.
+"""Every reference network under every preset: optimiser steps match a single process's losses and weights.
 
 Each run takes a sample of the combinations; `make test-full` takes all of them.
 """
@@ -60,7 +60,7 @@ def references(pools: Pools) -> References:
 
 
 @pytest.mark.parametrize(("name", "strategy", "axes"), combinations())
-def test_three_steps_are_those_of_one_process(
+def test_steps_are_those_of_one_process(
     pools: Pools, references: References, name: str, strategy: str, axes: dict[str, int]
 ) -> None:
     mesh = Mesh(**axes)

@@ -113,3 +113,13 @@ def test_as_many_parts_as_ranks() -> None:
 def test_a_negative_extent() -> None:
     with pytest.raises(LayoutError, match=r"`extent` \(=-4\) must not be negative"):
         Layout.of(Mesh(data=2), (-4,), {0: "data"})
+
+
+def test_shares_cut_every_extent_alike() -> None:
+    """Down and up again: a deep layer in which a rank has nothing does not change the shares of the layers after it."""
+    mesh = Mesh(height=3).with_shares(height=(6, 1, 5))
+    wide = Layout.of(mesh, (2, 48), {1: "height"})
+    assert wide.cuts[1].partition.bounds == (0, 24, 28, 48)
+    deep = wide.with_shape((2, 3))
+    assert deep.cuts[1].partition.bounds == (0, 2, 2, 3)
+    assert deep.with_shape((2, 48)) == wide

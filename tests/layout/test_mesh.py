@@ -84,3 +84,14 @@ def test_an_unknown_axis() -> None:
         with pytest.raises(MeshError) as raised:
             wrong()
         assert str(raised.value) == message
+
+
+def test_shares_are_ratios_and_part_of_a_meshs_identity() -> None:
+    mesh = Mesh(data=2, height=3).with_shares(data=(6, 2))
+    assert mesh.shares == {"data": (3, 1)}
+    assert mesh == Mesh(data=2, height=3).with_shares(data=(3, 1)) != mesh.even
+    assert pickle.loads(pickle.dumps(mesh)) == mesh
+    assert mesh.with_shares(data=(5, 5)) == mesh.even == Mesh(data=2, height=3)
+    assert mesh.weights(("data", "height")) == (3, 3, 3, 1, 1, 1)
+    assert mesh.weights(("height",)) is None
+    assert repr(mesh) == "Mesh(data=2, height=3).with_shares(data=(3, 1))"

@@ -73,3 +73,13 @@ def test_bad_sizes(extent: int, parts: int) -> None:
 def test_negative_sizes() -> None:
     with pytest.raises(LayoutError, match="never fall"):
         Partition.of_sizes([3, -1, 2])
+
+
+@given(st.integers(0, 300), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_weighted_parts_are_nearest_to_their_weights(extent: int, weights: list[int]) -> None:
+    partition = Partition.weighted(extent, weights)
+    assert partition.extent == extent
+    assert partition.parts == len(weights)
+    for part, weight in enumerate(weights):
+        assert abs(partition.span(part).extent - extent * weight / sum(weights)) <= 1
+    assert Partition.weighted(extent * sum(weights), weights) == Partition.of_sizes([extent * n for n in weights])

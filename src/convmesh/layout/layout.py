@@ -11,6 +11,9 @@ from convmesh.layout.box import Box
 from convmesh.layout.mesh import AXES, CHANNEL_AXES, Mesh
 from convmesh.layout.partition import Partition
 
+LAYOUTS_KEPT = 1 << 13
+"""Results that functions of layouts keep, each: shares that move bring new layouts for as long as a run lasts."""
+
 
 class Cut(NamedTuple):
     """One dim: the axes that cut it (none: every rank holds all of it) and where."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 from convmesh.layout import Layout
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Split
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def arranged_layout(given: Layout, split: Split, cuts_channels: bool) -> Layout:
     """`given` with samples and space cut as `split` says. Channels stay as they come, unless their axes are needed
     elsewhere, or the layer cuts its weight by other ones. Dims that are cut by the axes that cut the weight stay too:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from convmesh.layout import Layout, Mesh
 from convmesh.layout.channels import ChannelSplit
-from convmesh.layout.layout import Cut
+from convmesh.layout.layout import LAYOUTS_KEPT, Cut
 from convmesh.layout.mesh import CHANNEL_AXES
 from convmesh.plans import Split
 from convmesh.plans.split import DIMS
@@ -60,7 +60,7 @@ def _renamed(split: Split, names: AxisNames) -> Split:
     return replace(split, **axes)
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def layout_on(layout: Layout, mesh: Mesh, names: AxisNames) -> Layout:
     """A layout on a mesh with more or fewer axes that it does not use, and other names for the rest."""
     return layout if layout.mesh == mesh and not names.pairs else Layout(mesh, names.cuts(layout.cuts))

@@ -7,7 +7,7 @@ sum-scatters its output, one cut by both does both (stationary-y, -x and -w; see
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import torch
@@ -18,6 +18,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
 from convmesh.layout.channels import ChannelSplit, channel_layouts, groups_divide, largest_split
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
@@ -56,7 +57,7 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
     return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]))
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
     layouts = channel_layouts(source, maps, filters, split, groups)
     inputs = plan_exchange(source, layouts.input_needs, rank)
@@ -78,7 +79,7 @@ def cut_conv(
     return _run(x, weight, bias, split, plans_of(split), local)
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], rank: int) -> Term | None:
     out = Box(work.box(rank).spans[2:])
     terms = split_terms(windows, Box(source.box(rank).spans[2:]), out, source.shape[2:], overlap=False)

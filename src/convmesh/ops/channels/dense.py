@@ -6,7 +6,7 @@ The contracted dim must be whole: if it is cut, its axes are freed as for a resh
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.channels.channel_layers import cut_linear, is_cut
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -64,7 +65,7 @@ def _shape(x: Any) -> str:
     return f"{type(x).__name__}{tuple(x.shape)}"
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _with_features(layout: Layout, features: int) -> Layout:
     """The layout with an uncut last dim of `features` elements."""
     return layout.replacing({len(layout.cuts) - 1: Cut((), Partition.even(features, 1))})

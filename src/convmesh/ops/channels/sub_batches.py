@@ -7,7 +7,7 @@ trick"): every rank needs all samples, and can start with the first ones before 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from convmesh.dist import Reduction
 from convmesh.dist.exchange import Fetching, PendingExchange, accumulate
 from convmesh.layout import Layout, Partition, Span
-from convmesh.layout.layout import Cut
+from convmesh.layout.layout import LAYOUTS_KEPT, Cut
 from convmesh.ops.channels.channel_function import CutLayer, post_partial
 
 
@@ -28,7 +28,7 @@ class SubBatch:
     rows_out: tuple[int, ...]
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def sub_batches(source: Layout, output: Layout, rank: int, count: int) -> tuple[SubBatch, ...]:
     """Split every rank's samples into `count` parts as evenly as possible; the ranks' k-th parts form sub-batch k."""
     (axes, samples), shares = source.cuts[0], []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import ConvParams, is_best_left_alone
 from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import DimMap, Same, Whole, Window
 from convmesh.layout.terms import Terms, split_terms
 from convmesh.ops.channels.channel_layers import cut_conv, is_cut
@@ -74,7 +75,7 @@ def _alone(
     )
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _split(source: Layout, work: Layout, maps: Maps, groups: int, rank: int, overlap: bool, kind: str) -> SplitConv:
     held, out = source.box(rank), work.box(rank)
     windows = tuple(m for m in maps if isinstance(m, Window))

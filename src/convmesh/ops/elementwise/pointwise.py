@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from convmesh.layout import Cut, Layout
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import Same, Spread
 from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.fetch import fetch
@@ -86,7 +87,7 @@ def line_up(*operands: Any) -> tuple[list[Any], Layout, Any]:
     return [_local_part(t, layout) if isinstance(t, Sharded) else t for t in tensors], layout, first.mesh
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def broadcast_layout(layouts: tuple[Layout, ...]) -> Layout:
     """The result's layout: each dim is cut as in the first operand that cuts it, else whole."""
     shape = torch.broadcast_shapes(*(layout.shape for layout in layouts))
@@ -110,7 +111,7 @@ def _local_part(x: Sharded, work: Layout) -> torch.Tensor:
     return fetch(x, work, maps)
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _spread_onto(source: Layout, work: Layout) -> tuple[Layout, Maps]:
     """An operand's layout with leading dims of extent 1 added as needed, and how it spreads over `work`."""
     lead = Layout.of(source.mesh, (1,) * (len(work.cuts) - len(source.cuts)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
 from convmesh.layout import Layout
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.channels.channel_params import channel_buffers, channel_params
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -65,7 +66,7 @@ def _population(x: Sharded, dims: tuple[int, ...]) -> Population:
     return Population(x.mesh, within, _replica_samples(x.layout, x.mesh.rank) * math.prod(x.shape[2:]))
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _replica_samples(layout: Layout, rank: int) -> int:
     (names, partition), mesh = layout.cuts[0], layout.mesh
     here = mesh.coordinates(rank)["data"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from convmesh.dist import OpenMesh, sum_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Layout, Span
 from convmesh.layout.adaptive import Adaptive, unrolled
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import DimMap, Same
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, output_layout
@@ -61,7 +62,7 @@ def _split(x: Sharded, name: str, dims: int, output_size: OutputSize) -> _Split:
     return _split_layout(x.layout, shape, dims, x.mesh.rank)
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _split_layout(source: Layout, shape: torch.Size, dims: int, rank: int) -> _Split:
     spatial = range(len(shape) - dims, len(shape))
     combined = tuple(d for d in spatial if shape[d] == 1 and source.is_cut(d))

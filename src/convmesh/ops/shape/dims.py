@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
 from convmesh.layout import Layout
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.core.probe import probe_of
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -41,7 +42,7 @@ def _order(function: Callable[..., Any], dims: int, args: tuple[Any, ...], named
     return tuple(extent - 2 for extent in function(distinct, *args, **dict(named)).shape)
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def _reordered(layout: Layout, order: tuple[int, ...]) -> Layout:
     return Layout(layout.mesh, [layout.cuts[dim] for dim in order])
 

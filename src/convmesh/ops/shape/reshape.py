@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
-from convmesh.layout.layout import fair_cut
+from convmesh.layout.layout import LAYOUTS_KEPT, fair_cut
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -102,7 +102,7 @@ def match_dims(old: Sequence[int], new: Sequence[int]) -> list[Group]:
     return [*groups, Group(tuple(range(i, len(old))), tuple(range(j, len(new))))]  # trailing dims of extent 1
 
 
-@cache
+@lru_cache(maxsize=LAYOUTS_KEPT)
 def reshaped_layouts(layout: Layout, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
     """The layout that the input must have, and the output's layout; each rank keeps its elements."""
     groups = match_dims(layout.shape, shape)

@@ -20,7 +20,8 @@ _POINTWISE = """
 """
 _RESHAPE = """
     view view_as reshape reshape_as flatten unflatten permute transpose t squeeze unsqueeze swapaxes swapdims movedim
-    moveaxis pixel_shuffle pixel_unshuffle channel_shuffle expand expand_as flip roll repeat
+    moveaxis pixel_shuffle pixel_unshuffle channel_shuffle expand expand_as broadcast_to broadcast_tensors flip roll
+    repeat tile repeat_interleave fold unfold
 """
 _INDEX = """
     getitem select narrow chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind index_select gather take
@@ -28,7 +29,7 @@ _INDEX = """
 """
 _REDUCE = """
     mean sum var std var_mean std_mean prod amax amin max min argmax argmin norm linalg_vector_norm any all
-    count_nonzero logsumexp cumsum cumprod median topk sort
+    count_nonzero logsumexp cumsum cumprod logcumsumexp cummax cummin median topk sort argsort diff
 """
 _NORM = "instance_norm group_norm layer_norm rms_norm local_response_norm normalize weight_norm"
 _KINDS = {
@@ -37,7 +38,8 @@ _KINDS = {
     "index": _INDEX,
     "reduce": _REDUCE,
     "norm": _NORM,
-    "linear": "linear matmul bmm mm baddbmm addmm einsum rmatmul bilinear",
+    "linear": "linear matmul mm addmm rmatmul bilinear",
+    "product": "bmm baddbmm einsum outer scaled_dot_product_attention multi_head_attention_forward multihead_attention",
     "join": "cat concat concatenate stack hstack vstack dstack",
     "resize": "interpolate upsample upsample_nearest upsample_bilinear pad grid_sample",
     "attribute": "new_zeros new_ones new_full new_empty new_tensor",

@@ -108,7 +108,8 @@ class Lowering:
         try:
             module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
             unseen = is_opaque(spec.kind, module)
-            split = self._plan.split(spec.layer) if node.name in self._split_here and not unseen else None
+            is_split = node.name in self._split_here and not unseen and bool(args[0]) and isinstance(args[0][0], Dry)
+            split = self._plan.split(spec.layer) if is_split else None
             args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
             run = (
                 self._unseen(spec, args)

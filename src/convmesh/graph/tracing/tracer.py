@@ -20,6 +20,9 @@ from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.module_tables import buffers_of, has_hooks, parameters_of
 
+_COMPOSED = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)
+"""Modules of torch whose forward does nothing but call others."""
+
 _CALLS = ("call_function", "call_method", "call_module")
 
 
@@ -77,7 +80,7 @@ class LayerTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         kind = parametrize.type_before_parametrizations(m)
-        from_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, nn.Sequential)
+        from_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, _COMPOSED)
         return from_torch or module_qualified_name in self._closed
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -225,6 +228,8 @@ class LayerTracer(fx.Tracer):
         """Record a factory, so that every run makes its tensor: noise stays noise, sizes follow the batch."""
         if self._evaluating:
             return function(*args, **kwargs)
+        if function is torch.as_tensor and _stands_for_tensor(args[0]):  # nothing is made of what is a tensor already
+            return args[0].to(*args[1:], **kwargs) if len(args) > 1 or kwargs else args[0]
         for leaf in tree_leaves(args):  # torch reads the number only to check its type
             if type(leaf) is ValueProxy:
                 self._asked.pop(leaf.node, None)
@@ -265,6 +270,10 @@ def hooks_notice(path: str) -> str:
         f"layer `{path or '(the model)'}` has hooks: changes by forward hooks are captured, but the captured network "
         "does not run the hooks again; put them on torch.nn modules inside it, which keep theirs."
     )
+
+
+def _stands_for_tensor(value: Any) -> bool:
+    return type(value) is ValueProxy and isinstance(value.value, torch.Tensor)
 
 
 def _plain_attribute(module: nn.Module, name: str) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 from torch.distributed.tensor import DTensor
 
 from convmesh.dist import weights_over
 from convmesh.dist.cut_weights import shard_of
-from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 
@@ -25,13 +28,25 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
 
 
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
-    """The values for this rank's channels, to be read or updated in place; whole buffers cannot be sliced."""
-    for buffer in buffers:
-        if buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, DTensor) and not x.mesh.is_dry:
-            raise UnsupportedError(
-                "running statistics must be cut like the channels of the input; see `convmesh.cut_channels`."
-            )
-    return tuple(_part(x, buffer, ()) for buffer in buffers)
+    """The values for this rank's channels, to be read or updated in place; of whole buffers these are copies."""
+    parts = (_part(x, buffer, ()) for buffer in buffers)
+    return tuple(part.clone() if _is_sliced(x, b) else part for part, b in zip(parts, buffers, strict=True))
+
+
+@torch.no_grad()
+def share_buffers(x: Sharded, buffers: Sequence[Param], parts: Sequence[Param]) -> None:
+    """Write every rank's updated `parts` into whole buffers."""
+    pairs = [(b, part) for b, part in zip(buffers, parts, strict=True) if _is_sliced(x, b)]
+    if not pairs:
+        return
+    here = torch.stack([part for _, part in pairs if part is not None])
+    layout = Layout.of(x.layout.mesh, (len(pairs), x.shape[1])).replacing({1: x.layout.cuts[1]})
+    for (buffer, _), gathered in zip(pairs, Sharded(here, layout, x.mesh).gather(), strict=True):
+        buffer.copy_(gathered)
+
+
+def _is_sliced(x: Sharded, buffer: Param) -> TypeGuard[torch.Tensor]:
+    return buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, (DTensor, PlannedWeight))
 
 
 def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:

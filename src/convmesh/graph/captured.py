@@ -17,7 +17,7 @@ from convmesh.graph.checking.check_capture import CaptureCheck
 from convmesh.graph.checking.drawn_values import has_values
 from convmesh.graph.graph import Graph
 from convmesh.graph.tracing.assemble import assemble
-from convmesh.graph.tracing.closed import Closed, FailedError, closed_by
+from convmesh.graph.tracing.closed import Closed, FailedError, SharedMemoryError, closed_by
 from convmesh.graph.tracing.describe import describe
 from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
@@ -129,7 +129,8 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
         if isinstance(outcome, fx.Graph):
             return _finished(model, tracer, outcome, closed)
         if not tracer.failed_in:
-            return _closed_root(model, samples, evaluator, closed_by("", outcome))
+            allows_export = not isinstance(outcome, SharedMemoryError)  # export would keep the change
+            return _closed_root(model, samples, evaluator, closed_by("", outcome), allows_export)
         closed[tracer.failed_in] = closed_by(tracer.failed_in, outcome)
 
 
@@ -152,11 +153,11 @@ def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Ma
 
 
 def _closed_root(
-    model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed
+    model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed, allows_export: bool
 ) -> _Traced:
     """The model by torch.export if its forward needs no data; otherwise the whole model as one node."""
     output, needed_data = whole_output(model, samples, evaluator)
-    if not needed_data:
+    if allows_export and not needed_data:
         try:
             return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),), is_exported=True)
         except Exception as error:  # export raises errors of many kinds

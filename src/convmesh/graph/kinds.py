@@ -7,14 +7,17 @@ import re
 WITHOUT_SPLIT = frozenset({"input", "output", "attribute", "size"})
 """Kinds of nodes that no plan can cut: they compute no tensor of the network."""
 
+DRAWS = ("dropout", "noise")
+"""Kinds of nodes that draw random numbers: each takes one seed of the mesh."""
+
 WINDOW_OPTIONS = ("kernel", "stride", "padding", "dilation", "groups", "output_padding")
 
 _POINTWISE = """
     relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardtanh hardswish hardsigmoid hardshrink softshrink
     tanhshrink softsign logsigmoid threshold sigmoid tanh glu rrelu prelu identity exp log log1p log2 expm1 sqrt rsqrt
     abs absolute neg negative sin cos tan atan erf square reciprocal sign floor ceil round trunc clamp clip clone
-    contiguous float double half bfloat16 long int bool to type type_as zeros_like ones_like full_like rand_like
-    randn_like isnan isfinite logical_not logical_and logical_or add sub subtract rsub mul multiply div
+    contiguous float double half bfloat16 long int bool to type type_as zeros_like ones_like full_like empty_like
+    isnan isfinite logical_not logical_and logical_or add sub subtract rsub mul multiply div
     divide true_divide truediv floordiv floor_divide mod pow maximum minimum lt le gt ge eq ne atan2 fmod remainder
     where nan_to_num lerp addcmul addcdiv masked_fill detach requires_grad copy fill zero invert and or xor cuda cpu
 """
@@ -43,6 +46,7 @@ _KINDS = {
     "join": "cat concat concatenate stack hstack vstack dstack",
     "resize": "interpolate upsample upsample_nearest upsample_bilinear pad grid_sample",
     "attribute": "new_zeros new_ones new_full new_empty new_tensor",
+    "noise": "rand_like randn_like bernoulli uniform normal rand randn randint randperm",
     "softmax": "softmax log_softmax softmin softmax2d gumbel_softmax",
 }
 _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}

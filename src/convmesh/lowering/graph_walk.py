@@ -5,6 +5,7 @@ The operators that run are the runtime's own, on tensors without data, so a prog
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -122,8 +123,18 @@ class Lowering:
         if result.decided is not None and module is not None:
             self._weights.settle(spec.layer, module, result.decided)
         self._env[node.name] = result.value
+        self._note_set(node)
         self._visits[node.name] = Visit(result, self._inputs(node, args), partial(self._again, run, stage), stage)
         self._assembly.note(spec, given, result, self._env)
+
+    def _note_set(self, node: fx.Node) -> None:
+        """After `x[...] = value`, x learns if the value does."""
+        if node.target is not operator.setitem or not isinstance(node.args[0], fx.Node):
+            return
+        learns = any(self._env[n.name].learns for n in node.all_input_nodes if isinstance(self._env[n.name], Dry))
+        target = self._env[node.args[0].name]
+        if isinstance(target, Dry):
+            self._env[node.args[0].name] = replace(target, learns=learns)
 
     def _again(self, run: Run, stage: int, arriving: tuple[Strides | None, ...]) -> DryResult:
         """A node's dry run once more, for gradients that lie in memory otherwise."""

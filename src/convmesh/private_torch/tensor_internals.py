@@ -22,6 +22,11 @@ def memory_key(tensor: torch.Tensor) -> int:
     return storage_key(tensor.untyped_storage())
 
 
+def changes_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place, under whatever name."""
+    return int(tensor._version)
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another, which it lets nobody overwrite at will."""
     return bool(tensor._is_view())

@@ -29,23 +29,26 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
 
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
     """The values for this rank's channels, to be read or updated in place; of whole buffers these are copies."""
-    parts = (_part(x, buffer, ()) for buffer in buffers)
-    return tuple(part.clone() if _is_sliced(x, b) else part for part, b in zip(parts, buffers, strict=True))
+    return tuple(_copied(_part(x, buffer, ())) if _is_sliced(buffer, x) else _part(x, buffer, ()) for buffer in buffers)
+
+
+def _copied(part: Param) -> Param:
+    return None if part is None else part.clone()
 
 
 @torch.no_grad()
 def share_buffers(x: Sharded, buffers: Sequence[Param], parts: Sequence[Param]) -> None:
     """Write every rank's updated `parts` into whole buffers."""
-    pairs = [(b, part) for b, part in zip(buffers, parts, strict=True) if _is_sliced(x, b)]
-    if not pairs:
+    whole = [buffer for buffer in buffers if _is_sliced(buffer, x)]
+    if not whole:
         return
-    here = torch.stack([part for _, part in pairs if part is not None])
-    layout = Layout.of(x.layout.mesh, (len(pairs), x.shape[1])).replacing({1: x.layout.cuts[1]})
-    for (buffer, _), gathered in zip(pairs, Sharded(here, layout, x.mesh).gather(), strict=True):
+    here = torch.stack([part for part in parts if part is not None])
+    layout = Layout.of(x.layout.mesh, (len(whole), x.shape[1])).replacing({1: x.layout.cuts[1]})
+    for buffer, gathered in zip(whole, Sharded(here, layout, x.mesh).gather(), strict=True):
         buffer.copy_(gathered)
 
 
-def _is_sliced(x: Sharded, buffer: Param) -> TypeGuard[torch.Tensor]:
+def _is_sliced(buffer: Param, x: Sharded) -> TypeGuard[torch.Tensor]:
     return buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, (DTensor, PlannedWeight))
 
 

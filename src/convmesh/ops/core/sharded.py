@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -186,6 +186,12 @@ class Sharded(ShardedOperators):
     def with_whole(self, dims: Sequence[int]) -> Sharded:
         """The same tensor with `dims` no longer cut: their axes replicate."""
         return self.redistribute(self.layout.with_whole(dims)) if self.layout.axes_of(dims) else self
+
+    @overload
+    def gather(self) -> torch.Tensor: ...
+
+    @overload
+    def gather(self, dim: int, index: torch.Tensor | Sharded) -> Sharded: ...
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
         """The whole global tensor, on every rank; differentiable. With a dim and indices, `torch.gather`."""

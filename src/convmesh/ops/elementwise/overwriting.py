@@ -21,7 +21,9 @@ from convmesh.ops.elementwise.pointwise import LINED_UP, UNARY
 _T = torch.Tensor
 
 
-def _changed(handler: Callable[..., Any], name: str, x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
+def _changed(handler: Callable[..., Any], name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(x, Sharded):  # a plain tensor, such as a buffer, that takes a sharded one: all of it, everywhere
+        return x.copy_(handler(x, *args, **kwargs).gather())
     take_place(x, handler(x, *args, **kwargs), f"x.{name}_(...)", f"x = x.{name}(...)")
     return x
 
@@ -54,9 +56,11 @@ def fill_in_place(x: Sharded, value: Any) -> Sharded:
 
 
 @implements(_T.copy_)
-def copy_in_place(x: Sharded, src: Any, non_blocking: bool = False) -> Sharded:
+def copy_in_place(x: Any, src: Any, non_blocking: bool = False) -> Any:
     """The values of another tensor, in the type and layout of this one."""
     del non_blocking
+    if not isinstance(x, Sharded):
+        return x.copy_(src.gather())
     operands, layout, _ = line_up(x, src)
     copied = Sharded(operands[1].expand(operands[0].shape).to(x.dtype), layout, x.mesh)
     take_place(x, copied.redistribute(x.layout), "x.copy_(y)", "x = y")

@@ -74,8 +74,11 @@ def _picked(x: Sharded, picks: list[Any], place: int) -> Sharded:
 
 
 @implements(operator.setitem, _T.__setitem__)
-def setitem(x: Sharded, index: Any, value: Any) -> None:
+def setitem(x: Any, index: Any, value: Any) -> None:
     """`x[index] = value`, in the layout of `x`; dims of which only a part is set are gathered for it."""
+    if not isinstance(x, Sharded):  # a plain tensor takes all of a sharded one, on every rank
+        x[index] = value.gather()
+        return
     picks = _expand(index, x.dim())
     kept = [pick for pick in picks if pick is not None]
     parts = [d for d, m in enumerate(_maps(kept, x.shape)) if not isinstance(m, Same) or _is_whole(kept[d])]

@@ -41,10 +41,10 @@ _IMAGE = (2, 3, 64, 64)
 _TORCHVISION: dict[str, Shape] = {
     "alexnet": (2, 3, 96, 96), "vgg11_bn": _IMAGE, "resnet18": _IMAGE, "resnet50": _IMAGE, "wide_resnet50_2": _IMAGE,
     "resnext50_32x4d": _IMAGE, "densenet121": _IMAGE, "squeezenet1_1": _IMAGE, "googlenet": _IMAGE,
-    "inception_v3": (2, 3, 96, 96), "mnasnet0_5": _IMAGE, "mobilenet_v2": _IMAGE, "mobilenet_v3_small": _IMAGE,
+    "inception_v3": (2, 3, 128, 128), "mnasnet0_5": _IMAGE, "mobilenet_v2": _IMAGE, "mobilenet_v3_small": _IMAGE,
     "shufflenet_v2_x0_5": _IMAGE, "efficientnet_b0": _IMAGE, "efficientnet_v2_s": _IMAGE, "regnet_y_400mf": _IMAGE,
     "convnext_tiny": _IMAGE, "swin_t": _IMAGE, "swin_v2_t": _IMAGE, "vit_b_16": (2, 3, 32, 32),
-    "maxvit_t": (2, 3, 64, 64),
+    "maxvit_t": (2, 3, 224, 224),
 }  # fmt: skip
 _TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
     "googlenet": {"init_weights": True},

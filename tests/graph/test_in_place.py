@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from convmesh.errors import OpaqueLayerWarning
+from convmesh.errors import CaptureError, OpaqueLayerWarning
 from convmesh.graph import capture
 
 SHAPE = (2, 4, 6, 6)
@@ -72,8 +72,8 @@ def test_a_change_that_shows_under_another_name_closes_its_module(inner: nn.Modu
     with pytest.warns(OpaqueLayerWarning, match="shares memory with one that is read later"):
         captured = capture(Around(inner), SHAPE)
     assert (list(captured.graph.opaque), captured.unchecked) == (["inner"], "")
-    with pytest.warns(OpaqueLayerWarning, match=r"layer `\(the model\)` stays closed"):
-        assert not capture(inner, SHAPE).unchecked
+    with pytest.raises(CaptureError, match=r"test_in_place.py:.* changes a tensor .* into a module of its own"):
+        capture(inner, SHAPE)
 
 
 @pytest.mark.filterwarnings("error")

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import convmesh as cm
 from convmesh import Mesh, OpenMesh, shard
 from convmesh.dist import Traffic, dry_mesh
 from convmesh.layout import Layout
@@ -106,3 +108,30 @@ def test_what_is_summed_over_stays_cut_only_where_that_is_cheaper() -> None:
     assert (small.summed, small.result.axes) == (("height",), ())
     large = arrangement(Contraction((("b", "i", "n"), ("b", "j", "n")), ("b", "i", "j")), (tokens, tokens))
     assert (large.summed, large.operands[1].axes) == ((), ())  # queries stay cut, keys are gathered
+
+
+class Encoder(nn.Module):
+    """Patches as tokens behind a class token, with torch's own encoder; then attention to other tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.cross = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        seen = self.encoder(torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1))
+        crossed, weights = self.cross(seen[:, :3], seen, seen)
+        return crossed.sum(1), weights, seen
+
+
+@pytest.mark.filterwarnings("ignore:.*depends on `self.training`")
+@pytest.mark.parametrize(
+    ("strategy", "mesh"), [("spatial", Mesh(height=2)), ("data+filter", Mesh(data=2, filter=2))], ids=str
+)
+def test_torchs_transformers_are_exact(strategy: str, mesh: Mesh) -> None:
+    model = Encoder()
+    verified = cm.verify(model, (2, 3, 32, 32), cm.plan(model, (2, 3, 32, 32), mesh, strategy), steps=1)
+    assert verified.ok, str(verified)

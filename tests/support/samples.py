@@ -103,6 +103,25 @@ def _attended(x: Any, y: Any) -> list[Any]:
     ]  # fmt: skip
 
 
+def _by_heads(x: Any, y: Any, weight: torch.Tensor, bias: torch.Tensor, last: torch.Tensor) -> list[Any]:
+    """Of one tensor, of two, and with the weights of the attention."""
+    settings: tuple[Any, ...] = (C, 2, weight, bias, None, None, False, 0.0, last, None)
+    attend = F.multi_head_attention_forward
+    hidden = torch.ones(4, 10, dtype=torch.bool).triu(5)
+    return [
+        attend(x, x, x, *settings, need_weights=False)[0],
+        *attend(x, y, y, *settings, attn_mask=hidden),
+        attend(x[:, 0], y[:, 0], y[:, 0], *settings)[0],
+    ]
+
+
+def _set(x: Any) -> Any:
+    y = x * 1
+    y[:, 1:3, ..., 0] = 2.0
+    y[1] = x[0] * 3
+    return y
+
+
 def _masked(call: Callable[..., Any], dims: int) -> Sample:
     """Dropout: one device takes the masks of the split operator, which depend on the global index alone."""
 
@@ -169,6 +188,10 @@ SAMPLES: dict[str, Sample] = {
     **{name: _of_two(_of_bits(name)) for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "logical_xor")},
     **{name: _of_each_dim(getattr(torch, name)) for name in ("cumsum", "cumprod", "logcumsumexp", "argsort")},
     **{name: _pieces_of_each_dim(getattr(torch, name)) for name in ("cummax", "cummin", "sort")},
+    "tril": Sample(lambda x: [torch.tril(x), torch.tril(x, 2)]),
+    "triu": Sample(lambda x: torch.triu(x, -1)),
+    "glu": _on_each_dim(lambda x, dim: F.glu(torch.cat([x, x * 2], dim), dim)),
+    "cosine_similarity": _of_two(lambda x, y: [F.cosine_similarity(x, y, dim) for dim in range(5)]),
     "bitwise_not": Sample(lambda x: torch.bitwise_not(x > 0)),
     "diff": _on_each_dim(lambda x, dim: torch.diff(x, dim=dim)),
     "topk": _pieces_of_each_dim(lambda x, dim: torch.topk(x, 2, dim)),
@@ -214,6 +237,8 @@ SAMPLES: dict[str, Sample] = {
         ]
     ),
     "scaled_dot_product_attention": _of_two(_attended),
+    "multi_head_attention_forward": Sample(_by_heads, ("HNC", "WNC"), ((3 * C, C), (3 * C,), (C, C))),
+    "setitem": Sample(_set),
     "logsigmoid": Sample(F.logsigmoid),
     "threshold": Sample(lambda x: F.threshold(x, 0.1, 0.0)),
     **{name: _drawn_like(getattr(torch, name)) for name in ("rand_like", "randn_like")},

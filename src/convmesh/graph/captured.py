@@ -129,8 +129,9 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
         if isinstance(outcome, fx.Graph):
             return _finished(model, tracer, outcome, closed)
         if not tracer.failed_in:
-            allows_export = not isinstance(outcome, SharedMemoryError)  # export would keep the change
-            return _closed_root(model, samples, evaluator, closed_by("", outcome), allows_export)
+            if isinstance(outcome, SharedMemoryError):
+                raise CaptureError(f"{outcome}, or put it into a module of its own, which then runs on whole samples.")
+            return _closed_root(model, samples, evaluator, closed_by("", outcome))
         closed[tracer.failed_in] = closed_by(tracer.failed_in, outcome)
 
 
@@ -153,11 +154,11 @@ def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Ma
 
 
 def _closed_root(
-    model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed, allows_export: bool
+    model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed
 ) -> _Traced:
     """The model by torch.export if its forward needs no data; otherwise the whole model as one node."""
     output, needed_data = whole_output(model, samples, evaluator)
-    if allows_export and not needed_data:
+    if not needed_data:
         try:
             return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),), is_exported=True)
         except Exception as error:  # export raises errors of many kinds

@@ -69,7 +69,7 @@ def _adapt(
         node.op, node.target = "call_module", parts_name("drawn", original.name)
         parts[node.target] = Drawn(call, mesh)
     if original.name in lowered.eager:
-        call = parts[str(node.target)] if node.op == "call_module" else node.target
+        call = parts[str(node.target)] if node.op == "call_module" else function_of(node.op, node.target)
         node.op, node.target = "call_module", parts_name("summed", original.name)
         parts[node.target] = SummedInBackward(call, mesh)
 

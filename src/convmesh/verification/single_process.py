@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from convmesh.dist import dry_mesh
@@ -100,7 +101,19 @@ class WholeRun:
             made = partial(_made_by, getattr(network, node.op), node.target)
             return drawn(alone, made, *network.fetch_args_kwargs_from_env(node))
 
-        return {node.name: run for node in self.captured.graph.nodes if node.kind in DRAWS}
+        kinds = {node.name: node.kind for node in self.captured.graph.nodes}
+        nodes = self.captured.module.graph.nodes
+        return {n.name: run for n in nodes if kinds[n.name] in DRAWS or self._drops_attention(n)}
+
+    def _drops_attention(self, node: fx.Node) -> bool:
+        """Whether a node is an attention with dropout inside."""
+        if node.op == "call_module":
+            module = self.captured.module.get_submodule(str(node.target))
+            return isinstance(module, nn.MultiheadAttention) and bool(module.dropout)
+        if node.target is not F.scaled_dot_product_attention:
+            return False
+        dropped = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+        return isinstance(dropped, fx.Node) or bool(dropped)
 
     def _compare_capture(self, inputs: list[torch.Tensor]) -> str:
         """Why the captured network is not the model, or cannot be compared with it; nothing if they agree."""

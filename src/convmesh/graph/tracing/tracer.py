@@ -22,7 +22,10 @@ from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.interception import without_wrapped_functions
 from convmesh.private_torch.module_tables import buffers_of, has_hooks, parameters_of
 
-_COMPOSED = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)
+_COMPOSED = (
+    nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)  # fmt: skip
 """Modules of torch whose forward does nothing but call others."""
 
 _AS_TENSOR = torch.as_tensor  # another function has its name during a trace

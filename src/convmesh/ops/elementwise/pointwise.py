@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from convmesh.ops.core.broadcast import line_up
+from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch.tensor_internals import is_view
@@ -85,6 +86,21 @@ def where(condition: Any, input: Any, other: Any) -> Sharded:  # noqa: A002 - to
     """`torch.where` with all operands lined up; without values it would list places, which depends on data."""
     operands, layout, mesh = line_up(condition, input, other)
     return Sharded(torch.where(*operands), layout, mesh)
+
+
+@implements(F.glu)
+def glu(input: Any, dim: int = -1) -> Any:  # noqa: A002
+    """One half of a dim, gated by the other."""
+    values, gate = input.tensor_split(2, dim)
+    F.glu(probe(input), dim)
+    return values * gate.sigmoid()
+
+
+@implements(F.cosine_similarity)
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """The cosine of the angle between vectors along `dim`."""
+    lengths = [torch.linalg.vector_norm(x, 2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2)]
+    return ((x1 / lengths[0]) * (x2 / lengths[1])).sum(dim)
 
 
 @implements(F.prelu)

@@ -60,6 +60,18 @@ for _function in ALONG_SECOND:
     _register_along(_function, 1)
 
 
+def _register_triangle(function: Callable[..., Any]) -> None:
+    @implements(function)
+    def split(x: Sharded, diagonal: int = 0) -> Any:
+        """A triangle of whole matrices."""
+        function(probe(x), diagonal)
+        return local_result(make_whole(x, [x.dim() - 2, x.dim() - 1]), function, (diagonal,))
+
+
+for _function in (torch.tril, _T.tril, torch.triu, _T.triu):
+    _register_triangle(_function)
+
+
 @implements(F.unfold)
 def unfold(input: Sharded, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
     """Windows as columns, from whole samples."""

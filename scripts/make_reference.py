@@ -37,7 +37,7 @@ reference network (`cm.models.names()`) or `package.module:factory`, also from t
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan and train": ("init", "Mesh", "plan", "load_plan", "Plan", "Split", "parallelize", "ParallelNet"),
-    "Training runs": ("Trainer", "Intervals", "RunConfig"),
+    "Training runs": ("Trainer", "Intervals", "RunConfig", "Balancer", "MovePolicy", "AsyncWeights", "Claims"),
     "Gradients": ("clip_grad_norm_", "GradScaler", "ShardedOptimizer", "LARS", "LAMB"),
     "Checkpoints": ("Checkpointer",),
     "Verify": ("verify",),

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +34,7 @@ from convmesh.private_torch.module_tables import (
     has_forward_hooks,
     has_hooks,
     parameters_of,
+    parts_of,
     share_state,
     standing_in,
 )
@@ -45,6 +48,7 @@ from convmesh.private_torch.tensor_internals import (
     multiply_all_,
     norms_of,
     storage_key,
+    version_of,
 )
 from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
 from convmesh.private_torch.unscaling import OpenGradScaler
@@ -166,6 +170,14 @@ def test_memory_is_told_apart_by_its_storage(device: str) -> None:
     assert memory_key(x) != memory_key(torch.empty(4, 4, device=device))
 
 
+def test_changes_in_place_are_counted_also_through_views() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    part, before = weight.detach()[1:], version_of(weight)
+    with torch.no_grad():
+        weight.add_(1)
+    assert version_of(part) == version_of(weight) > before
+
+
 def test_views_are_known() -> None:
     x = torch.ones(4)
     assert is_view(x[1:])
@@ -270,6 +282,25 @@ def test_a_graph_of_operators_is_compiled_and_frees_what_it_was_given() -> None:
     (result,) = compiled(arguments)
     assert torch.equal(result, torch.full((64,), 9.0))
     assert arguments == []
+
+
+def test_shapes_are_found_without_the_compiler() -> None:
+    """In a process of its own, since others here load it; if a release breaks this, plans take a second longer."""
+    code = (
+        "import sys, torch; from convmesh.private_torch.shape_functions import leave_out_the_compiler\n"
+        "assert leave_out_the_compiler() > 50\n"
+        "x = torch.empty(4, 3, 8, 8, device='meta', requires_grad=True)\n"
+        "torch.nn.BatchNorm2d(3, device='meta')(x).relu().mean().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules and x.grad.shape == x.shape"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_parts_of_a_module_come_once() -> None:
+    shared = nn.ReLU()
+    model = nn.Sequential(nn.Sequential(shared, nn.Linear(2, 2)), shared)
+    assert {id(part) for part in parts_of(model)} == {id(part) for part in model.modules()}
+    assert len(parts_of(model)) == 4
 
 
 def test_registered_shape_functions_are_known() -> None:

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convmesh import data, models
+    from convmesh.asynchronous.async_weights import AsyncWeights
+    from convmesh.asynchronous.claims import Claims
+    from convmesh.balance.balancer import Balancer
+    from convmesh.balance.fair_shares import MovePolicy
     from convmesh.checkpoint import Checkpointer
     from convmesh.dist import OpenMesh, dry_mesh, init, open_mesh
     from convmesh.errors import (
@@ -102,6 +106,10 @@ _HOME = {
     **dict.fromkeys(["plan", "predict", "search"], "convmesh.planner"),
     **dict.fromkeys(["ParallelNet", "parallelize"], "convmesh.runtime"),
     **dict.fromkeys(["Plan", "Program", "Split", "load_plan"], "convmesh.plans"),
+    "AsyncWeights": "convmesh.asynchronous.async_weights",
+    "Claims": "convmesh.asynchronous.claims",
+    "Balancer": "convmesh.balance.balancer",
+    "MovePolicy": "convmesh.balance.fair_shares",
     "Checkpointer": "convmesh.checkpoint",
     "System": "convmesh.system",
     "calibrate": "convmesh.measure.calibrate",
@@ -115,11 +123,14 @@ __all__ = [
     "LARS",
     "Anomaly",
     "Assumptions",
+    "AsyncWeights",
+    "Balancer",
     "CaptureError",
     "CaptureWarning",
     "CheckpointError",
     "CheckpointWarning",
     "Checkpointer",
+    "Claims",
     "ConfigError",
     "ConvMeshError",
     "DataError",
@@ -133,6 +144,7 @@ __all__ = [
     "LayoutError",
     "Mesh",
     "MeshError",
+    "MovePolicy",
     "NonFiniteLossError",
     "OpaqueLayerWarning",
     "OpenMesh",

@@ -1,11 +1,13 @@
 """A sharded optimiser matches the weights of an ordinary one and keeps part of the state on each rank."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import convmesh as cm
 from convmesh import Mesh, OpenMesh, UnsupportedError
 from convmesh.dist import Traffic, dry_mesh
 from convmesh.gradients.buckets import Slot
@@ -201,3 +203,24 @@ def refusals() -> None:
 
 def test_optimisers_that_need_whole_parameters_are_refused(pools: Pools) -> None:
     pools[2].run(refusals)
+
+
+def gathered_gradients(mesh: Mesh) -> float:
+    """How far `full_gradients()` under scattered sums is from the gradients of one process."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+    model = model.double()
+    reference, x, target = copy.deepcopy(model), torch.randn(4, 2, 8, 8, dtype=torch.float64), torch.arange(4) % 3
+    nn.functional.cross_entropy(reference(x), target).backward()
+    plan = cm.plan(model, x, mesh, "data+filter" if "filter" in mesh.axes else "data", reduction="sharded")
+    net = cm.parallelize(model, plan, loss=nn.functional.cross_entropy)
+    net(net.shard_input(x), net.shard_target(target)).backward()
+    found = net.full_gradients()
+    expected = dict(reference.named_parameters())
+    assert list(found) == list(expected)
+    return max(float((found[name] - torch.as_tensor(p.grad)).abs().max()) for name, p in expected.items())
+
+
+@pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=2, filter=2)], ids=str)
+def test_a_net_gives_whole_gradients_although_each_rank_keeps_a_part(mesh: Mesh, pools: Pools) -> None:
+    assert max(pools[mesh.size].run(gathered_gradients, mesh)) < 1e-12

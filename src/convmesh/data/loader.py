@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -87,23 +87,26 @@ class Loader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from batch `start` on."""
+        return self.batches((epoch, number) for number in range(start, self.order.batches))
+
+    def batches(self, places: Iterable[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches at these places, each an epoch and a number in it; a few are asked for ahead."""
         threads = ThreadPoolExecutor(self._threads, "convmesh-reader")
         exchanger = ThreadPoolExecutor(1, "convmesh-exchange")  # one, so that ranks exchange batches in one order
         try:
-            yield from self._batches(epoch, start, threads, exchanger)
+            yield from self._read_ahead(iter(places), threads, exchanger)
         finally:
             # Batches under way are finished: the store counts on them.
             threads.shutdown()
             exchanger.shutdown()
 
-    def _batches(
-        self, epoch: int, start: int, threads: ThreadPoolExecutor, exchanger: ThreadPoolExecutor
+    def _read_ahead(
+        self, places: Iterator[tuple[int, int]], threads: ThreadPoolExecutor, exchanger: ThreadPoolExecutor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        numbers = iter(range(start, self.order.batches))
         coming: deque[ComingBatch] = deque()
 
         def ask(count: int) -> None:
-            for number in itertools.islice(numbers, count):
+            for epoch, number in itertools.islice(places, count):
                 coming.append(self._asked(epoch, number, threads, exchanger))
 
         began = time.perf_counter()

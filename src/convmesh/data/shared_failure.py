@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.agreement import problems_of
+from convmesh.dist.transfer_watch import wait_for
 from convmesh.errors import ConvMeshError, DataError
 
 
@@ -30,7 +31,7 @@ class SharedFailure:
     def settle(self) -> None:
         """Raise on every rank if any rank posted an error."""
         if self._work is not None:
-            self._work.wait()
+            wait_for(self._work)
             self._work = None
             if self._flag.item():
                 self._raise_together()

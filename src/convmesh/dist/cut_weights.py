@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Layout, Mesh
 from convmesh.layout.layout import chunked_cut
+from convmesh.private_torch.dtensors import cut_dim
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Cuts = Mapping[int, tuple[str, ...]]
 
@@ -25,6 +29,8 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
 
     A DTensor cuts a dim by the axes of its device mesh in their order, so that mesh lists them in the order of `cuts`.
     """
+    from torch.distributed.tensor import DTensor, Placement, Replicate, Shard  # its import is long
+
     names = _ordered(mesh, cuts)
     box = _box(weight.shape, mesh, cuts)
     by_name = {name: dim for dim, axes in cuts.items() for name in axes}
@@ -66,8 +72,8 @@ def cuts_of(weight: DTensor) -> dict[int, tuple[str, ...]]:
     """The axes that cut each dim, outermost first: the inverse of `cut_weight`."""
     cuts: dict[int, tuple[str, ...]] = {}
     for name, placement in zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True):
-        if isinstance(placement, Shard):
-            cuts[placement.dim] = (*cuts.get(placement.dim, ()), name)
+        if (dim := cut_dim(placement)) is not None:
+            cuts[dim] = (*cuts.get(dim, ()), name)
     return cuts
 
 

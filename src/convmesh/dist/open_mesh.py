@@ -30,7 +30,7 @@ Backend = Literal["nccl", "gloo"]
 class OpenMesh:
     """A mesh whose ranks are running processes, seen from one of them. Made by `open_mesh`, or dry by `dry_mesh`.
 
-    `with_settings` gives another view of the same mesh: both share groups, seeds, counters and device meshes.
+    `with_settings` and `cut_as` give other views of the same mesh: all share groups, seeds, counters and device meshes.
     """
 
     mesh: Mesh
@@ -65,6 +65,10 @@ class OpenMesh:
     def with_settings(self, settings: StepSettings) -> OpenMesh:
         """The same mesh for layers that run by other settings."""
         return replace(self, settings=settings)
+
+    def cut_as(self, mesh: Mesh) -> OpenMesh:
+        """The same ranks, for tensors that are cut by the shares of `mesh`."""
+        return self if mesh == self.mesh or mesh.even != self.mesh.even else replace(self, mesh=mesh)
 
     def device_kind(self, tensor: torch.Tensor) -> str:
         """The kind of device that a tensor is on; one without data stands for a tensor on the mesh's devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -19,19 +20,57 @@ class TransferNote(Protocol):
 class TransferWatch(Protocol):
     """Told of every transfer that this process posts."""
 
+    beyond_steps: bool
+    """Whether to be told too of transfers that no program has, such as ranks' questions to each other."""
+
     def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...]) -> TransferNote:
         """Torch's handles; carrier and axes where the transfer runs in the background of layers."""
 
 
-_watch: TransferWatch | None = None  # not a ContextVar: backward on a GPU runs in a thread of torch's
+_watches: tuple[TransferWatch, ...] = ()  # not a ContextVar: backward on a GPU runs in a thread of torch's
+
+
+@dataclass(frozen=True)
+class _SharedNote:
+    """One transfer that several watches follow."""
+
+    notes: tuple[TransferNote, ...]
+
+    def needed(self) -> None:
+        for note in self.notes:
+            note.needed()
+
+    def arrived(self) -> None:
+        for note in self.notes:
+            note.arrived()
 
 
 def noted(works: Sequence[Any], carrier: str = "", axes: tuple[str, ...] = ()) -> TransferNote | None:
-    """Tell the watch of a transfer that was just posted."""
-    return None if _watch is None else _watch.posted(works, carrier, axes)
+    """Tell the watches of a transfer that was just posted."""
+    return _joined(tuple(watch.posted(works, carrier, axes) for watch in _watches)) if _watches else None
 
 
-def set_watch(watch: TransferWatch | None) -> None:
-    """Watch from here on, or no longer."""
-    global _watch
-    _watch = watch
+def wait_for(work: Any) -> None:
+    """Wait for a transfer that is no part of a step, such as a question of ranks to each other."""
+    note = _joined(tuple(watch.posted([work], "", ()) for watch in _watches if watch.beyond_steps))
+    if note is not None:
+        note.needed()
+    work.wait()
+    if note is not None:
+        note.arrived()
+
+
+def _joined(notes: tuple[TransferNote, ...]) -> TransferNote | None:
+    return (notes[0] if len(notes) == 1 else _SharedNote(notes)) if notes else None
+
+
+def add_watch(watch: TransferWatch) -> None:
+    """Watch from here on."""
+    global _watches
+    _watches = (*(each for each in _watches if each is not watch), watch)
+
+
+def remove_watch(watch: TransferWatch) -> None:
+    """Watch no longer."""
+    global _watches
+    _watches = tuple(each for each in _watches if each is not watch)

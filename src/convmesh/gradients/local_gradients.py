@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.errors import UnsupportedError
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.tensor_internals import local_shard
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a tensor: the same memory, not a copy."""
-    local = local_shard(tensor) if isinstance(tensor, DTensor) else tensor
+    local = local_shard(tensor) if is_dtensor(tensor) else tensor
     return local.detach() if local.requires_grad else local
 
 
@@ -24,15 +24,17 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
             f"a gradient of layout {grad.layout} (parameter of shape {tuple(parameter.shape)}) cannot be reduced in "
             "buckets; use dense gradients, e.g. nn.Embedding(sparse=False)."
         )
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+    if is_dtensor(grad) and is_dtensor(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
     return local_of(grad)
 
 
 def as_gradient_of(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """A local tensor as a gradient of the parameter: a DTensor for a cut weight."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return local
+    from torch.distributed.tensor import DTensor  # loaded already, by the parameter
+
     return DTensor.from_local(
         local,
         parameter.device_mesh,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from convmesh.private_torch.dtensors import is_dtensor
 
 
 def loop_over_mixed_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -24,4 +25,4 @@ def loop_over_mixed_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None
 
 
 def _kind(parameter: torch.Tensor) -> int | None:
-    return id(parameter.device_mesh) if isinstance(parameter, DTensor) else None
+    return id(parameter.device_mesh) if is_dtensor(parameter) else None

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import open_mesh_of
+from convmesh.private_torch.dtensors import is_dtensor
 
 Axes = tuple[str, ...]
 Held = Sequence[tuple[torch.Tensor, Axes]]
@@ -48,7 +48,7 @@ def mesh_of(parameter: torch.Tensor) -> OpenMesh | None:
     owner = owner_of(parameter)
     if owner is not None:
         return owner.mesh
-    return open_mesh_of(parameter) if isinstance(parameter, DTensor) else None
+    return open_mesh_of(parameter) if is_dtensor(parameter) else None
 
 
 def held_of(parameter: torch.Tensor) -> Held:
@@ -59,7 +59,7 @@ def held_of(parameter: torch.Tensor) -> Held:
 
 def distinct_axes(parameter: torch.Tensor) -> Axes:
     """The axes along which ranks hold different parts of a parameter; along the others they hold the same."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
     return tuple(name for name, place in zip(names, parameter.placements, strict=True) if place.is_shard())

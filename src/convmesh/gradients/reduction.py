@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from convmesh.dist import OpenMesh
@@ -27,6 +26,7 @@ from convmesh.gradients.mixed_groups import loop_over_mixed_groups
 from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
 from convmesh.gradients.owners import Held, distinct_axes, own, owner_of
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, running_node
+from convmesh.private_torch.dtensors import is_dtensor
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
 
@@ -65,7 +65,7 @@ class GradientReducer:
         self._next = 0
         self._tasks: set[int] = set()
         self._hooks = OwnedHooks(self)
-        if any(isinstance(p, DTensor) for p in self.axes_of):
+        if any(is_dtensor(p) for p in self.axes_of):
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators: list[Any] = []
         self._watches = OwnedHooks(self)
@@ -86,11 +86,16 @@ class GradientReducer:
 
     def _agree(self) -> None:
         """Ranks that sum together must have the same buckets; others, such as other stages, may have their own."""
+        if self.mesh.is_dry:
+            return
         for axes in dict.fromkeys(bucket.axes for bucket in self.buckets):
             plan = [[tuple(local_of(s.parameter).shape) for s in b.slots] for b in self.buckets if b.axes == axes]
-            if not self.mesh.is_dry:
-                ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
-                agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
+            ranks = [self.mesh.world_rank(r) for r in self.mesh.mesh.group(axes, self.mesh.rank)]
+            agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
+
+    def gather_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Gradients that are not at their parameters, gathered from the ranks that share them; all ranks call it."""
+        return {}
 
     def watch(self) -> None:
         """Watch gradients on the current CUDA stream. Call it again before backward runs on another stream.

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import LayoutError
 from convmesh.gradients.local_gradients import local_gradient, local_of
 from convmesh.gradients.owners import mesh_of
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.unscaling import OpenGradScaler
 
 
@@ -53,7 +53,7 @@ def _mesh_of(optimizer: torch.optim.Optimizer) -> OpenMesh:
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:
     """A cut weight as this rank's shard with its gradient, in the same memory; others as they are."""
-    if not isinstance(parameter, DTensor) or parameter.grad is None:
+    if not is_dtensor(parameter) or parameter.grad is None:
         return parameter
     shard = local_of(parameter).detach()
     shard.grad = local_gradient(parameter)

@@ -14,7 +14,7 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
 from convmesh.errors import UnsupportedError
 from convmesh.gradients.buckets import Bucket, Slot
-from convmesh.gradients.local_gradients import is_dense, local_gradient, local_of
+from convmesh.gradients.local_gradients import as_gradient_of, is_dense, local_gradient, local_of, shaped_like
 from convmesh.gradients.owners import Axes, Held, distinct_axes, own, owner_of
 from convmesh.gradients.reduction import AxesOf, GradientReducer
 from convmesh.layout import Span
@@ -73,7 +73,7 @@ class ScatteredBucket:
         same = kind == dtype
         self._shown = self._received if same else FlatBuffer(width, kind, mesh)
         self._gathered = self._sent if same else FlatBuffer(self._parts * width, kind, mesh)
-        self._width = width
+        self._width, self._part_size = width, part_size
         self._flight = Flight()
 
     def _make_shards(self, width: int, part_size: int) -> None:
@@ -157,6 +157,27 @@ class ScatteredBucket:
                 arrived = self._gathered.values[begin : begin + piece.stop - piece.start]
                 self._runs[piece.slot][piece.start : piece.stop].copy_(arrived)
 
+    def whole_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The summed gradients of the parameters that have one, gathered on every rank along `data`."""
+        self._shown.values.zero_()
+        for piece in self._mine:
+            grad = self.shards[piece.slot.parameter].grad
+            if grad is not None:
+                self._shown.values[piece.offset : piece.offset + piece.stop - piece.start].copy_(grad)
+                self._shown.values[self._part_size + self.slots.index(piece.slot)] = 1
+        start_gather(self._gathered, self._shown, self.mesh, (AXIS,)).wait()
+        parts = self._gathered.values.view(self._parts, self._width)
+        counts = parts[:, self._part_size :].sum(dim=0).tolist()
+        present = [slot for slot, count in zip(self.slots, counts, strict=True) if count]
+        return {slot.parameter: self._gathered_gradient(slot) for slot in present}
+
+    def _gathered_gradient(self, slot: Slot) -> torch.Tensor:
+        run = torch.empty_like(self._runs[slot])
+        for piece in (piece for piece in self._pieces if piece.slot is slot):
+            begin = piece.part * self._width + piece.offset
+            run[piece.start : piece.stop] = self._gathered.values[begin : begin + piece.stop - piece.start]
+        return as_gradient_of(slot.parameter, shaped_like(run, local_of(slot.parameter)))
+
 
 class ShardedReducer(GradientReducer):
     """Leaves each rank along `data` with its part of the summed gradients; `ShardedOptimizer` updates that part.
@@ -181,6 +202,10 @@ class ShardedReducer(GradientReducer):
         if parameter in self._axes_of_shards:
             return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]
         return super().held(parameter)
+
+    def gather_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        gathered = [bucket.whole_gradients() for bucket in self.scattered]
+        return {parameter: gradient for bucket in gathered for parameter, gradient in bucket.items()}
 
     def span_of(self, shard: torch.Tensor) -> Span:
         """Where this rank's run of a parameter lies among the values of its shard, in the order of memory."""

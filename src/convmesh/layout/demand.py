@@ -39,13 +39,14 @@ class DimDemand:
         self._frame = frame
         self._spans = np.array(numbers, dtype=np.int64).reshape(-1, 2)
         self._first = np.cumsum([0, *counts])
+        self._listed: dict[int, tuple[Span, ...]] = {}
 
     def __repr__(self) -> str:
         return f"DimDemand({self.axes}, {[self.part(index) for index in range(self.parts)]})"
 
     def same_as(self, other: DimDemand) -> bool:
         """Whether every rank holds or needs the same in both."""
-        return (
+        return self is other or (
             self.axes == other.axes
             and np.array_equal(self._first, other._first)
             and np.array_equal(self._spans, other._spans)
@@ -57,8 +58,10 @@ class DimDemand:
 
     def part(self, index: int) -> tuple[Span, ...]:
         """The spans of one part."""
-        rows = self._spans[self._first[index] : self._first[index + 1]]
-        return tuple(Span(start, stop) for start, stop in rows.tolist())
+        if index not in self._listed:
+            rows = self._spans[self._first[index] : self._first[index + 1]]
+            self._listed[index] = tuple(Span(start, stop) for start, stop in rows.tolist())
+        return self._listed[index]
 
     def frame(self, index: int) -> tuple[Span, ...]:
         """The spans that a tensor for one part has room for."""
@@ -83,6 +86,8 @@ class DimDemand:
 
     def degree(self, asked: DimDemand) -> int:
         """At most how many of these parts one part of `asked` shares indices with: exact, or too high for holes."""
+        if self.parts == asked.parts == 1:
+            return int(any(self.near((span,)) for span in asked.part(0)))
         starts, stops = self.hulls
         filled = stops > starts
         begun = np.searchsorted(np.sort(starts[filled]), asked._spans[:, 1], side="left")
@@ -99,6 +104,9 @@ class DimDemand:
         """The parts that may share indices with `spans`: those whose hulls do."""
         if not spans:
             return []
+        if self.parts == 1:
+            own = self.part(0)
+            return [0] if own and own[0].start < spans[-1].stop and own[-1].stop > spans[0].start else []
         starts, stops = self.hulls
         parts: list[int] = np.flatnonzero((starts < spans[-1].stop) & (stops > spans[0].start)).tolist()
         return parts

@@ -19,11 +19,16 @@ class Cut(NamedTuple):
     partition: Partition
 
 
-def even_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
-    """A dim cut evenly, by the convention of its axes."""
+def fair_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
+    """A dim cut by the shares of its axes, which are equal unless the mesh says otherwise.
+
+    This is the one place that knows shares: where a rank's part begins depends on nothing but the mesh and the extent.
+    """
     if axes and {*axes} <= {*CHANNEL_AXES}:
         return chunked_cut(mesh, extent, axes)
-    return Cut(axes, Partition.even(extent, mesh.extent(axes)))
+    weights = mesh.weights(axes) if mesh.shares else None
+    parts = mesh.extent(axes)
+    return Cut(axes, Partition.even(extent, parts) if weights is None else Partition.weighted(extent, weights))
 
 
 def chunked_cut(mesh: Mesh, extent: int, axes: tuple[str, ...]) -> Cut:
@@ -45,7 +50,7 @@ class Layout:
 
     @classmethod
     def of(cls, mesh: Mesh, shape: Sequence[int], cut: Mapping[int, str | Sequence[str]] | None = None) -> Layout:
-        """Even cuts of `shape`; `cut` maps dims to the axes that cut them: `{0: "data", 2: ("depth", "height")}`.
+        """`shape` cut by the mesh's shares; `cut` maps dims to their axes: `{0: "data", 2: ("depth", "height")}`.
 
         Dims cut by channel axes are cut axis by axis, as DTensor cuts weights, so that weights and activations agree.
         """
@@ -58,7 +63,7 @@ class Layout:
             axes_of[dim] = (names,) if isinstance(names, str) else tuple(names)
         _check_names(axes_of)
         used = [tuple(name for name in axes if name in mesh.axes) for axes in axes_of]
-        return cls(mesh, [even_cut(mesh, n, axes) for n, axes in zip(shape, used, strict=True)])
+        return cls(mesh, [fair_cut(mesh, n, axes) for n, axes in zip(shape, used, strict=True)])
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -112,11 +117,11 @@ class Layout:
         return Layout(self.mesh, [self._rescaled(cut, n) for cut, n in zip(self.cuts, shape, strict=True)])
 
     def _rescaled(self, cut: Cut, extent: int) -> Cut:
-        """Even stays even, uneven keeps its shares."""
+        """A cut by the mesh's shares stays one, another uneven cut keeps its own."""
         if extent == cut.partition.extent:
             return cut
-        if cut == even_cut(self.mesh, cut.partition.extent, cut.axes):
-            return even_cut(self.mesh, extent, cut.axes)
+        if cut == fair_cut(self.mesh, cut.partition.extent, cut.axes):
+            return fair_cut(self.mesh, extent, cut.axes)
         if cut == chunked_cut(self.mesh, cut.partition.extent, cut.axes):
             return chunked_cut(self.mesh, extent, cut.axes)
         return Cut(cut.axes, cut.partition.rescale(extent))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 from convmesh.errors import MeshError
@@ -18,16 +18,55 @@ SPACE_AXES = ("depth", "height", "width")
 CHANNEL_AXES = ("channel", "filter")
 """The axes that cut channels, outermost first."""
 
+SHARED_AXES = ("data", *SPACE_AXES)
+"""The axes whose ranks may have uneven shares of the work: those that cut samples and space."""
+
 
 class Mesh:
-    """`Mesh(data=2, depth=2, height=2)`: 8 ranks; axes that are not named have size 1."""
+    """`Mesh(data=2, depth=2, height=2)`: 8 ranks; axes that are not named have size 1.
+
+    Ranks have equal shares of the work unless `with_shares` says otherwise.
+    """
 
     def __init__(self, **axes: int) -> None:
         for name, size in axes.items():
             _check_axis(name, size)
         self.axes: dict[str, int] = {name: axes[name] for name in AXES if axes.get(name, 1) > 1}
-        self._key = tuple(self.axes.items())
+        self.shares: dict[str, tuple[int, ...]] = {}
+        """By axis: what its ranks have of samples or space, as ratios. Axes that are not named are cut evenly."""
+        self._set_key()
+
+    def _set_key(self) -> None:
+        self._key = tuple(self.axes.items()), tuple(self.shares.items())
         self._hash = hash(self._key)
+
+    def with_shares(self, **shares: Sequence[int]) -> Mesh:
+        """The same ranks with other shares: `Mesh(data=2).with_shares(data=(3, 1))` deals 3 of 4 samples to the first.
+
+        Equal shares cut evenly again; axes that are not named stay as they are.
+        """
+        if not shares:
+            return self
+        for name, parts in shares.items():
+            _check_shares(name, parts, self._size(name))
+        changed = {**self.shares, **{name: _lowest(parts) for name, parts in shares.items()}}
+        mesh = Mesh(**self.axes)
+        mesh.shares = {name: changed[name] for name in AXES if name in changed and len({*changed[name]}) > 1}
+        mesh._set_key()
+        return mesh
+
+    @cached_property
+    def even(self) -> Mesh:
+        """The same ranks with equal shares."""
+        return Mesh(**self.axes) if self.shares else self
+
+    def weights(self, axes: Iterable[str]) -> tuple[int, ...] | None:
+        """The shares of the parts along several axes taken as one, the first varying slowest; None if all are equal."""
+        names = tuple(axes)
+        if not any(name in self.shares for name in names):
+            return None
+        each = [self.shares.get(name, (1,) * self._size(name)) for name in names]
+        return tuple(math.prod(parts) for parts in itertools.product(*each))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and self._key == other._key
@@ -36,11 +75,14 @@ class Mesh:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+        """As it is written."""
+        grid = f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+        shares = ", ".join(f"{name}={parts}" for name, parts in self.shares.items())
+        return f"{grid}.with_shares({shares})" if shares else grid
 
     def __reduce__(self) -> tuple[partial[Mesh], tuple[()]]:
         """Rebuilt when unpickled: another process hashes names differently."""
-        return partial(Mesh, **self.axes), ()
+        return partial(Mesh(**self.axes).with_shares, **self.shares) if self.shares else partial(Mesh, **self.axes), ()
 
     @cached_property
     def size(self) -> int:
@@ -119,3 +161,19 @@ def _check_axis(name: str, size: int) -> None:
         raise MeshError(_unknown(name))
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise MeshError(f"`{name}` (={size!r}) must be a positive whole number of ranks; leave it out for 1.")
+
+
+def _check_shares(name: str, parts: Sequence[int], ranks: int) -> None:
+    if name not in SHARED_AXES:
+        known = ", ".join(SHARED_AXES)
+        raise MeshError(f"`{name}` (={parts!r}): only axes that cut samples or space have shares: {known}.")
+    if len(parts) != ranks or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in parts):
+        raise MeshError(
+            f"`{name}` (={parts!r}) must be one positive whole number for each of the {ranks} ranks of the axis, "
+            f"e.g. {(3, *(1,) * (ranks - 1))}."
+        )
+
+
+def _lowest(parts: Sequence[int]) -> tuple[int, ...]:
+    """Ratios in lowest terms: equal ratios are equal values."""
+    return tuple(n // math.gcd(*parts) for n in parts)

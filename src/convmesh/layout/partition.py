@@ -29,6 +29,13 @@ class Partition:
         return _even(extent, parts)
 
     @staticmethod
+    def weighted(extent: int, weights: Sequence[int]) -> Partition:
+        """A part for each weight, in proportion to it: every bound is the whole index nearest to its exact place."""
+        if extent < 0 or not weights or min(weights) < 0 or not any(weights):
+            raise LayoutError(f"`extent` (={extent}) must not be negative, nor any of `weights` (={tuple(weights)}).")
+        return _weighted(extent, tuple(weights))
+
+    @staticmethod
     def nested(extent: int, sizes: Sequence[int]) -> Partition:
         """Cut axis by axis into pieces of equal extent except the last ones, as `torch.chunk` and DTensor do."""
         spans = [Span(0, extent)]
@@ -92,3 +99,10 @@ def _is_valid(bounds: tuple[int, ...]) -> bool:
 def _even(extent: int, parts: int) -> Partition:
     small, larger = divmod(extent, parts)
     return Partition([j * small + min(j, larger) for j in range(parts + 1)])
+
+
+@lru_cache(maxsize=4096)
+def _weighted(extent: int, weights: tuple[int, ...]) -> Partition:
+    total = sum(weights)
+    before = itertools.accumulate(weights, initial=0)
+    return Partition([(2 * weight * extent + total) // (2 * total) for weight in before])

@@ -14,6 +14,7 @@ from convmesh.gradients.reducers import REDUCERS
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.root_update import BroadcastReducer
 from convmesh.gradients.scattered import ShardedReducer
+from convmesh.lowering.dry_values import lying
 from convmesh.lowering.live_bytes import HeldStorages
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightProgram
@@ -31,7 +32,7 @@ def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: O
         reducer = REDUCERS[name](mesh, [(parameters[weight], axes) for weight, axes in sum_axes.items()])
     bytes_buckets = storages.bytes_held - before
     for parameter in parameters.values():
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = lying(parameter, None)
     buckets = _buckets(reducer, names)
     updated = _updated(reducer, names)
     shown = _shown(reducer, names)

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Saved
-from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode
+from convmesh.private_torch.dispatching import FakeTensor, UncompiledDispatchMode
+from convmesh.private_torch.dtensors import is_dtensor_type
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
 
-class HeldStorages(TorchDispatchMode):
+class HeldStorages(UncompiledDispatchMode):
     """What operators inside the block made on one kind of device and is still held; exact, but for their workspace."""
 
     def __init__(self, device: str) -> None:
@@ -26,7 +26,7 @@ class HeldStorages(TorchDispatchMode):
         self.bytes_peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(is_dtensor_type(kind) for kind in types):
             return NotImplemented  # it comes again, with the tensors inside
         result = func(*args, **(kwargs or {}))
         if Probe.is_made or is_probing(args):

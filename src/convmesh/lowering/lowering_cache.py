@@ -14,6 +14,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import module_key
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.plans import Plan
+from convmesh.private_torch.module_tables import buffers_of, parameters_of, parts_of
 
 MOST_LOWERED = 64
 """Lowered plans that are kept for a network: a search returns to the best few."""
@@ -78,6 +79,8 @@ def cache_of(captured: Captured) -> LoweringCache:
 
 def _state(module: nn.Module) -> tuple[Any, ...]:
     """What may change about a network after it was captured: modes, types, orders in memory, what learns."""
-    tensors = (*module.parameters(), *module.buffers())
+    parts = parts_of(module)
+    tables = [table for part in parts for table in (parameters_of(part), buffers_of(part)) if table]
+    tensors = [tensor for table in tables for tensor in table.values() if tensor is not None]
     described = tuple([(t.dtype, t.stride(), t.requires_grad) for t in tensors])
-    return tuple([part.training for part in module.modules()]), described
+    return tuple([part.training for part in parts]), described

@@ -24,7 +24,9 @@ class MeshView:
         self._here = mesh.mesh.coordinates(mesh.rank)
         kept = tuple(name for name in mesh.mesh.axes if name in axes)
         inside = self.names.axes(kept)
-        reduced = Mesh(**{new: mesh.mesh.axes[old] for old, new in zip(kept, inside, strict=True)})
+        uneven = {name: parts for name, parts in mesh.mesh.shares.items() if name in kept}
+        sizes = {new: mesh.mesh.axes[old] for old, new in zip(kept, inside, strict=True)}
+        reduced = Mesh(**sizes).with_shares(**uneven)
         rank = reduced.rank({new: self._here[old] for old, new in zip(kept, inside, strict=True)})
         self.open = dry_mesh(reduced, rank, mesh.stands_for).with_settings(mesh.settings)
         self.key = (reduced, mesh.stands_for, mesh.settings)

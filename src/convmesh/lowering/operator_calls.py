@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from convmesh.lowering.call_text import in_kernel_format, written
+from convmesh.lowering.shape_shortcuts import made
 from convmesh.plans import Work
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
@@ -81,7 +82,7 @@ def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
 
 def made_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
     """The same, without looking at earlier calls."""
-    result = in_kernel_format(func, args, func(*args, **kwargs))
+    result = in_kernel_format(func, args, made(func, args, kwargs))
     is_free = func.is_view or func.overloadpacket.__name__ in FREE
     return result, None if is_free else _work(func, args, kwargs, result)
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.traffic import Awaited, Sent
@@ -16,6 +15,7 @@ from convmesh.lowering.operator_calls import is_view, made_call, run_call
 from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Saved, Step, Transfer, Wait, Work
 from convmesh.private_torch.dispatching import UncompiledDispatchMode
+from convmesh.private_torch.dtensors import is_dtensor_type
 from convmesh.private_torch.tensor_internals import memory_key
 
 
@@ -39,7 +39,7 @@ class _Recorder(UncompiledDispatchMode):
 
     def _run_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Operators on tensors that torch itself takes apart."""
-        if self._storages is not None and any(issubclass(kind, DTensor) for kind in types):
+        if self._storages is not None and any(is_dtensor_type(kind) for kind in types):
             return NotImplemented  # it comes again, with the tensors inside
         return self._noted(*made_call(func, args, kwargs))
 

@@ -109,7 +109,7 @@ def weight_programs(
         WeightProgram(
             name=weight.name,
             shape=weight.shape,
-            local_shape=local_shape(weight.shape, mesh, cuts.get(weight.name, {})),
+            local_shape=local_shape(weight.shape, mesh, cuts[weight.name]) if weight.name in cuts else weight.shape,
             dtype=weight.dtype,
             learns=weight.learns,
             cuts=tuple(cuts.get(weight.name, {}).items()),

@@ -23,30 +23,35 @@ def weighted_layers(net: nn.Module) -> Iterator[Layer]:
     return (layer for layer in net.modules() if isinstance(layer, (*Convolution, nn.Linear)))
 
 
+def _with_data(layers: Iterator[Layer]) -> Iterator[Layer]:
+    """Drawing nothing takes torch longer than the rest of building a network without data."""
+    return (layer for layer in layers if not layer.weight.is_meta)
+
+
 def he_normal(layers: Iterator[Layer], mode: Literal["fan_in", "fan_out"] = "fan_in") -> None:
     """He et al. 2015: variance 2 / fan; biases are 0."""
-    for layer in layers:
+    for layer in _with_data(layers):
         nn.init.kaiming_normal_(layer.weight, mode=mode, nonlinearity="relu")
         fill_bias(layer)
 
 
 def glorot_uniform(layers: Iterator[Layer]) -> None:
     """Glorot and Bengio 2010: variance 2 / (fan in + fan out); biases are 0."""
-    for layer in layers:
+    for layer in _with_data(layers):
         nn.init.xavier_uniform_(layer.weight)
         fill_bias(layer)
 
 
 def normal(layers: Iterator[Layer], std: float) -> None:
     """Normal with a fixed deviation; biases are 0."""
-    for layer in layers:
+    for layer in _with_data(layers):
         nn.init.normal_(layer.weight, std=std)
         fill_bias(layer)
 
 
 def truncated_normal(layers: Iterator[Layer], std: float) -> None:
     """Normal, redrawn beyond two standard deviations; biases are 0."""
-    for layer in layers:
+    for layer in _with_data(layers):
         nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
         fill_bias(layer)
 

@@ -65,12 +65,14 @@ def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
     """Ranks that stand for all: of every stage one away from the borders of axes that cut space, else the first.
 
     With `borders` also one that is first along all those axes, and one that is last. Of uneven parts the larger ones
-    come first, so that the second rank has the most work, and neighbours on both sides.
+    come first, so that the second rank has the most work, and neighbours on both sides. Where the mesh has shares, the
+    rank with the largest ones is among them.
     """
     space = {name: extent for name, extent in mesh.axes.items() if name in SPACE_AXES}
     inside = {name: min(1, extent - 1) for name, extent in space.items()}
     first, last = dict.fromkeys(space, 0), {name: extent - 1 for name, extent in space.items()}
-    places = [inside, *([first, last] if borders else [])]
+    largest = {name: parts.index(max(parts)) for name, parts in mesh.shares.items()}
+    places = [inside, *([first, last] if borders else []), *([{**inside, **largest}] if largest else [])]
     stages = range(mesh.axes.get("pipe", 1))
     whole = dict.fromkeys(mesh.axes, 0)
     pairs = itertools.product(stages, places)

@@ -69,6 +69,8 @@ class Plan:
             raise PlanError(f"`batchnorm` (={self.batchnorm!r}) must be one of {', '.join(get_args(BatchNorm))}.")
         if self.reduction not in get_args(Reduction):
             raise PlanError(f"`reduction` (={self.reduction!r}) must be one of {', '.join(get_args(Reduction))}.")
+        if self.mesh.shares and self.pipeline is not None:
+            raise PlanError(f"the plan's mesh is {self.mesh}; a pipeline's micro-batches have equal shares only.")
         for pattern, split in self.splits:
             for name in split.axes:
                 if name not in self.mesh.axes:

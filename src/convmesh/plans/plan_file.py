@@ -35,7 +35,7 @@ def loads(text: str | bytes, name: str = "plan") -> Plan:
 
 
 def _plan(read: dict[str, Any]) -> Plan:
-    keys = (*FIELDS, "mesh", "pipeline", "layers")
+    keys = (*FIELDS, "mesh", "shares", "pipeline", "layers")
     if unknown := [key for key in read if key not in keys]:
         raise PlanError(f"a plan has no {unknown[0]!r}; it has {', '.join(keys)}.")
     if not isinstance(read.get("mesh"), dict) or not isinstance(read.get("layers"), dict):
@@ -44,7 +44,7 @@ def _plan(read: dict[str, Any]) -> Plan:
         _check_kind(key, read.get(key), kind)
     fields_read = {key: read[key] for key in FIELDS if key in read}
     fields_read |= {key: _tuples(fields_read[key]) for key in ("shapes", "checkpoint") if key in fields_read}
-    mesh = Mesh(**read["mesh"])
+    mesh = Mesh(**read["mesh"]).with_shares(**read.get("shares", {}))
     return Plan(
         mesh=mesh,
         splits=tuple((layer, _on_mesh(split_of(v, layer), read["mesh"])) for layer, v in read["layers"].items()),
@@ -77,6 +77,9 @@ _IS_KIND: dict[str, Callable[[Any], bool]] = {
     "a list of shapes": _is_list(_is_list(_is_count)),
     "a positive whole number": _is_count,
     "a table": lambda value: isinstance(value, dict),
+    "a table of lists of positive whole numbers": lambda value: (
+        isinstance(value, dict) and all(map(_is_list(_is_count), value.values()))
+    ),
 }
 
 _KINDS = {
@@ -87,6 +90,7 @@ _KINDS = {
     "reduction": "text",
     "sub_batches": "a positive whole number",
     "signature": "text",
+    "shares": "a table of lists of positive whole numbers",
     "pipeline": "a table",
 }
 _PIPELINE_KINDS = {"starts": "a list of texts", "microbatches": "a positive whole number", "schedule": "text"}

@@ -21,6 +21,8 @@ def dumps(plan: Plan) -> str:
     lines = [f"# {note}" for note in plan.notes]
     lines += [f"{name} = {_value(getattr(plan, name))}" for name in FIELDS if getattr(plan, name) not in ((), "", 1)]
     lines += ["", "[mesh]", *(f"{name} = {size}" for name, size in plan.mesh.axes.items())]
+    if plan.mesh.shares:
+        lines += ["", "[shares]", *(f"{name} = {_value(parts)}" for name, parts in plan.mesh.shares.items())]
     if plan.pipeline is not None:
         stages = ((f.name, getattr(plan.pipeline, f.name)) for f in fields(plan.pipeline))
         lines += ["", "[pipeline]", *(f"{name} = {_value(value)}" for name, value in stages)]

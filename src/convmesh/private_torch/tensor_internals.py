@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Subclass = TypeVar("Subclass", bound=torch.Tensor)
 
@@ -22,9 +24,10 @@ def memory_key(tensor: torch.Tensor) -> int:
     return storage_key(tensor.untyped_storage())
 
 
-def changes_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place, under whatever name."""
-    return int(tensor._version)
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's values were changed in place: autograd counts it."""
+    version: int = tensor._version
+    return version
 
 
 def is_view(tensor: torch.Tensor) -> bool:

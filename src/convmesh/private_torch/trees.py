@@ -1,6 +1,31 @@
 """Nested arguments and results of a model, walked as torch.fx and torch.export walk them; no public spelling exists."""
 
+from typing import Any
+
+from torch.utils import _pytree
 from torch.utils._pytree import tree_flatten as tree_flatten
-from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+_CONTAINERS = _pytree.SUPPORTED_NODES
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves in torch's order. Plans ask for those of plain containers a hundred thousand times."""
+    leaves: list[Any] = []
+    _collect(tree, leaves)
+    return leaves
+
+
+def _collect(tree: Any, leaves: list[Any]) -> None:
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        for part in tree:
+            _collect(part, leaves)
+    elif kind is dict:
+        for part in tree.values():
+            _collect(part, leaves)
+    elif kind in _CONTAINERS or isinstance(tree, tuple):
+        leaves += _pytree.tree_leaves(tree)
+    else:
+        leaves.append(tree)

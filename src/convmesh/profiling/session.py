@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from convmesh.dist.transfer_watch import set_watch
+from convmesh.dist.stamps import clock_for
+from convmesh.dist.transfer_watch import add_watch, remove_watch
 from convmesh.plans.loss_memory import LOSS
 from convmesh.profiling.node_timer import BackwardTimer, NodeTimer
 from convmesh.profiling.rank_profile import RankProfile, TimedStep
-from convmesh.profiling.stamps import clock_for
 from convmesh.profiling.step_recorder import StepRecorder
 from convmesh.runtime import ParallelNet
 from convmesh.runtime.traced_calls import loss_of, replace_loss, traced_calls
@@ -37,7 +37,7 @@ class ProfileSession:
         self._recorder = StepRecorder(clock_for(device), asks_futures=device.type == "cpu")
         self._backward = BackwardTimer(self._recorder)
         self._net.mesh.traffic.listener = self._recorder.heard
-        set_watch(self._recorder)
+        add_watch(self._recorder)
         self._handles = [
             self._optimizer.register_step_pre_hook(self._entering("update")),
             self._optimizer.register_step_post_hook(self._leave),
@@ -89,9 +89,10 @@ class ProfileSession:
 
     def detach(self) -> None:
         """Leave net, optimiser and transfers as they were."""
+        if self._handles:
+            remove_watch(self._recorder)
         for handle in self._handles:
             handle.remove()
-        set_watch(None)
         self._net.mesh.traffic.listener = None
         if self._network is not None and self._handles:
             del self._network.forward

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from convmesh.dist.stamps import StampClock
 from convmesh.dist.traffic import Awaited, Sent
 from convmesh.profiling.rank_profile import LayerTime, TimedStep, TransferTimes
-from convmesh.profiling.stamps import StampClock
 
 
 @dataclass
@@ -47,6 +47,8 @@ class _Flying:
 
 class StepRecorder:
     """Where a step is, and what it did so far. Layers run one after another, so one place is enough."""
+
+    beyond_steps = False
 
     def __init__(self, clock: StampClock, asks_futures: bool) -> None:
         self.clock, self._asks_futures = clock, asks_futures

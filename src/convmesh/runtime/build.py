@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.dist.heap import hand_back_freed_memory
@@ -15,13 +13,12 @@ from convmesh.dist.meeting import telling_refusals
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
 from convmesh.graph import Captured, capture, compared
-from convmesh.layout import Layout
 from convmesh.lowering.channel_rules import replace_tensor
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
 from convmesh.plans.transfer_order import first_difference, transfer_order
-from convmesh.private_torch import tree_map
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.runtime.compiled.compiled_engine import STAGES_ARE_EAGER, CompiledEngine, tell_fallback
 from convmesh.runtime.compiled.step_compiler import backend_of
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
@@ -31,6 +28,7 @@ from convmesh.runtime.net import Engine, ParallelNet, Running
 from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
 from convmesh.runtime.pipeline.stage_modules import stage_regions
 from convmesh.runtime.pipeline.stage_weights import StageWeights
+from convmesh.runtime.relowering import end_layouts
 
 Loss = Callable[..., Any]
 
@@ -64,6 +62,7 @@ def parallelize(
     opened.agree("`parallelize`", str(decided))
     opened.agree_on_lists("the program's transfers", transfer_order(lowered.program), first_difference)
     hand_back_freed_memory()
+    network = captured.without_weights()
     stages = None if plan.pipeline is None else StageWeights(model, captured, plan, opened)
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
@@ -75,15 +74,17 @@ def parallelize(
             tell_fallback(opened, STAGES_ARE_EAGER)
         regions = stage_regions(captured, lowered, inside)
         engine = PipelineEngine(stages.captured, lowered, opened, loss, regions)
+    inputs, outputs = end_layouts(captured, lowered, engine.layout_of)
     running = Running(
         lowered=lowered,
         mesh=opened,
         engine=engine,
         reducer=reducer_for(model, lowered.sum_axes, opened, plan.reduction) if is_materialised(model) else None,
-        inputs=[engine.layout_of(lowered.layouts[node.name][0]) for node in captured.graph.inputs],
-        outputs=_output_layouts(captured, lowered, engine.layout_of),
+        inputs=inputs,
+        outputs=outputs,
         check=LossCheck(opened, ends_on_nan=check_loss),
         stages=stages,
+        network=network,
         reads_weights=backend is not None or any(node.op == "get_attr" for node in captured.module.graph.nodes),
     )
     return ParallelNet(model, running)
@@ -95,9 +96,9 @@ def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
         raise PlanError(f"{plan.mesh} has a pipe axis, but the plan has no [pipeline]; make it with `cm.plan`.")
     opened = mesh if mesh is not None else open_mesh(plan.mesh)
     opened.agree("the plan's mesh", str(plan.mesh))
-    if opened.mesh != plan.mesh:
+    if opened.mesh.even != plan.mesh.even:
         raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
-    return opened
+    return opened.cut_as(plan.mesh)
 
 
 def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None) -> None:
@@ -114,7 +115,7 @@ def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None
 
 def _captured(model: nn.Module, plan: Plan) -> Captured:
     """The network as captured for the plan, if that was from this very model; else captured again."""
-    if any(isinstance(p, DTensor) for p in model.parameters()):
+    if any(is_dtensor(p) for p in model.parameters()):
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
         )
@@ -147,10 +148,3 @@ def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
 def _tensor_at(model: nn.Module, name: str) -> Any:
     path, _, tensor = name.rpartition(".")
     return getattr(model.get_submodule(path), tensor)
-
-
-def _output_layouts(captured: Captured, lowered: Lowered, layout_of: Callable[[Layout], Layout]) -> Any:
-    """The layouts of the network's outputs, in their structure."""
-    (output,) = (n for n in captured.module.graph.nodes if n.op == "output")
-    names = torch.fx.map_arg(output.args[0], lambda n: n.name)
-    return tree_map(lambda n: layout_of(lowered.layouts[n][0]) if n in lowered.layouts else n, names)

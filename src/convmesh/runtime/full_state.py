@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import cut_weight, cuts_of, weight_layout
 from convmesh.errors import ShapeError, UnsupportedError
 from convmesh.gradients.local_gradients import as_gradient_of, local_of
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.module_tables import buffers_of, give_tables, parameters_of
 
 State = dict[str, torch.Tensor]
@@ -23,7 +23,7 @@ State = dict[str, torch.Tensor]
 def whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
     """A copy of the whole tensor, on every rank; a cut one is gathered in one exchange, however many axes cut it."""
     local = local_of(tensor).detach()
-    if not isinstance(tensor, DTensor) or not (cuts := cuts_of(tensor)):
+    if not is_dtensor(tensor) or not (cuts := cuts_of(tensor)):
         return local.clone()
     return Sharded(local, weight_layout(tensor.shape, mesh.mesh, cuts), mesh).gather()
 
@@ -51,7 +51,7 @@ def check_names(given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 @torch.no_grad()
 def load_whole(tensor: torch.Tensor, value: torch.Tensor, mesh: OpenMesh, cuts: Mapping[int, tuple[str, ...]]) -> None:
     """Copy a whole value, or this rank's shard of it, into the rank's tensor."""
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         tensor.to_local().copy_(cut_weight(value.detach(), mesh, dict(cuts)).to_local())
     else:
         tensor.copy_(value)

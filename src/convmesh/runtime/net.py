@@ -18,7 +18,8 @@ from convmesh.gradients.reducers import reducer_for
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.scattered import ShardedReducer
 from convmesh.gradients.sharded_optimizer import Params, ShardedOptimizer
-from convmesh.layout import Layout
+from convmesh.graph import Captured
+from convmesh.layout import Layout, Mesh
 from convmesh.lowering.loss_node import target_layout
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
@@ -39,8 +40,10 @@ from convmesh.runtime.full_state import (
     reset,
     whole,
 )  # fmt: skip
+from convmesh.runtime.late_copy import settle_copies
 from convmesh.runtime.pipeline.stage_weights import StageWeights
 from convmesh.runtime.placing import cut, for_batch, marked, on_layout
+from convmesh.runtime.relowering import end_layouts, relowered
 
 
 class Engine(Protocol):
@@ -73,9 +76,13 @@ class Running:
     check: LossCheck
     stages: StageWeights | None
     """In a pipeline: the ranks that hold the weights of other stages."""
+    network: Captured
+    """The network without weights, to lower the plan again."""
     reads_weights: bool
     """Whether the network reads weights itself, not through a layer, which waits for its own updates."""
     shapes_seen: bool = False
+    last_mesh: Mesh | None = None
+    """The mesh by whose shares the last batch was cut: batches on their way keep their cuts."""
     replicas_differ: bool = False
     """Whether running statistics differ along `data` since the last training step."""
 
@@ -152,6 +159,8 @@ class ParallelNet(nn.Module):
         if not self._running.shapes_seen:
             self._running.mesh.agree("`net`", f"{len(args)} arguments", problem)
             self._running.shapes_seen = True
+        if inputs:
+            self._running.last_mesh = inputs[0].layout.mesh
         return inputs, targets
 
     def _with_layouts(self, args: tuple[Any, ...]) -> tuple[list[Sharded], Any]:
@@ -211,6 +220,23 @@ class ParallelNet(nn.Module):
             return tree_map(lambda y: self.gather_output(y) if isinstance(y, torch.Tensor) else y, output)
         return on_layout(output, self._output_layout(), self.mesh, "the output").gather()
 
+    def set_shares(self, **shares: Sequence[int]) -> None:
+        """Deal samples and space anew: `net.set_shares(data=(3, 1))`. Call it on every rank, between two steps.
+
+        The plan is lowered for the new shares. Weights and optimisers stay as they are, and so do results; shards that
+        were cut before may still be trained on.
+        """
+        run = self._running
+        mesh = run.mesh.mesh.with_shares(**shares)
+        run.lowered = relowered(run.network, run.lowered, run.mesh, mesh)
+        run.inputs, run.outputs = end_layouts(run.network, run.lowered, run.engine.layout_of)
+        run.mesh = run.mesh.cut_as(mesh)
+
+    @property
+    def dealt_mesh(self) -> Mesh:
+        """The mesh by whose shares the last batch was cut."""
+        return self._running.last_mesh or self.mesh.mesh
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients over several backward passes; the next one outside sums them over ranks once."""
         return self._reducer.no_sync()
@@ -230,6 +256,7 @@ class ParallelNet(nn.Module):
         check_names(state, dict(named_tensors(self)) if stages is None else stages.wanted)
         self._give_memory()
         self._reducer.wait()
+        settle_copies()
         for name, tensor in named_tensors(self):
             load_whole(tensor, state[name], self.mesh, self._running.lowered.cuts.get(name, {}))
 
@@ -295,7 +322,10 @@ class ParallelNet(nn.Module):
 
     def full_gradients(self) -> State:
         """The single-device gradients of all parameters that have one, on every rank."""
-        mine = {name: whole(p.grad, self.mesh) for name, p in self.named_parameters() if p.grad is not None}
+        reducer = self._running.reducer
+        gathered = {} if reducer is None else reducer.gather_gradients()
+        each = ((name, gathered.get(p, p.grad)) for name, p in self.named_parameters())
+        mine = {name: whole(gradient, self.mesh) for name, gradient in each if gradient is not None}
         stages = self._running.stages
         return mine if stages is None else stages.everywhere(mine, dict(stages.template.named_parameters()))
 

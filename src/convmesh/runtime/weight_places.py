@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import cuts_of, weight_layout
@@ -16,6 +15,7 @@ from convmesh.gradients.root_update import BroadcastReducer
 from convmesh.gradients.scattered import AXIS, ShardedReducer
 from convmesh.layout import Box, Mesh, Span
 from convmesh.layout.runs import boxes_of_run
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.runtime.full_state import check_names, named_tensors
 from convmesh.runtime.net import ParallelNet
 
@@ -102,7 +102,7 @@ def check_fits(net: ParallelNet, shapes: dict[str, tuple[int, ...]]) -> None:
 
 def _place(name: str, tensor: torch.Tensor, net: ParallelNet) -> WeightPlace:
     mesh, rank, shape = net.mesh.mesh, net.mesh.rank, tuple(tensor.shape)
-    cuts = cuts_of(tensor) if isinstance(tensor, DTensor) else {}
+    cuts = cuts_of(tensor) if is_dtensor(tensor) else {}
     cutting = frozenset(axis for axes in cuts.values() for axis in axes)
     box = weight_layout(shape, mesh, cuts).box(rank) if cuts else Box.whole(shape)
     return WeightPlace(name, shape, box, _holders(mesh, rank, cutting))

@@ -12,7 +12,7 @@ from convmesh.system.saving import write_whole
 
 EVENTS, LOG, SUMMARY = "events.jsonl", "log.txt", "summary.json"
 
-Kind = Literal["started", "resumed", "lost", "grown", "shrunk", "stopped", "failed"]
+Kind = Literal["started", "resumed", "lost", "grown", "shrunk", "stopped", "failed", "balanced"]
 _STARTS = ("started", "resumed")
 
 

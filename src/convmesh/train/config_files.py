@@ -154,6 +154,29 @@ def _listed(name: str, problems: Sequence[str]) -> str:
 
 
 def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
+    return [*_of_parts(config), *(_of_async(config) if config.sync == "async" else ())]
+
+
+def _of_async(config: RunConfig) -> list[tuple[bool, str]]:
+    """Ranks that train alone have whole networks and samples of their own, and nothing to share in a step."""
+    needs = "`sync` (='async') needs"
+    return [
+        (
+            config.plan.strategy != "data" or not {*config.plan.mesh} <= {"data"},
+            f"{needs} `plan.strategy` = 'data' and no other axis (it is {config.plan.strategy!r} on "
+            f"{config.plan.mesh or 'any mesh'}): every rank trains the whole network.",
+        ),
+        (config.accumulate > 1, f"{needs} `accumulate` = 1 (it is {config.accumulate}); use a smaller `batch`."),
+        (config.plan.reduction != "bucketed", f"{needs} `plan.reduction` = 'bucketed': optimisers are whole too."),
+        (
+            config.balance.mode != "off",
+            f"{needs} `balance.mode` = 'off': ranks take batches at their own pace already.",
+        ),
+        (config.profile_steps > 0, f"{needs} `profile_steps` = 0: profiles line up the transfers of steps."),
+    ]
+
+
+def _of_parts(config: RunConfig) -> list[tuple[bool, str]]:
     layerwise = config.optimizer.name in ("lars", "lamb")
     divisors = [n for n in range(1, config.batch + 1) if config.batch % n == 0]
     return [

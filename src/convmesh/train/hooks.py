@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from convmesh.balance.balancer import Balancer
 from convmesh.errors import ConfigError
 from convmesh.measure.energy_counters import EnergyMeter
 from convmesh.supervise.following import ROOM
+from convmesh.supervise.journal import Event, Journal
 from convmesh.supervise.pulse import Phase, Pulse
 from convmesh.train.run_folder import RunFolder
 from convmesh.train.step_record import Progress, StepRecord
@@ -84,6 +86,23 @@ class RoomForMore:
         if self.pulse.is_asked_for_room:
             self.stopping.request(ROOM)
         self.stopping.ask_now()
+
+
+@dataclass
+class MovedShares:
+    """Tells of shares that moved: in the step's record, and in the journal of the first rank."""
+
+    balancer: Balancer
+    journal: Journal | None
+    _told: int = 0
+
+    def after_step(self, record: StepRecord) -> None:
+        for move in self.balancer.moves[self._told :]:
+            record.shares = record.shares if move.refused else self.balancer.shares
+            ranks = self.balancer.net.mesh.mesh.size
+            if self.journal is not None:
+                self.journal.add(Event("balanced", move.text, record.step, ranks, ranks))
+        self._told = len(self.balancer.moves)
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,6 +45,8 @@ class Run:
     progress: Progress
     stopping: Stopping
     accumulate: int = 1
+    around_step: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What is entered for every step, its data included."""
 
 
 def train(run: Run, hooks: Sequence[Hook] = ()) -> None:
@@ -62,7 +65,8 @@ def _epoch(run: Run, hooks: Sequence[Hook]) -> None:
     batches = run.data.epoch(epoch, start=within * run.accumulate)
     try:
         for _ in range(min(run.steps_epoch - within, run.steps - done.step)):
-            record = _step(run, batches, epoch)
+            with run.around_step():
+                record = _step(run, batches, epoch)
             for hook in hooks:
                 hook.after_step(record)
             if run.stopping.after_step():

@@ -63,6 +63,12 @@ def _decided(config: RunConfig, plan: PlanConfig, model: nn.Module, shape: Shape
         return Planned(dumps(made), unpredicted=str(error))
 
 
+def alone(model: nn.Module, shape: Shape) -> Planned:
+    """Every rank trains the whole network."""
+    reason = "ranks train on their own (`sync` is async): there is no common step"
+    return Planned(dumps(make_plan(model, shape, Mesh(), "data")), unpredicted=reason)
+
+
 def shared_plan(text: str | None, model: nn.Module, shape: Shape) -> Plan:
     """The first rank's plan, bound to this rank's model."""
     told: list[Any] = [text]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from convmesh.balance.fair_shares import MEASURED
 from convmesh.train.flag_tables import Counts, Table
 
 Count = Annotated[int, Field(ge=1)]
@@ -153,6 +154,19 @@ class CheckpointConfig(Section):
     """Whether training goes on while a checkpoint is written."""
 
 
+class BalanceConfig(Section):
+    """Shares of samples and space by the measured speed of ranks."""
+
+    mode: Literal["off", "auto"] = "off"
+    """auto: ranks are measured while they train, and the faster ones get more of each batch or volume."""
+    every: Annotated[int, Field(ge=MEASURED)] = 10
+    """Steps between two decisions; the last five of them are measured."""
+    least_gain: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Nothing moves unless a step is predicted to become shorter by this fraction."""
+    most: Annotated[float, Field(gt=1)] = 2.0
+    """The largest share of a rank along an axis, in multiples of an equal one: its memory grows with it."""
+
+
 class RunConfig(Section):
     """A run: the whole file."""
 
@@ -172,6 +186,10 @@ class RunConfig(Section):
     """Largest norm of all gradients together; 0 does not clip."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of weights, sample order, augmentation and dropout."""
+    sync: Literal["step", "async"] = "step"
+    """step: ranks sum gradients in every step; async: each trains alone and hands in its weights when it has them."""
+    sync_every: Count = 4
+    """For async: the steps of a rank between two times that it hands in its weights."""
     compile: bool = False
     """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
     timeout_seconds: Positive = 600.0
@@ -187,3 +205,4 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    balance: BalanceConfig = BalanceConfig()

@@ -12,17 +12,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from convmesh.balance.balancer import Balancer
+from convmesh.balance.fair_shares import MovePolicy
 from convmesh.data import Augment, Loader, Order, SampleStore, Source
+from convmesh.dist import open_mesh
 from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.models import create, find
+from convmesh.plans import Plan
 from convmesh.runtime import ParallelNet, parallelize
 from convmesh.train.centre_crop import CentreCrop
 from convmesh.train.datasets import test_source, training_source
 from convmesh.train.evaluation import metric_names
 from convmesh.train.named_losses import Loss, loss_named
 from convmesh.train.optimizers import optimizer_for
-from convmesh.train.planned import Planned, decide, shared_plan
-from convmesh.train.run_config import AugmentConfig, DataConfig, RunConfig
+from convmesh.train.planned import Planned, alone, decide, shared_plan
+from convmesh.train.run_config import AugmentConfig, BalanceConfig, DataConfig, RunConfig
 from convmesh.train.schedules import Schedule
 from convmesh.train.shared_fate import together
 
@@ -44,6 +48,7 @@ class RunParts:
     steps_epoch: int
     planned: Planned | None
     """On the first rank: the plan's text and prediction."""
+    balancer: Balancer | None = None
 
 
 def set_up(config: RunConfig) -> RunParts:
@@ -54,16 +59,21 @@ def set_up(config: RunConfig) -> RunParts:
         loss = loss_named(config.loss, _target_dtype(source))
         model = build_model(config, augmented_shape(config.data.augment, source))
         steps_epoch = _steps_epoch(config, source)
-    shape = (config.batch // config.accumulate, *augmented_shape(config.data.augment, source))
-    planned = None
-    with together():
-        if dist.get_rank() == 0:
-            planned = decide(config, model, shape, dist.get_world_size())
-    plan = shared_plan(planned.text if planned else None, model, shape)
-    net = parallelize(model, plan, loss, check_loss=config.precision != "fp16", compile=config.compile)
+        samples = _samples_batch(config, dist.get_world_size())
+    shape = (samples, *augmented_shape(config.data.augment, source))
+    plan, planned = _plan(config, model, shape)
+    net = parallelize(
+        model,
+        plan,
+        loss,
+        mesh=open_mesh(plan.mesh, [dist.get_rank()]) if config.sync == "async" else None,
+        check_loss=config.precision != "fp16",
+        compile=config.compile,
+    )
     with together():
         loaders = _loaders(config, net, source, test)
         optimizer = optimizer_for(net, config.optimizer)
+        balancer = _balancer(config.balance, net)
     steps_run = config.epochs * steps_epoch or config.steps
     return RunParts(
         net=net,
@@ -76,7 +86,31 @@ def set_up(config: RunConfig) -> RunParts:
         steps=config.steps or steps_run,
         steps_epoch=steps_epoch,
         planned=planned,
+        balancer=balancer,
     )
+
+
+def _samples_batch(config: RunConfig, ranks: int) -> int:
+    """Samples of the batches that a loader gives."""
+    if config.sync == "step":
+        return config.batch // config.accumulate
+    if config.batch < ranks:
+        raise ConfigError(
+            f"`batch` (={config.batch}) must be at least {ranks} with `sync` (='async'): each of the {ranks} ranks "
+            "trains on its part of it at a time."
+        )
+    return config.batch // ranks
+
+
+def _plan(config: RunConfig, model: nn.Module, shape: tuple[int, ...]) -> tuple[Plan, Planned | None]:
+    """The plan of this rank's network, and what the first rank knows of it."""
+    planned = None
+    with together():
+        if dist.get_rank() == 0:
+            planned = (
+                alone(model, shape) if config.sync == "async" else decide(config, model, shape, dist.get_world_size())
+            )
+    return shared_plan(planned.text if planned else None, model, shape), planned
 
 
 def build_model(config: RunConfig, sample: tuple[int, ...]) -> nn.Module:
@@ -102,12 +136,13 @@ def augmented_shape(augment: AugmentConfig, source: Source) -> tuple[int, ...]:
 
 def _loaders(config: RunConfig, net: ParallelNet, source: Source, test: Source | None) -> tuple[Loader, Loader | None]:
     data, dtype = config.data, torch.float64 if config.precision == "fp64" else None
-    order = Order(config.seed, len(source), config.batch // config.accumulate)
+    samples = _samples_batch(config, dist.get_world_size())
+    order = Order(config.seed, len(source), samples)
     train = _loader(data, net, source, order, _augment(data.augment, config.seed), dtype)
     if test is None:
         return train, None
     crop = CentreCrop(crop=data.augment.crop) if data.augment.crop else None
-    judged = Order.evaluation(len(test), config.evaluation.batch or config.batch // config.accumulate)
+    judged = Order.evaluation(len(test), config.evaluation.batch or samples)
     return train, _loader(data, net, test, judged, crop, dtype)
 
 
@@ -121,6 +156,12 @@ def _loader(
 ) -> Loader:
     store = SampleStore(int(config.store_gib * GIB)) if config.store_gib else None
     return Loader(source, net, order, augment, config.threads, config.prefetch, store, dtype)
+
+
+def _balancer(config: BalanceConfig, net: ParallelNet) -> Balancer | None:
+    if config.mode == "off":
+        return None
+    return Balancer(net, config.every, MovePolicy(least_gain=config.least_gain, most=config.most))
 
 
 def _augment(config: AugmentConfig, seed: int) -> Augment | None:

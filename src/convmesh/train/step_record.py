@@ -34,6 +34,8 @@ class StepRecord:
     """When, by `time.perf_counter`."""
     eval: dict[str, Any] | None = None
     joules_step: float | None = None
+    shares: dict[str, tuple[int, ...]] | None = None
+    """What ranks have of each axis from the next batches on, if it changed after this step."""
 
     def to_plain(self) -> dict[str, Any]:
         """The line of metrics.jsonl."""
@@ -48,6 +50,8 @@ class StepRecord:
         }
         if self.joules_step is not None:
             line["joules_step"] = self.joules_step
+        if self.shares is not None:
+            line["shares"] = self.shares
         return line if self.eval is None else line | {"eval": self.eval}
 
 
@@ -65,6 +69,8 @@ class Progress:
     """Of this process."""
     seconds_data: float = 0.0
     joules: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What the loop adds to the summary."""
 
     @property
     def measured_seconds_step(self) -> float | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 
+from convmesh.balance.balancer import Balancer
 from convmesh.checkpoint import Checkpointer
 from convmesh.data import Loader
 from convmesh.measure.energy_counters import energy_meter
@@ -24,6 +27,7 @@ from convmesh.train.hooks import (
     Every,
     Heartbeats,
     Metrics,
+    MovedShares,
     RoomForMore,
     TensorBoard,
 )
@@ -52,7 +56,8 @@ class Trainer:
 
     `loader` and `test` give batches (`cm.data.Loader`); `loss` and `metrics` are for tests. `schedule(step)` is the
     factor of the learning rate. With `folder`, metrics, log, checkpoints and a summary go there, and a run that is
-    there already goes on if `resume` is true. `accumulate` batches of the loader make a step.
+    there already goes on if `resume` is true. `accumulate` batches of the loader make a step. A `balancer` of the same
+    network moves samples and space to the faster ranks while it trains.
     """
 
     def __init__(
@@ -75,10 +80,11 @@ class Trainer:
         asynchronous: bool = True,
         tensorboard: bool = False,
         predicted_seconds_step: float | None = None,
+        balancer: Balancer | None = None,
     ) -> None:
         self.net, self.optimizer, self.loader, self.test = net, optimizer, loader, test
         self.loss, self.metrics, self.accumulate = loss, tuple(metrics), accumulate
-        self.predicted_seconds_step = predicted_seconds_step
+        self.predicted_seconds_step, self.balancer = predicted_seconds_step, balancer
         self.progress = Progress()
         self.stopping = Stopping(net.mesh)
         self.stepper = Stepper(
@@ -86,6 +92,8 @@ class Trainer:
         )  # fmt: skip
         place = open_place(folder, resume) if isinstance(folder, str | Path) else folder
         self.folder = None if place is None else place.writer
+        self._is_guest = place is not None and place.writer is None and net.mesh.rank == 0
+        """Whether this rank trains a network of its own, and another one tells of the run."""
         self.journal = None if place is None else Journal(place.path)
         self.checkpointer = None if place is None else Checkpointer(checkpoints_of(place.path), keep, asynchronous)
         self._tensorboard = place.path / "tensorboard" if place is not None and tensorboard else None
@@ -93,7 +101,7 @@ class Trainer:
         self._began = time.monotonic()
         resumed = resume and self.resume()
         if self.folder is not None:
-            self.folder.start(resumed, self.progress.step, net.mesh.mesh.size)
+            self.folder.start(resumed, self.progress.step, self.ranks)
 
     def close(self) -> None:
         """Let other runs have the folder; the end of the process does so too."""
@@ -104,6 +112,11 @@ class Trainer:
     def steps_epoch(self) -> int:
         """Steps in one epoch."""
         return len(self.loader) // self.accumulate
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run; those that train alone are many with a network each."""
+        return self.net.mesh.mesh.size if self.net.mesh.mesh.size > 1 else dist.get_world_size()
 
     def resume(self) -> bool:
         """Go on from the newest checkpoint, if there is one."""
@@ -120,7 +133,7 @@ class Trainer:
 
     def save(self) -> None:
         """Save the state as a checkpoint of the current step."""
-        if self.checkpointer is not None:
+        if self.checkpointer is not None and not self._is_guest:
             with pulse().doing(Phase.SAVING, SECONDS_SAVING):
                 self.checkpointer.save(self.progress.step, self.net, self.optimizer, self._state())
             self._saved = self.progress.step
@@ -149,16 +162,23 @@ class Trainer:
             return evaluate(self.net, self.loss, pulse().over(chosen.epoch(0)), self.metrics)
 
     def fit(
-        self, *, epochs: int = 0, steps: int = 0, intervals: Intervals | None = None, hooks: Sequence[Hook] = ()
+        self,
+        *,
+        epochs: int = 0,
+        steps: int = 0,
+        intervals: Intervals | None = None,
+        hooks: Sequence[Hook] = (),
+        loop: Callable[[Run, Sequence[Hook]], None] = train,
     ) -> dict[str, Any]:
         """Train until so many epochs or steps are done, counted from the run's beginning; return the summary.
 
-        Ctrl-C and SIGTERM end it early, saved; `trainer.stopping.signal` tells. `hooks` are called after every step.
+        Ctrl-C and SIGTERM end it early, saved; `trainer.stopping.signal` tells. `hooks` are called after every step;
+        `loop` makes the steps.
         """
         last = steps or epochs * self.steps_epoch
         run = Run(
             self.stepper, self.loader, last, self.steps_epoch, self.accumulate * self.loader.order.batch_size,
-            self.progress, self.stopping, self.accumulate,
+            self.progress, self.stopping, self.accumulate, self.balancer.step if self.balancer else nullcontext,
         )  # fmt: skip
         own = self._hooks(last, intervals or Intervals())
         if self.folder is not None:
@@ -166,7 +186,7 @@ class Trainer:
         pulse().begin(self.progress.step)
         try:
             with shared_fate():
-                train(run, [*own, *hooks])
+                loop(run, [*own, *hooks])
                 self._finish(own)
         finally:
             for hook in own:
@@ -189,6 +209,10 @@ class Trainer:
     def _hooks(self, last: int, intervals: Intervals) -> list[Hook]:
         """In the order in which they run: a step's line has its evaluation, and a checkpoint comes last."""
         hooks: list[Hook] = [Heartbeats(pulse())] if pulse().is_watched else []
+        if self._is_guest:
+            return hooks
+        if self.balancer is not None:
+            hooks.append(MovedShares(self.balancer, None if self.folder is None else self.folder.journal))
         if self.test is not None:
             every = Every(intervals.evaluate_steps, intervals.evaluate_epochs, self.steps_epoch, last)
             hooks.append(Evaluations(self.evaluate, every, self.progress))
@@ -217,12 +241,12 @@ class Trainer:
         """What summary.json holds."""
         done, mesh = self.progress, self.net.mesh.mesh
         measured = done.measured_seconds_step
-        summary = {
+        summary: dict[str, Any] = {
             "steps": done.step,
             "final_loss": done.final_loss,
             "eval": done.eval,
             "seconds_total": self.seconds_total,
-            "ranks": mesh.size,
+            "ranks": self.ranks,
             "mesh": dict(mesh.axes),
             "restarts": 0 if self.journal is None else self.journal.restarts(),
             "events": [] if self.journal is None else self.journal.events(),
@@ -231,6 +255,10 @@ class Trainer:
             "data_share": done.data_share,
             "stopped_by_signal": self.stopping.signal or None,
         }
+        if self.balancer is not None:
+            moves = [move for move in self.balancer.moves if not move.refused]
+            summary["balance"] = {"moves": len(moves), "shares": self.balancer.shares}
+        summary |= done.extra
         if done.joules is not None and done.seconds_steps:
             summary["joules_step"] = done.joules / len(done.seconds_steps)
         return summary

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convmesh.dist import init
+import torch.distributed as dist
+
+from convmesh.asynchronous.async_weights import AsyncWeights
+from convmesh.dist import init, open_mesh
+from convmesh.layout import Mesh
 from convmesh.profiling.session import ProfileSession
 from convmesh.supervise.pulse import SECONDS_ENDING, SECONDS_SETTING_UP, Phase, pulse
+from convmesh.train.async_loop import AsyncLoop
 from convmesh.train.circumstances import circumstances
 from convmesh.train.config_files import resolved_text
 from convmesh.train.profiling_hook import StepProfiles, keep_prediction
@@ -41,6 +46,10 @@ def _seconds_waiting(config: RunConfig) -> float:
 
 def _fitted(trainer: Trainer, config: RunConfig, parts: RunParts, place: RunPlace) -> dict[str, Any]:
     """Train, and profile the steps that the run file asks for."""
+    if config.sync == "async":
+        weights = AsyncWeights(parts.net, open_mesh(Mesh(data=dist.get_world_size())))
+        loop = AsyncLoop(parts.loader, weights, config.sync_every)
+        return trainer.fit(steps=parts.steps, intervals=_intervals(config), loop=loop)
     if not config.profile_steps:
         return trainer.fit(steps=parts.steps, intervals=_intervals(config))
     if place.writer is not None:
@@ -56,6 +65,7 @@ def _fitted(trainer: Trainer, config: RunConfig, parts: RunParts, place: RunPlac
 def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: bool) -> Trainer:
     """The trainer that a run file stands for."""
     prediction = None if parts.planned is None else parts.planned.prediction
+    is_async = config.sync == "async"
     return Trainer(
         parts.net,
         parts.optimizer,
@@ -65,14 +75,15 @@ def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: boo
         metrics=parts.metrics,
         schedule=parts.schedule,
         precision=config.precision,
-        accumulate=config.accumulate,
+        accumulate=dist.get_world_size() if is_async else config.accumulate,  # batches of the loader in a step
         clip_norm=config.clip_norm,
-        seed=config.seed,
+        seed=config.seed + dist.get_rank() if is_async else config.seed,
         folder=place,
         resume=resume,
         keep=config.checkpoint.keep,
         asynchronous=config.checkpoint.asynchronous,
         tensorboard=config.tensorboard,
+        balancer=parts.balancer,
         predicted_seconds_step=None if prediction is None else config.accumulate * prediction.seconds_step,
     )
 

@@ -34,7 +34,8 @@ def smaller_mesh(mesh: Mesh, most_ranks: int) -> Mesh:
     while math.prod(axes.values()) > most_ranks:
         name = max((n for n in axes), key=lambda n: (axes[n], n != "pipe"))
         axes[name] = max(2, axes[name] // 2) if axes[name] > 2 else 1
-    return Mesh(**axes)
+    kept = {name: parts for name, parts in mesh.shares.items() if axes[name] == mesh.axes[name]}
+    return Mesh(**axes).with_shares(**kept)
 
 
 def on_mesh(plan: Plan, mesh: Mesh) -> Plan:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from convmesh.private_torch.dtensors import is_dtensor
 
 Sample = torch.Tensor | tuple[int, ...]
 
@@ -52,7 +53,7 @@ def weights_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return not isinstance(tensor, DTensor)
+    return not is_dtensor(tensor)
 
 
 def _can_be_drawn(tensor: torch.Tensor) -> bool:

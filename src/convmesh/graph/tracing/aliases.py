@@ -15,17 +15,17 @@ from torch import fx
 
 from convmesh.graph.tracing.node_meta import VALUE
 from convmesh.private_torch import tree_leaves
-from convmesh.private_torch.tensor_internals import changes_of, memory_key
+from convmesh.private_torch.tensor_internals import memory_key, version_of
 
 
 def versions(values: Any) -> list[tuple[torch.Tensor, int]]:
     """Tensors with the number of their changes so far."""
-    return [(leaf, changes_of(leaf)) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [(leaf, version_of(leaf)) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def changed(before: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
     """Those that were changed since."""
-    return [tensor for tensor, version in before if changes_of(tensor) != version]
+    return [tensor for tensor, version in before if version_of(tensor) != version]
 
 
 def lost_change(graph: fx.Graph, changes: Mapping[fx.Node, Sequence[torch.Tensor]]) -> fx.Node | None:

@@ -20,6 +20,7 @@ from convmesh.private_torch.module_tables import (
     has_forward_hooks,
     parameters_of,
 )
+from convmesh.private_torch.shape_functions import leave_out_the_compiler
 
 META = torch.device("meta")
 
@@ -63,6 +64,7 @@ class Evaluator:
     def __init__(self, model: nn.Module, home: torch.device) -> None:
         self.home = home
         """The device that the model is told it is on."""
+        leave_out_the_compiler()
         self._model = model
         self._without_data: dict[int, torch.Tensor] = {}
         self._known: dict[Any, tuple[torch.Size, torch.dtype]] = {}

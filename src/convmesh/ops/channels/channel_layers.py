@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
@@ -28,27 +27,32 @@ from convmesh.ops.channels.undecided_weight import PlannedWeight, Plans
 from convmesh.ops.core.autocast import autocast_inputs, without_autocast
 from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.dtensors import cut_dim, is_dtensor
 
-CutWeight = DTensor | PlannedWeight
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+CutWeight: TypeAlias = "DTensor | PlannedWeight"
 
 GATHERS_AGAIN = "gathers_again"
 """The attribute of a weight whose layer gathers its input again in backward instead of keeping it."""
 
 
 def is_cut(weight: object) -> TypeGuard[CutWeight]:
-    return isinstance(weight, (DTensor, PlannedWeight))
+    return is_dtensor(weight) or isinstance(weight, PlannedWeight)
 
 
 def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
     """Which axes cut a weight's input channels and which its filters, outermost first."""
     names = weight.device_mesh.mesh_dim_names or ()
-    by_dim: dict[int, list[str]] = {0: [], 1: []}
+    by_dim: dict[int | None, list[str]] = {0: [], 1: []}
     for name, placement in zip(names, weight.placements, strict=True):
         if placement.is_replicate():
             continue
-        if not isinstance(placement, Shard) or placement.dim not in by_dim:
+        dim = cut_dim(placement)
+        if dim not in by_dim:
             raise UnsupportedError(f"`weight` is placed {placement} along {name!r}; cut it by filters or channels.")
-        by_dim[placement.dim].append(name)
+        by_dim[dim].append(name)
     return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]))
 
 
@@ -202,7 +206,7 @@ def _layer(
 
 
 def _local_part(param: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> torch.Tensor:
-    if isinstance(param, DTensor):
+    if is_dtensor(param):
         return shard_of(param, mesh)
     if mesh.is_dry:
         shape = local_shape(param.shape, mesh, cuts)

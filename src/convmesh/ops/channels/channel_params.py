@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import weights_over
 from convmesh.dist.cut_weights import shard_of
 from convmesh.layout import Layout
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.dtensors import is_dtensor
 
 Param = torch.Tensor | None
 
@@ -49,11 +49,11 @@ def share_buffers(x: Sharded, buffers: Sequence[Param], parts: Sequence[Param]) 
 
 
 def _is_sliced(buffer: Param, x: Sharded) -> TypeGuard[torch.Tensor]:
-    return buffer is not None and x.layout.is_cut(1) and not isinstance(buffer, (DTensor, PlannedWeight))
+    return buffer is not None and x.layout.is_cut(1) and not (is_dtensor(buffer) or isinstance(buffer, PlannedWeight))
 
 
 def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:
-    if isinstance(param, DTensor):
+    if is_dtensor(param):
         return shard_of(param, x.mesh)
     if param is None or not x.layout.is_cut(1):
         return param

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, overload
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from convmesh.dist import OpenMesh, exchange
 from convmesh.errors import ConvMeshError, LayoutError, OperatorError, UnsupportedError
@@ -16,6 +15,7 @@ from convmesh.layout import Box, Layout
 from convmesh.ops.core.exchange_plans import conversion, replicated_layout
 from convmesh.ops.core.operators import ShardedOperators, operand_name
 from convmesh.ops.core.registry import handler_of, name_of, takes_cut_weights, tensor_method
+from convmesh.private_torch.dtensors import is_dtensor
 
 CutOf = Mapping[int, str | Sequence[str]]
 
@@ -35,7 +35,7 @@ class Sharded(ShardedOperators):
     def __init__(self, local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> None:
         self.local = local
         self.layout = layout
-        self.mesh = mesh
+        self.mesh = mesh if layout.mesh is mesh.mesh else mesh.cut_as(layout.mesh)
 
     @classmethod
     def __torch_function__(
@@ -208,7 +208,7 @@ _DTENSOR = (
 
 
 def _refuse_dtensor(value: object) -> None:
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         raise UnsupportedError(_DTENSOR)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
+from convmesh.layout.layout import fair_cut
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -74,7 +75,7 @@ def whole_layout(layout: Layout, dims: Sequence[int]) -> Layout:
         return whole
     axes = (*layout.cuts[0].axes, *freed)
     samples, parts = layout.shape[0], layout.mesh.extent(axes)
-    return whole.replacing({0: Cut(axes, Partition.even(samples, parts))}) if samples >= parts else whole
+    return whole.replacing({0: fair_cut(layout.mesh, samples, axes)}) if samples >= parts else whole
 
 
 class Group(NamedTuple):

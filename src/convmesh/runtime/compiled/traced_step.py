@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from convmesh.dist import OpenMesh
@@ -22,6 +21,7 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.mask_seeds import CAPACITY, seeds_from
 from convmesh.ops.loss.labels import LabelNote, collecting_labels
 from convmesh.private_torch import tree_flatten, tree_unflatten
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.module_tables import Table, buffers_of, parameters_of, standing_in
 from convmesh.private_torch.tracing import FakeTensorMode
@@ -166,7 +166,7 @@ def with_values(notes: Sequence[LabelNote], tensors: Iterator[torch.Tensor]) -> 
 
 
 def _standing_for(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    leaf = as_gradient_of(tensor, local) if isinstance(tensor, DTensor) else local
+    leaf = as_gradient_of(tensor, local) if is_dtensor(tensor) else local
     return leaf.detach().requires_grad_(tensor.requires_grad)
 
 

@@ -11,7 +11,7 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
-from convmesh.layout.layout import Cut, even_cut
+from convmesh.layout.layout import Cut, fair_cut
 from convmesh.layout.partition import Partition
 from convmesh.lowering.loss_node import target_layout
 from convmesh.lowering.lowered import Lowered
@@ -49,7 +49,7 @@ class MicroBatches:
             return micro
         axes = self.micro.cuts[0].axes
         others = [_without(cut, axes) for cut in micro.cuts[1:]]
-        return Layout(micro.mesh, [even_cut(micro.mesh, samples * self.count, axes), *others])
+        return Layout(micro.mesh, [fair_cut(micro.mesh, samples * self.count, axes), *others])
 
     def targets(self, targets: Any) -> list[Any]:
         """The targets of each micro-batch, cut as its outputs are."""

@@ -1,0 +1,33 @@
+"""How much a rank's work counts when it arrives: the asynchronous global weight update (AGWU) of BPT-CNN.
+
+Chen et al., "A bi-layered parallel training architecture for large-scale convolutional neural networks", IEEE TPDS
+2019. A rank that trained from version k of the weights to w turns version i - 1 into
+
+    W(i) = W(i-1) + gamma(k) * Q * (w - W(k)),    gamma(k) = exp(k / (i-1)) / sum over ranks of exp(k' / (i-1))
+
+where k' are the versions that the ranks hold, so that late work counts less, and that of n ranks as their mean. Q is
+the rank's accuracy in the paper; here it comes from its loss, which every network has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def attenuation(version: int, held: Iterable[int], newest: int) -> float:
+    """The factor gamma of work that began at `version`, if ranks hold the versions `held`."""
+    age = max(1, newest)
+    return math.exp(version / age) / sum(math.exp(each / age) for each in held)
+
+
+def quality(loss: float, losses: Iterable[float]) -> float:
+    """The factor Q: 1 for the rank with the least of the ranks' last losses, less for the others; 0 of no number.
+
+    Losses are compared from 1 up: of ranks that have all but learnt, the one that is luckier with its batches is not
+    much better.
+    """
+    if not math.isfinite(loss):
+        return 0.0
+    least = min((each for each in losses if math.isfinite(each)), default=loss)
+    return (1 + max(0.0, min(least, loss))) / (1 + max(0.0, loss))

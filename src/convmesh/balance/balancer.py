@@ -1,0 +1,145 @@
+"""Keeping ranks equally busy: measures them while a network trains, and moves samples and space to the faster ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convmesh.balance.busy_meter import BusyMeter
+from convmesh.balance.fair_shares import MEASURED, Dealing, MovePolicy, next_dealing
+from convmesh.dist import OpenMesh, all_reduce
+from convmesh.dist.stamps import clock_for
+from convmesh.errors import ConfigError, ConvMeshError
+from convmesh.layout.mesh import SHARED_AXES
+from convmesh.runtime import ParallelNet
+
+SETTLING = 3
+"""Steps that are not measured after a start and after a move: kernels are chosen and memory is claimed in them."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a decision was made from, and what it changed."""
+
+    step: int
+    """Steps done by the balancer when it was made."""
+    seconds: tuple[float, ...]
+    """How long each rank was busy in a step."""
+    before: dict[str, tuple[int, ...]]
+    after: dict[str, tuple[int, ...]]
+    refused: str = ""
+    """Why the network cannot be cut so; then nothing moved."""
+
+    @property
+    def text(self) -> str:
+        """For a log."""
+        busy = f"ranks were busy for {', '.join(f'{s * 1e3:.3g}' for s in self.seconds)} ms a step"
+        shares = ", ".join(f"{axis} {_listed(self.before[axis])} -> {_listed(self.after[axis])}" for axis in self.after)
+        return f"{busy}; shares: {shares}" + (f"; refused: {self.refused}" if self.refused else "")
+
+
+class Balancer:
+    """Deals the samples of a batch, and space, to ranks by their measured speed.
+
+    Make it on every rank and train in `with balancer.step():`. After every `every` steps the ranks tell each other how
+    long they were busy, waiting for others left out, and all take the same decision. The loss, the gradients and the
+    order of the samples stay those of equal shares.
+    """
+
+    def __init__(self, net: ParallelNet, every: int = 10, policy: MovePolicy | None = None) -> None:
+        if every < MEASURED:
+            raise ConfigError(f"`every` (={every}) must be at least {MEASURED}, the steps that are measured.")
+        if net.plan.pipeline is not None:
+            raise ConfigError("`balance` needs a plan without a pipeline: stages have micro-batches of equal size.")
+        self.net, self.every, self.policy = net, every, policy or MovePolicy()
+        self.extents = extents_of(net)
+        """Of the dims that are dealt, by axis; empty where there is nothing to move."""
+        self.moves: list[Move] = []
+        self._meter = BusyMeter(clock_for(net.mesh.device))
+        self._steps = 0
+        self._settled = -SETTLING
+        self._busy: list[float] = []
+        self._earlier: list[float] | None = None
+
+    @property
+    def shares(self) -> dict[str, tuple[int, ...]]:
+        """What the ranks of each axis have now, in units of its extent."""
+        return dict(Dealing.of(self.net.mesh.mesh, self.extents).units)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a training step, reading of its batch included if that is to count."""
+        if not self.extents:
+            yield
+            return
+        is_measured = self._settled >= self.every - MEASURED
+        if is_measured:
+            self._meter.begin()
+        try:
+            yield
+        except BaseException:
+            self._meter.drop()
+            raise
+        self._after_step(self._meter.end() if is_measured else None)
+
+    def _after_step(self, busy: float | None) -> None:
+        self._steps += 1
+        if self.net.dealt_mesh != self.net.mesh.mesh:  # read ahead, before shares moved
+            return
+        self._settled += 1
+        if busy is not None:
+            self._busy.append(busy)
+        if self._settled >= self.every:
+            self._decide()
+            self._settled = 0
+
+    def _decide(self) -> None:
+        """All ranks come here after the same step, with the same numbers in the end."""
+        seconds = told_to_all(_without_slowest(self._busy), self.net.mesh)
+        self._busy = []
+        now = Dealing.of(self.net.mesh.mesh, self.extents)
+        then = next_dealing(now, seconds, self._earlier, self.policy)
+        self._earlier = seconds if then is None else None
+        if then is not None:
+            self._move(now, then, seconds)
+
+    def _move(self, now: Dealing, then: Dealing, seconds: Sequence[float]) -> None:
+        changed = {axis: units for axis, units in then.units.items() if units != now.units[axis]}
+        refused = ""
+        try:
+            self.net.set_shares(**changed)
+        except ConvMeshError as error:
+            refused = str(error)
+            self.extents = {axis: extent for axis, extent in self.extents.items() if axis not in changed}
+        before = {axis: now.units[axis] for axis in changed}
+        self.moves.append(Move(self._steps, tuple(seconds), before, changed, refused))
+        self._settled = -SETTLING
+
+
+def extents_of(net: ParallelNet) -> dict[str, int]:
+    """The extents of the input's dims that axes cut whose ranks may have uneven shares."""
+    first = net.input_layouts()[0]
+    cuts = ((cut.partition.extent, axis) for cut in first.cuts for axis in cut.axes)
+    return {axis: extent for extent, axis in cuts if axis in SHARED_AXES and extent > first.mesh.axes[axis]}
+
+
+def told_to_all(seconds: float, mesh: OpenMesh) -> list[float]:
+    """Every rank's number, on every rank."""
+    numbers = torch.zeros(mesh.mesh.size, dtype=torch.float64)
+    numbers[mesh.rank] = seconds
+    told: list[float] = all_reduce(numbers.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()
+    return told
+
+
+def _without_slowest(seconds: Sequence[float]) -> float:
+    """The mean but for one hiccup; a rank that is held up again and again shows."""
+    kept: Sequence[Any] = sorted(seconds)[: max(1, len(seconds) - 1)]
+    return float(sum(kept) / len(kept))
+
+
+def _listed(units: Sequence[int]) -> str:
+    return ":".join(map(str, units))

@@ -1,0 +1,67 @@
+"""Results of the commonest operators on tensors without data, where they follow from one argument alone.
+
+torch derives the shape, type and strides of any elementwise operator's result in Python, in up to a millisecond. Where
+the arguments are of one type and lie alike in memory, without gaps, the result is like them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_ELEMENTWISE = frozenset(
+    {
+        aten.relu.default, aten.gelu.default, aten.silu.default, aten.sigmoid.default, aten.tanh.default,
+        aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default, aten.elu.default,
+        aten.threshold_backward.default, aten.gelu_backward.default, aten.silu_backward.default,
+        aten.sigmoid_backward.default, aten.tanh_backward.default, aten.hardswish_backward.default,
+        aten.leaky_relu_backward.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
+    }
+)  # fmt: skip
+
+_TYPES = (torch.float32, torch.float64)
+"""Types whose statistics torch keeps in the type itself."""
+
+
+def made(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a call."""
+    if func in _ELEMENTWISE and not kwargs and _lie_alike(tensors := _tensors(args)):
+        return _like(tensors[0])
+    if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and args[5]:
+        return _like(args[0]), *_statistics(args[0], (True, True))
+    if func is aten.native_batch_norm_backward.default and _lie_alike(args[:2]) and args[7]:
+        return _like(args[1]), *_statistics(args[1], args[9][1:])
+    return func(*args, **kwargs)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _lie_alike(tensors: Any) -> bool:
+    """Whether tensors have the same shape, type and order in memory, without gaps."""
+    first = tensors[0]
+    if not first.is_meta or first.dtype not in _TYPES or 0 in first.shape or not _is_settled(first):
+        return False
+    return all(
+        t.is_meta and t.dtype == first.dtype and t.shape == first.shape and t.stride() == first.stride()
+        for t in tensors[1:]
+    )
+
+
+def _is_settled(tensor: torch.Tensor) -> bool:
+    """Whether torch would keep these strides: it changes those of dims of one index unless all are in plain order."""
+    if 1 in tensor.shape:
+        return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+    return bool(aten.is_non_overlapping_and_dense(tensor))
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _statistics(x: torch.Tensor, wanted: Any) -> list[torch.Tensor | None]:
+    return [x.new_empty(x.shape[1]) if is_wanted else None for is_wanted in wanted]

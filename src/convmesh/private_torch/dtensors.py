@@ -1,0 +1,35 @@
+"""torch's tensors that are cut over ranks, known without importing them.
+
+Their import takes as long as a small plan. It is a user's first DTensor, or the first weight that is cut, that pays for
+it: while the module is not loaded, no tensor can be one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypeIs
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_dtensor(value: object) -> TypeIs[DTensor]:
+    """Whether a value is a DTensor."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def is_dtensor_type(kind: type) -> bool:
+    """Whether a type of tensors is DTensor or made from it."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and issubclass(kind, module.DTensor)
+
+
+def cut_dim(placement: Placement) -> int | None:
+    """The dim that a DTensor is cut along by one axis of its mesh, if it is."""
+    dim: int | None = getattr(placement, "dim", None) if placement.is_shard() else None
+    return dim

@@ -1,0 +1,116 @@
+"""A rank that is slower than the others gets less to do while a run goes on, and the run's numbers stay the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import convmesh as cm
+from convmesh import Mesh
+from convmesh.errors import ConfigError
+from tests.balance.slow_ranks import slowed_loss
+from tests.conftest import Pools
+from tests.train.runs import lines, losses, ran
+
+RUN: dict[str, Any] = {
+    "batch": 16,
+    "epochs": 8,
+    "loss": "tests.balance.slow_ranks:slowed_loss",
+    "data": {"args": {"samples": 64}, "store_gib": 0.001},
+    "evaluation": {"every_epochs": 4},
+}
+
+
+def is_near_three_to_one(shares: tuple[int, ...]) -> bool:
+    """Other work on the machine may weigh on a rank while it is measured."""
+    return 0.55 < shares[0] / sum(shares) < 0.9
+
+
+def test_a_run_moves_samples_to_the_faster_rank(pools: Pools, tmp_path: Path) -> None:
+    summary = pools[2].run(ran, {**RUN, "balance": {"mode": "auto"}}, str(tmp_path / "two"))[0]
+    pools[1].run(ran, RUN, str(tmp_path / "one"))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    judged = [[line["eval"]["loss"] for line in lines(tmp_path / run) if "eval" in line] for run in ("one", "two")]
+    assert judged[1] == pytest.approx(judged[0], rel=1e-9)
+    assert summary["balance"]["moves"] >= 1
+    assert is_near_three_to_one(summary["balance"]["shares"]["data"])
+    told = [line["shares"]["data"] for line in lines(tmp_path / "two") if "shares" in line]
+    assert tuple(told[-1]) == summary["balance"]["shares"]["data"]
+    events = [json.loads(line) for line in (tmp_path / "two" / "events.jsonl").read_text().splitlines()]
+    balanced = [event for event in events if event["kind"] == "balanced"]
+    assert "shares: data 8:8 -> " in balanced[0]["what"]
+    assert balanced[0]["what"] in (tmp_path / "two" / "log.txt").read_text()
+
+
+def test_a_resumed_run_starts_from_equal_shares(pools: Pools, tmp_path: Path) -> None:
+    tables = {**RUN, "balance": {"mode": "auto"}}
+    first = pools[2].run(ran, {**tables, "steps": 24}, str(tmp_path))[0]
+    assert first["balance"]["shares"]["data"] != (8, 8)
+    again = pools[2].run(ran, {**tables, "steps": 25}, str(tmp_path), True)[0]
+    assert again["balance"] == {"moves": 0, "shares": {"data": (8, 8)}}
+
+
+def own_loop(axes: dict[str, int]) -> Any:
+    """A user's own loop; the shares in the end, and this rank's last shard."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1))
+    x = torch.randn(16, 1, 16, 16)
+    target = (x[:, 0] > 0).long()
+    net = cm.parallelize(model, cm.plan(model, x, Mesh(**axes), "data+spatial"), slowed_loss)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    balancer = cm.Balancer(net, every=5)
+    for _ in range(24):
+        with balancer.step():
+            net(net.shard_input(x), net.shard_target(target)).backward()
+            opt.step()
+            opt.zero_grad()
+    return balancer.shares, net.shard_input(x).shape[2], [move.text for move in balancer.moves]
+
+
+def test_a_slow_rank_of_a_spatial_group_gets_a_thinner_slab(pools: Pools) -> None:
+    (shares, rows, texts), (_, rows_slow, _) = pools[2].run(own_loop, {"height": 2})
+    assert is_near_three_to_one(shares["height"])
+    assert rows + rows_slow == 16
+    assert rows > rows_slow
+    assert "ranks were busy for" in texts[0]
+
+
+def test_one_rank_has_nothing_to_balance(pools: Pools) -> None:
+    assert pools[1].run(own_loop, {})[0][0] == {}
+
+
+def refused() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1))
+    net = cm.parallelize(model, cm.plan(model, (4, 1, 8, 8), Mesh(data=1), "data"))
+    with pytest.raises(ConfigError, match=r"`every` .=2. must be at least 5"):
+        cm.Balancer(net, every=2)
+
+
+def test_wrong_intervals_are_refused(pools: Pools) -> None:
+    pools[1].run(refused)
+
+
+def test_a_run_moves_slabs_with_samples_in_memory_and_a_profile(pools: Pools, tmp_path: Path) -> None:
+    """Segmentation: inputs and targets are cut in space, kept by the ranks that read them first, and cut anew."""
+    tables: dict[str, Any] = {
+        "batch": 8,
+        "epochs": 10,
+        "loss": "tests.balance.slow_ranks:slowed_loss",
+        "model": {"name": "tests.train.runs:painter"},
+        "data": {
+            "source": "tests.train.runs:maps",
+            "args": {"samples": 24},
+            "test_source": "tests.train.runs:maps",
+            "store_gib": 0.001,
+        },
+        "plan": {"strategy": "spatial", "mesh": {"height": 2}},
+    }
+    balanced = {**tables, "balance": {"mode": "auto", "every": 5}, "profile_steps": 4}
+    summary = pools[2].run(ran, balanced, str(tmp_path / "two"))[0]
+    pools[1].run(ran, {**tables, "plan": {"strategy": "data"}}, str(tmp_path / "one"))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    assert summary["balance"]["shares"]["height"][0] > summary["balance"]["shares"]["height"][1]
+    assert any((tmp_path / "two" / "profile").iterdir())

@@ -66,11 +66,8 @@ samples, with a warning that names it.
 """
 
 COMMON = {
-    F: (
-        "affine_grid bilinear cosine_similarity ctc_loss embedding fold fractional_max_pool2d fractional_max_pool3d "
-        "glu grid_sample kl_div one_hot pairwise_distance scaled_dot_product_attention unfold"
-    ),
-    torch: "bmm cumsum einsum gather index_select masked_select nonzero scatter sort take topk",
+    F: ("affine_grid bilinear ctc_loss fractional_max_pool2d fractional_max_pool3d kl_div one_hot pairwise_distance "),
+    torch: "masked_select nonzero take ",
 }
 """Functions that readers will look for, by their home."""
 

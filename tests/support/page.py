@@ -66,8 +66,11 @@ samples, with a warning that names it.
 """
 
 COMMON = {
-    F: ("affine_grid bilinear ctc_loss fractional_max_pool2d fractional_max_pool3d kl_div one_hot pairwise_distance "),
-    torch: "masked_select nonzero take ",
+    F: (
+        "affine_grid bilinear ctc_loss embedding_bag fractional_max_pool2d fractional_max_pool3d gumbel_softmax kl_div "
+        "one_hot pairwise_distance"
+    ),
+    torch: "bincount cdist histc index_add kron masked_select median nonzero take unique",
 }
 """Functions that readers will look for, by their home."""
 

@@ -17,10 +17,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import tyro
 from scripts import make_numbers, make_reference
 
 from convmesh.cli.main import VERBS
+from convmesh.supervise.world import World, free_port
+from convmesh.testing import run_ranks
 from tests.conftest import Pools
 
 ROOT = Path(__file__).parents[1]
@@ -70,15 +73,35 @@ def _alone(code: str, folder: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
+def launched(code: str, folder: str, port: int) -> str:
+    """What a rank prints that a launcher has started: the environment tells it how to make a process group."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ |= World(ranks, ranks, (*range(ranks),), port=port).environment(rank)
+    return run_program(code, folder)
+
+
+def assert_learns(printed: str) -> None:
+    losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+
+
+def test_readmes_example_runs_as_printed(tmp_path: Path) -> None:
+    (code,) = blocks(README)
+    first, *others = run_ranks(4, launched, code, str(tmp_path), free_port())
+    assert_learns(first)
+    assert others == [""] * 3
+
+
+@pytest.mark.full
 def test_readmes_example_runs_under_torchrun(tmp_path: Path) -> None:
     (code,) = blocks(README)
     script = tmp_path / "first.py"
     script.write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(script)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
-    assert len(losses) == 3
-    assert losses[2] < losses[0]
+    assert_learns(printed)
 
 
 def test_readme_is_short() -> None:

@@ -48,6 +48,7 @@ from convmesh.private_torch.tensor_internals import (
     multiply_all_,
     norms_of,
     storage_key,
+    version_of,
 )
 from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
 from convmesh.private_torch.unscaling import OpenGradScaler
@@ -167,6 +168,14 @@ def test_memory_is_told_apart_by_its_storage(device: str) -> None:
     x = torch.empty(4, 4, device=device)
     assert memory_key(x) == memory_key(x[1:]) == storage_key(x.untyped_storage())
     assert memory_key(x) != memory_key(torch.empty(4, 4, device=device))
+
+
+def test_changes_in_place_are_counted_also_through_views() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    part, before = weight.detach()[1:], version_of(weight)
+    with torch.no_grad():
+        weight.add_(1)
+    assert version_of(part) == version_of(weight) > before
 
 
 def test_views_are_known() -> None:

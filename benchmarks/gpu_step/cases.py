@@ -52,7 +52,7 @@ class Case:
 
 def residual_encoder_unet() -> nn.Module:
     """nnU-Net's ResidualEncoderUNet in its default shape for volumes."""
-    from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet  # type: ignore[import-not-found]
+    from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
 
     net: nn.Module = ResidualEncoderUNet(
         1, 6, (32, 64, 128, 256, 320, 320), nn.Conv3d, 3, (1, 2, 2, 2, 2, 2), (1, 3, 4, 6, 6, 6), 3, 1,

@@ -17,7 +17,6 @@ from convmesh import Checkpointer, Mesh
 from convmesh.checkpoint import export_torch_checkpoint, export_weights, import_torch_checkpoint
 from convmesh.cli.main import main
 from tests.checkpoint.runs import Little, Run
-from tests.cli.command import convmesh
 from tests.conftest import Pools
 
 
@@ -31,12 +30,15 @@ def save_two(folder: Path, mesh: Mesh, strategy: str, options: dict[str, Any]) -
     return states
 
 
-def test_export_is_the_single_devices_dictionary(pools: Pools, tmp_path: Path) -> None:
+def test_export_is_the_single_devices_dictionary(
+    pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     states = pools[4].run(save_two, tmp_path / "checkpoints", Mesh(data=2, filter=2), "data+filter", {})[0]
     file = tmp_path / "weights.safetensors"
-    done = convmesh("export", str(tmp_path), "-o", str(file), "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {
+    assert main(["export", str(tmp_path), "-o", str(file), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out) == {
         "step": 1, "path": str(file), "tensors": len(states[1]), "bytes": file.stat().st_size,
     }  # fmt: skip
     loaded = load_file(file)

@@ -19,7 +19,7 @@ class Sums(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
     def forward(self, x):
-        return torch.cumsum(torch.cumsum(self.conv(x), 2), 3)
+        return torch.digamma(torch.lgamma(self.conv(x)))
 
 class Counts(nn.Module):
     def __init__(self):

@@ -33,19 +33,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_reference_network_as_json() -> None:
-    done = convmesh("verify", "lenet5", "--ranks", "2", "--steps", "2", "--json")
-    assert done.returncode == Exit.DONE, done.stderr
-    result = json.loads(done.stdout)
-    assert result.keys() == KEYS
-    assert result["ok"]
-    assert result["mesh"] == {"height": 2}
-    assert {"layer", "op", "ok", "output", "gradient", "weight_gradient", "weight"} == result["layers"][0].keys()
-    assert len(result["losses"]) == 2
-    assert "training on one process" in done.stderr
-
-
 def test_a_users_network_from_the_current_folder_as_a_table(folder: Path) -> None:
+    """In a process of its own, with no path set up for it."""
     done = convmesh("verify", "mynets:good", "--ranks", "4", "--input", "1x16x16", "--steps", "1", folder=folder)
     assert done.returncode == Exit.DONE, done.stderr
     assert "exact: 3 layers, 1 steps on Mesh(data=2, height=2) with 4x1x16x16" in done.stdout
@@ -66,6 +55,20 @@ def inside(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "mynets", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+
+
+@pytest.mark.usefixtures("inside")
+def test_a_reference_network_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    status = main(["verify", "lenet5", "--ranks", "2", "--steps", "2", "--json"])
+    shown = capfd.readouterr()
+    assert status == Exit.DONE, shown.err
+    result = json.loads(shown.out)
+    assert result.keys() == KEYS
+    assert result["ok"]
+    assert result["mesh"] == {"height": 2}
+    assert {"layer", "op", "ok", "output", "gradient", "weight_gradient", "weight"} == result["layers"][0].keys()
+    assert len(result["losses"]) == 2
+    assert "training on one process" in shown.err
 
 
 @pytest.mark.usefixtures("inside")

@@ -1,5 +1,6 @@
 """A captured network that is not its model is refused, whatever broke it."""
 
+import math
 import operator
 import random
 import warnings
@@ -224,6 +225,15 @@ def test_volumes_too_large_for_gradients_are_tried_forward_or_not_at_all() -> No
     batches = batches_of(model, 8, 1, 128, 128, 128)
     assert batches[-1] == (((1, 1, 128, 128, 128),), False)
     assert max(b.shapes[0][0] for b in batches_of(model, 8, 1, 512, 512, 512)) <= 2
+
+
+def test_one_of_the_batches_can_be_halved_as_often_as_the_networks_own() -> None:
+    captured = capture(
+        nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.Conv3d(16, 16, 3, padding=1)), (1, 1, 96, 96, 64)
+    )
+    tried = [batch.shapes[0] for batch in small_batches(captured.graph, shrinks_space=True)]
+    assert (1, 1, 32, 32, 64) in tried
+    assert tried == sorted(tried, key=math.prod)
 
 
 def test_a_difference_of_small_batches_alone_does_not_count() -> None:

@@ -1,7 +1,9 @@
 """Programs match what runs: traffic to the byte, on every rank, for every strategy; lowering needs no processes."""
 
+import functools
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -31,26 +33,49 @@ CASES = [
 ]
 
 
-def sent_in_a_step(name: str, mesh: Mesh, strategy: str, reduction: str) -> tuple[Any, ...]:
-    """What the program says this rank sends, and what it does send, without the loss."""
+class Step(NamedTuple):
+    """What the program says that this rank sends and computes in a step, and what it does, without the loss."""
+
+    bytes_told: Counter[Any]
+    messages_told: Counter[Any]
+    calls_told: Counter[str]
+    bytes_sent: Counter[Any]
+    messages: Counter[Any]
+    calls: Counter[str]
+
+
+def step_of(name: str, mesh: Mesh, strategy: str, reduction: str = "bucketed") -> Step:
     model, x, _, _ = fresh(name)
     net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy, reduction=reduction))  # type: ignore[arg-type]
     shard = net.shard_input(x)
     net(shard)  # the very first step checks that ranks agree
-    with net.mesh.traffic.watch() as seen:
+    with net.mesh.traffic.watch() as seen, _Calls() as calls:
         y = net(shard)
         y.backward(torch.ones_like(y))
-    return net.program.bytes_sent, net.program.messages, seen.bytes_sent, seen.calls
+    steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
+    told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
+    said = Counter(net.program.bytes_sent), Counter(net.program.messages), _without(told)
+    return Step(*said, seen.bytes_sent, seen.calls, _without(calls.found))
+
+
+@pytest.fixture(scope="module")
+def steps_of(pools: Pools) -> Callable[..., list[Step]]:
+    """The step of every rank, taken once for all that is asked of it."""
+
+    @functools.cache
+    def run(name: str, mesh: Mesh, strategy: str) -> list[Step]:
+        return pools[mesh.size].run(step_of, name, mesh, strategy)
+
+    return run
 
 
 @pytest.mark.parametrize(("name", "strategy", "axes"), CASES)
-def test_what_is_sent_is_what_the_program_says(pools: Pools, name: str, strategy: str, axes: dict[str, int]) -> None:
-    mesh = Mesh(**axes)
-    for rank, (told, messages, sent, calls) in enumerate(
-        pools[mesh.size].run(sent_in_a_step, name, mesh, strategy, "bucketed")
-    ):
-        assert +sent == +told, f"bytes of rank {rank}"
-        assert +calls == +messages, f"messages of rank {rank}"
+def test_what_is_sent_is_what_the_program_says(
+    steps_of: Callable[..., list[Step]], name: str, strategy: str, axes: dict[str, int]
+) -> None:
+    for rank, step in enumerate(steps_of(name, Mesh(**axes), strategy)):
+        assert +step.bytes_sent == +step.bytes_told, f"bytes of rank {rank}"
+        assert +step.messages == +step.messages_told, f"messages of rank {rank}"
 
 
 BESIDE = ("copy_", "fill_", "_local_scalar_dense", "isfinite", "isnan", "all", "stack", "ones_like")
@@ -72,40 +97,24 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operators_in_a_step(name: str, mesh: Mesh, strategy: str) -> tuple[Any, Any]:
-    """What the program says this rank computes, and what it does compute, without the loss."""
-    model, x, _, _ = fresh(name)
-    net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy))
-    shard = net.shard_input(x)
-    net(shard)
-    with _Calls() as calls:
-        y = net(shard)
-        y.backward(torch.ones_like(y))
-    steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
-    told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
-    return _without(told), _without(calls.found)
-
-
 def _without(calls: Counter[str]) -> Counter[str]:
     return Counter({call: count for call, count in calls.items() if call.partition(".")[0] not in BESIDE})
 
 
 @pytest.mark.parametrize(("name", "strategy", "axes"), CASES)
 def test_what_is_computed_is_what_the_program_says(
-    pools: Pools, name: str, strategy: str, axes: dict[str, int]
+    steps_of: Callable[..., list[Step]], name: str, strategy: str, axes: dict[str, int]
 ) -> None:
     """Operator by operator, with shapes, options and the memory format of every operand."""
-    mesh = Mesh(**axes)
-    for rank, (told, computed) in enumerate(pools[mesh.size].run(operators_in_a_step, name, mesh, strategy)):
-        assert (computed - told, told - computed) == (Counter(), Counter()), (
+    for rank, step in enumerate(steps_of(name, Mesh(**axes), strategy)):
+        assert (step.calls - step.calls_told, step.calls_told - step.calls) == (Counter(), Counter()), (
             f"rank {rank}: only computed, only in the program"
         )
 
 
 def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:
-    mesh = Mesh(data=2, height=2)
-    for told, messages, sent, calls in pools[4].run(sent_in_a_step, "resnet18", mesh, "data+spatial", "sharded"):
-        assert (+sent, +calls) == (+told, +messages)
+    for step in pools[4].run(step_of, "resnet18", Mesh(data=2, height=2), "data+spatial", "sharded"):
+        assert (+step.bytes_sent, +step.messages) == (+step.bytes_told, +step.messages_told)
 
 
 def test_every_transfer_is_waited_for_once_where_backward_comes_in_two_parts() -> None:

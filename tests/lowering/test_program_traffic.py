@@ -20,13 +20,13 @@ from tests.runtime.training import fresh
 ByAxes = Counter[tuple[str, tuple[str, ...]]]
 
 CASES = [
-    ("resnet18", "data", {"data": 4}),
-    ("unet3d", "spatial", {"height": 2, "width": 2}),
+    ("lenet5", "data", {"data": 4}),
+    ("unet2d", "spatial", {"height": 2, "width": 2}),
     ("alexnet", "filter", {"filter": 4}),
     ("alexnet", "channel", {"channel": 4}),
     ("alexnet", "hybrid", {"data": 4}),
     ("resnet18", "data+spatial", {"data": 2, "height": 2}),
-    ("resnet18", "data+filter", {"data": 2, "filter": 2}),
+    ("lenet5", "data+filter", {"data": 2, "filter": 2}),
     ("cosmoflow", "data+channel", {"data": 2, "channel": 2}),
     ("alexnet", "pipeline", {"pipe": 4}),
     ("alexnet", "data+pipeline", {"pipe": 2, "data": 2}),

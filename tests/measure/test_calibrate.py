@@ -129,8 +129,9 @@ class Steady:
 def test_power_is_measured_if_there_are_counters() -> None:
     guessed, machine = cm.System.load("fugaku").power, this_machine()
     assert with_power(guessed, machine, EnergyMeter()) == guessed
-    measured = with_power(guessed, machine, EnergyMeter([Steady()]), seconds=0.05)
-    assert measured.watts_device_idle.value == pytest.approx(30.0 / machine.cores, rel=0.05)
+    measured = with_power(guessed, machine, EnergyMeter([Steady()]), seconds=0.2)
+    # Between readings of the counter and of the clock, others may have the core for some milliseconds.
+    assert measured.watts_device_idle.value == pytest.approx(30.0 / machine.cores, rel=0.2)
     assert measured.watts_device_busy.value == pytest.approx(30.0 / machine.cores, rel=0.2)
     assert (measured.watts_device_busy.origin, measured.watts_host) == ("measured", guessed.watts_host)
 

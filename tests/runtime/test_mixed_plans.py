@@ -1,5 +1,6 @@
 """Any legal plan trains identically: splits drawn layer by layer."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ CHANNEL_LAYERS = ("enter", "up", "mix", "hidden", "head")
 MESHES = [Mesh(data=2), Mesh(height=2, width=2), Mesh(data=2, channel=2), Mesh(channel=2, filter=2), Mesh(data=3)]
 
 
+@functools.cache
 def layers() -> list[str]:
     return list(dict.fromkeys(node.layer for node in split_nodes(capture(Mixed(), SHAPE).graph)))
 

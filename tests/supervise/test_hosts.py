@@ -4,6 +4,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_lost_host_is_done_without_and_comes_back(tmp_path: Path) -> None:
     _await_server(port)
     second = host(tmp_path, port)
     while not (tmp_path / "fault0").exists():
+        time.sleep(0.01)
         assert (first.poll(), second.poll()) == (None, None)
     second.kill()
     second.communicate(timeout=30)

@@ -67,10 +67,10 @@ samples, with a warning that names it.
 
 COMMON = {
     F: (
-        "affine_grid bilinear cosine_similarity ctc_loss embedding fold fractional_max_pool2d fractional_max_pool3d "
-        "glu grid_sample kl_div one_hot pairwise_distance scaled_dot_product_attention unfold"
+        "affine_grid bilinear ctc_loss embedding_bag fractional_max_pool2d fractional_max_pool3d gumbel_softmax kl_div "
+        "one_hot pairwise_distance"
     ),
-    torch: "bmm cumsum einsum gather index_select masked_select nonzero scatter sort take topk",
+    torch: "bincount cdist histc index_add kron masked_select median nonzero take unique",
 }
 """Functions that readers will look for, by their home."""
 

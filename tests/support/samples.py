@@ -55,7 +55,8 @@ UNARY = frozenset(
         "hardswish", "hardtanh", "int", "isfinite", "isnan", "leaky_relu", "long", "max", "mean", "min", "mish", "neg",
         "norm", "ones_like", "relu", "relu6", "round", "selu", "sigmoid", "sign", "silu", "sin", "softplus",
         "softshrink", "softsign", "square", "std", "std_mean", "sum", "tanh", "tanhshrink", "var", "var_mean",
-        "zeros_like",
+        "zeros_like", "absolute", "asinh", "atan", "cosh", "deg2rad", "erfc", "exp2", "expm1", "frac", "isinf",
+        "nan_to_num", "negative", "positive", "sinc", "sinh", "tan", "trunc",
     )
 )  # fmt: skip
 """Functions whose sample is a call with nothing but the tensor."""
@@ -77,6 +78,50 @@ def _of_two(call: Callable[..., Any]) -> Sample:
     return Sample(call, ("NCDHW", "NCDHW"))
 
 
+def _of_each_dim(call: Callable[..., Any]) -> Sample:
+    return _on_each_dim(lambda x, dim: call(x, dim=dim))
+
+
+def _of_bits(name: str) -> Callable[..., Any]:
+    return lambda x, y: getattr(torch, name)(x > 0, y > 0)
+
+
+def _multiplied(x: Any, y: Any, weight: torch.Tensor) -> list[Any]:
+    """With a weight, and of two tensors: by columns, by rows, with fewer dims, with vectors."""
+    vector = y[0, 0, 0, 0]
+    return [x @ weight, x @ y.mT, x.mT @ y, x @ y[0].mT, y[0, 0, 0] @ x.mT, x @ vector, vector @ x.mT]
+
+
+def _attended(x: Any, y: Any) -> list[Any]:
+    """Plain, with masks of numbers and of truth, causal, and with fewer heads of keys."""
+    attend = F.scaled_dot_product_attention
+    seen = (y @ y.mT > -3) | torch.eye(y.shape[-2], dtype=torch.bool)
+    return [
+        attend(x, y, y), attend(x, y, x * y, attn_mask=y @ x.mT, scale=0.3), attend(x, y, y, attn_mask=seen),
+        attend(x, x, y, is_causal=True), attend(x.movedim(2, 3), y.movedim(2, 3), y.movedim(2, 3), is_causal=True),
+        attend(x[0], y[0, :, :3], y[0, :, :3], enable_gqa=True),
+    ]  # fmt: skip
+
+
+def _by_heads(x: Any, y: Any, weight: torch.Tensor, bias: torch.Tensor, last: torch.Tensor) -> list[Any]:
+    """Of one tensor, of two, and with the weights of the attention."""
+    settings: tuple[Any, ...] = (C, 2, weight, bias, None, None, False, 0.0, last, None)
+    attend: Any = F.multi_head_attention_forward
+    hidden = torch.ones(4, 10, dtype=torch.bool).triu(5)
+    return [
+        attend(x, x, x, *settings, need_weights=False)[0],
+        *attend(x, y, y, *settings, attn_mask=hidden),
+        attend(x[:, 0], y[:, 0], y[:, 0], *settings)[0],
+    ]
+
+
+def _set(x: Any) -> Any:
+    y = x * 1
+    y[:, 1:3, ..., 0] = 2.0
+    y[1] = x[0] * 3
+    return y
+
+
 def _masked(call: Callable[..., Any], dims: int) -> Sample:
     """Dropout: one device takes the masks of the split operator, which depend on the global index alone."""
 
@@ -85,6 +130,16 @@ def _masked(call: Callable[..., Any], dims: int) -> Sample:
         return call(x, 0.5, True) if isinstance(x, Sharded) else call(replicated(x, mesh), 0.5, True).local
 
     return Sample(run, (LABELS[dims],), takes_mesh=True)
+
+
+def _drawn_like(call: Callable[..., Any]) -> Sample:
+    """Random numbers: one device takes those of the split operator, which depend on the global index alone."""
+
+    def run(x: Any, mesh: OpenMesh) -> Any:
+        manual_seed(mesh, 1)
+        return x * (call(x.detach()) if isinstance(x, Sharded) else call(replicated(x.detach(), mesh)).local)
+
+    return Sample(run, takes_mesh=True)
 
 
 def _windows(dims: int) -> dict[str, Sample]:
@@ -112,7 +167,9 @@ def _windows(dims: int) -> dict[str, Sample]:
 
 TWO_TENSORS = (
     "add", "atan2", "binary_cross_entropy_with_logits", "div", "eq", "ge", "gt", "huber_loss", "l1_loss", "le", "lt",
-    "maximum", "minimum", "mse_loss", "mul", "ne", "reshape_as", "smooth_l1_loss", "sub", "view_as",
+    "maximum", "minimum", "mse_loss", "mul", "ne", "reshape_as", "smooth_l1_loss", "sub", "view_as", "copysign",
+    "divide", "expand_as", "fmax", "fmin", "greater", "hypot", "less", "logaddexp", "multiply", "rsub", "subtract",
+    "true_divide",
 )  # fmt: skip
 
 C, W = EXTENTS["C"], EXTENTS["W"]
@@ -122,9 +179,80 @@ SAMPLES: dict[str, Sample] = {
     **{name: _of_two(_function(name)) for name in TWO_TENSORS},
     **{name: _masked(getattr(F, name), 3) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")},
     **{f"dropout{dims}d": _masked(getattr(F, f"dropout{dims}d"), dims) for dims in LABELS},
-    **{name: _of_positive(getattr(torch, name)) for name in ("log", "log1p", "sqrt", "rsqrt", "reciprocal")},
+    **{
+        name: _of_positive(getattr(torch, name))
+        for name in ("log", "log1p", "log2", "log10", "sqrt", "rsqrt", "reciprocal")
+    },
+    "acos": Sample(lambda x: torch.acos(x.tanh() * 0.9)),
+    "asin": Sample(lambda x: torch.asin(x.tanh() * 0.9)),
+    **{name: _of_two(_of_bits(name)) for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "logical_xor")},
+    **{name: _of_each_dim(getattr(torch, name)) for name in ("cumsum", "cumprod", "logcumsumexp", "argsort")},
+    **{name: _pieces_of_each_dim(getattr(torch, name)) for name in ("cummax", "cummin", "sort")},
+    "tril": Sample(lambda x: [torch.tril(x), torch.tril(x, 2)]),
+    "triu": Sample(lambda x: torch.triu(x, -1)),
+    "glu": _on_each_dim(lambda x, dim: F.glu(torch.cat([x, x * 2], dim), dim)),
+    "cosine_similarity": _of_two(lambda x, y: [F.cosine_similarity(x, y, dim) for dim in range(5)]),
+    "bitwise_not": Sample(lambda x: torch.bitwise_not(x > 0)),
+    "diff": _on_each_dim(lambda x, dim: torch.diff(x, dim=dim)),
+    "topk": _pieces_of_each_dim(lambda x, dim: torch.topk(x, 2, dim)),
+    "full_like": Sample(lambda x: torch.full_like(x, 2.0)),
+    "empty_like": Sample(lambda x: torch.ones_like(torch.empty_like(x))),
+    "floor_divide": _of_two(lambda x, y: torch.floor_divide(x.detach(), y.detach())),
+    "remainder": _of_two(lambda x, y: torch.remainder(x, y * y + 0.5)),
+    "xlogy": _of_two(lambda x, y: torch.xlogy(x, y * y + 0.5)),
+    "float_power": _of_two(lambda x, y: torch.float_power(x * x + 0.5, y)),
+    "addcmul": _of_two(lambda x, y: torch.addcmul(x, y, x[:1], value=0.5)),
+    "addcdiv": _of_two(lambda x, y: torch.addcdiv(x, y, x * x + 0.5, value=0.5)),
+    "lerp": _of_two(lambda x, y: [torch.lerp(x, y, 0.3), torch.lerp(x, y, y[:1])]),
+    "masked_fill": _of_two(lambda x, y: [x.masked_fill(y > 0, 2.0), x.masked_fill(y[:1] > 0, -torch.inf)]),
+    "expand": Sample(lambda x: [x[:, None].expand(-1, 2, -1, -1, -1, -1), x[:1].expand(3, -1, -1, -1, -1)]),
+    "broadcast_to": Sample(lambda x: torch.broadcast_to(x, (2, *x.shape))),
+    "broadcast_tensors": _of_two(lambda x, y: torch.broadcast_tensors(x, y[:1])),
+    "repeat": Sample(lambda x: [x.repeat(1, 2, 1, 1, 1), x.repeat(2, 1, 1, 2, 1, 3)]),
+    "tile": Sample(lambda x: torch.tile(x, (2, 3))),
+    "repeat_interleave": _on_each_dim(lambda x, dim: x.repeat_interleave(3, dim)),
+    "unfold": Sample(lambda x: F.unfold(x, 3, padding=1, stride=2), ("NCHW",)),
+    "fold": Sample(lambda x: F.fold(F.unfold(x, 2), (4, 10), 2), ("NCHW",)),
+    "index_select": _on_each_dim(lambda x, dim: x.index_select(dim, torch.tensor([2, 0, 2]))),
+    "gather": _of_two(lambda x, y: [torch.gather(x, dim, (y > 0).long()) for dim in range(5)]),
+    "take_along_dim": _of_two(lambda x, y: torch.take_along_dim(x, (y > 0).long(), 1)),
+    "scatter": _of_two(lambda x, y: [torch.scatter(x, dim, (y < 9).long(), 2.0) for dim in range(5)]),
+    "scatter_add": _of_two(lambda x, y: [torch.scatter_add(x, dim, (y > 0).long(), y) for dim in range(5)]),
+    "embedding": Sample(F.embedding, ("NCH",), ((C, 5),), classes=True),
+    "grid_sample": Sample(
+        lambda x, y: F.grid_sample(x, y.narrow(1, 0, 2).movedim(1, -1).tanh(), align_corners=False), ("NCHW", "NCHW")
+    ),
+    "mm": Sample(lambda x, w: [torch.mm(x, w), torch.mm(x, x.t()), torch.mm(x.t(), x)], ("NC",), ((C, 5),)),
+    "spmm": Sample(torch.mm, ("NC",), ((C, 5),)),
+    "addmm": Sample(lambda x, b: torch.addmm(b, x, x.t(), beta=2, alpha=3), ("NC",), ((3,),)),
+    "outer": Sample(lambda x: torch.outer(x, x * 2), ("W",)),
+    "bmm": _of_two(lambda x, y: [torch.bmm(x[0, 0], y[0, 0].mT), torch.bmm(x[:, 0, 0].mT, y[:, 0, 0])]),
+    "baddbmm": _of_two(lambda x, y: torch.baddbmm(x[:, 0, 0, :, :4], x[:, 0, 0], y[:, 0, 0].mT, beta=2, alpha=3)),
+    "einsum": _of_two(
+        lambda x, y: [
+            torch.einsum("ncdhw,ncdkw->nchk", x, y),
+            torch.einsum("ncdhw,ncdhw->nh", x, y),
+            torch.einsum("...hw,...kw->...hk", x, y[0]),
+            torch.einsum("nc...,mc...->nm", x, y),
+        ]
+    ),
+    "scaled_dot_product_attention": _of_two(_attended),
+    "multi_head_attention_forward": Sample(_by_heads, ("HNC", "WNC"), ((3 * C, C), (3 * C,), (C, C))),
+    "setitem": Sample(_set),
     "logsigmoid": Sample(F.logsigmoid),
     "threshold": Sample(lambda x: F.threshold(x, 0.1, 0.0)),
+    **{name: _drawn_like(getattr(torch, name)) for name in ("rand_like", "randn_like")},
+    "bernoulli": _drawn_like(lambda x: torch.bernoulli(x.sigmoid())),
+    "normal_": _drawn_like(lambda x: (x * 1).normal_(2.0, 3.0)),
+    "uniform_": _drawn_like(lambda x: (x * 1).uniform_(-1.0, 2.0)),
+    "copy_": _of_two(lambda x, y: (x * 1).copy_(y[:1])),
+    "fill_": Sample(lambda x: (x * 1).fill_(2.0)),
+    "zero_": Sample(lambda x: (x * 1).zero_()),
+    "new_zeros": Sample(lambda x: x + x.new_zeros(x.shape[1:])),
+    "new_ones": Sample(lambda x: x + x.new_ones(3, 1, 1, 1, 1)),
+    "new_full": Sample(lambda x: x + x.new_full((), 2.0)),
+    "new_empty": Sample(lambda x: x + x.new_empty(1).fill_(2.0)),
+    "new_tensor": Sample(lambda x: x + x.new_tensor([2.0])),
     "prelu": Sample(F.prelu, params=((C,),)),
     "clamp": Sample(lambda x: torch.clamp(x, -1, 1)),
     "clip": Sample(lambda x: torch.clip(x, -1, 1)),
@@ -148,7 +276,7 @@ SAMPLES: dict[str, Sample] = {
     "special.log_softmax": _on_each_dim(torch.special.log_softmax),
     "special.logsumexp": _on_each_dim(torch.special.logsumexp),
     "linear": Sample(F.linear, params=((5, W), (5,))),
-    "matmul": Sample(torch.matmul, params=((W, 5),)),
+    "matmul": Sample(_multiplied, ("NCDHW", "NCDHW"), ((W, 5),)),
     "batch_norm": Sample(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), params=((C,), (C,))),
     "group_norm": Sample(lambda x, w, b: F.group_norm(x, 4, w, b), params=((C,), (C,))),
     "instance_norm": Sample(lambda x, w, b: F.instance_norm(x, weight=w, bias=b), params=((C,), (C,))),

@@ -69,8 +69,8 @@ class Strange(nn.Module):
         self.last = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.cumsum(self.conv(x), 2)
-        y: torch.Tensor = self.last(torch.logcumsumexp(x, 3))
+        x = torch.digamma(self.conv(x))
+        y: torch.Tensor = self.last(torch.lgamma(x))
         return y
 
 

@@ -11,6 +11,7 @@ from convmesh.asynchronous.global_weights import DONE, FAILED, WORK, GlobalWeigh
 from convmesh.dist import OpenMesh
 from convmesh.errors import ConfigError
 from convmesh.runtime import ParallelNet
+from convmesh.runtime.late_copy import settle_copies
 
 
 class AsyncWeights:
@@ -103,6 +104,7 @@ class AsyncWeights:
 
     @torch.no_grad()
     def _load(self, flat: torch.Tensor) -> None:
+        settle_copies()
         for tensor, values in zip(self._tensors, flat.split([t.numel() for t in self._tensors]), strict=True):
             tensor.copy_(values.view_as(tensor))
         self._base = flat

@@ -40,11 +40,15 @@ def content_of(net: ParallelNet, optimizer: Optimizer | None, memory: HostMemory
     """A copy of this rank's share of all tensors."""
     settle_weights(net)
     weights, shared = weight_places(net)
-    held = [HeldTensor(replace(place, name=f"{WEIGHTS}{place.name}"), values) for place, values in weights]
+    learned = {name for name, _ in net.named_parameters()} if optimizer is not None else set()
+    held = [
+        HeldTensor(replace(place, name=f"{WEIGHTS}{place.name}"), values, place.name in learned)
+        for place, values in weights
+    ]
     numbers: dict[str, Any] = {}
     if optimizer is not None:
         updates = OptimizerState(net, optimizer)
-        held += updates.held()
+        held += (replace(each, is_steady=True) for each in updates.held())
         numbers = updates.numbers()
     extra = {"shared": shared, "numbers": numbers}
     return snapshot(net.mesh.rank, [*held, *held_random(net)], extra, memory)

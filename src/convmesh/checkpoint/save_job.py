@@ -69,6 +69,7 @@ class SaveJob:
         path = incomplete(self._target.folder, self._target.step) / file_name(self._rank)
         digest = hashlib.sha256()
         try:
+            self._content.late.make()  # whatever follows: an optimiser may be waiting for it
             make_folder(path.parent)
             size = write_file(path, self._content.chunks(), digest)
         except OSError as error:

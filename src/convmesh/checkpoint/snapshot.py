@@ -11,6 +11,7 @@ import torch
 
 from convmesh.checkpoint.spreading import HeldTensor, Written, share_of
 from convmesh.checkpoint.tensor_file import Stored, header_of, in_file_order, type_name
+from convmesh.runtime.late_copy import LateCopy, Pair
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Snapshot:
     """What the file says of itself."""
     data: torch.Tensor
     arrival: torch.cuda.Event | None
+    late: LateCopy
+    """What is still to be copied, before an optimiser's next update."""
 
     def chunks(self) -> list[bytes | memoryview]:
         """The file's bytes."""
@@ -52,16 +55,22 @@ def snapshot(rank: int, held: Sequence[HeldTensor], extra: dict[str, Any], memor
     tensors = {each.name: [type_name(each.values.dtype), each.place.shape] for each in held}
     device = next((each.values.device for each in written.values() if each.values.is_cuda), None)
     data = memory.take(sum(each.bytes_size for each in stored), pinned=device is not None)
-    _copy(stored, written, data)
-    return Snapshot(stored, {"tensors": tensors, **extra}, data, None if device is None else _arrival(device))
+    late = LateCopy(_copy(stored, written, data))
+    return Snapshot(stored, {"tensors": tensors, **extra}, data, None if device is None else _arrival(device), late)
 
 
-def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Tensor) -> None:
-    begin = 0
+def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Tensor) -> list[Pair]:
+    """Copy what may change at any time, or lies on a GPU, whose copies do not wait; returns the rest."""
+    begin, left = 0, []
     for each in stored:
         end = begin + each.bytes_size
-        data[begin:end].view(each.dtype).view(each.shape).copy_(written[each.key].values, non_blocking=True)
+        pair = data[begin:end].view(each.dtype).view(each.shape), written[each.key].values
+        if written[each.key].is_steady and not pair[1].is_cuda:
+            left.append(pair)
+        else:
+            pair[0].copy_(pair[1], non_blocking=True)
         begin = end
+    return left
 
 
 def _arrival(device: torch.device) -> torch.cuda.Event:

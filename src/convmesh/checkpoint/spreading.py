@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,8 @@ class HeldTensor:
 
     place: WeightPlace
     values: torch.Tensor
+    is_steady: bool = False
+    """Whether nothing but an optimiser's update changes it."""
 
     @property
     def name(self) -> str:
@@ -33,6 +35,7 @@ class Written:
     name: str
     box: Box
     values: torch.Tensor
+    is_steady: bool = False
 
     @property
     def key(self) -> str:
@@ -45,7 +48,7 @@ def share_of(rank: int, held: Iterable[HeldTensor]) -> list[Written]:
     rows: dict[Holders, list[Written]] = {}
     for each in held:
         if rank in each.place.holders:
-            parts = (Written(each.name, box, values) for box, values in each.place.parts(each.values))
+            parts = (Written(each.name, box, v, each.is_steady) for box, v in each.place.parts(each.values))
             rows.setdefault(each.place.holders, []).extend(parts)
     return [piece for holders, row in rows.items() for piece in _part_of(row, holders.index(rank), len(holders))]
 
@@ -67,4 +70,4 @@ def _cut(whole: Written, begin: int, end: int) -> list[Written]:
     if (start, stop) == (0, size):
         return [whole] if size else []
     boxes = boxes_of_run(whole.values.shape, start, stop)
-    return [Written(whole.name, box.inside(whole.box), whole.values[box.slices()]) for box in boxes]
+    return [replace(whole, box=box.inside(whole.box), values=whole.values[box.slices()]) for box in boxes]

@@ -17,7 +17,7 @@ from convmesh.graph.checking.check_capture import CaptureCheck
 from convmesh.graph.checking.drawn_values import has_values
 from convmesh.graph.graph import Graph
 from convmesh.graph.tracing.assemble import assemble
-from convmesh.graph.tracing.closed import Closed, FailedError, closed_by
+from convmesh.graph.tracing.closed import Closed, FailedError, SharedMemoryError, closed_by
 from convmesh.graph.tracing.describe import describe
 from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
@@ -129,6 +129,8 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
         if isinstance(outcome, fx.Graph):
             return _finished(model, tracer, outcome, closed)
         if not tracer.failed_in:
+            if isinstance(outcome, SharedMemoryError):
+                raise CaptureError(f"{outcome}, or put it into a module of its own, which then runs on whole samples.")
             return _closed_root(model, samples, evaluator, closed_by("", outcome))
         closed[tracer.failed_in] = closed_by(tracer.failed_in, outcome)
 

@@ -7,20 +7,24 @@ import re
 WITHOUT_SPLIT = frozenset({"input", "output", "attribute", "size"})
 """Kinds of nodes that no plan can cut: they compute no tensor of the network."""
 
+DRAWS = ("dropout", "noise")
+"""Kinds of nodes that draw random numbers: each takes one seed of the mesh."""
+
 WINDOW_OPTIONS = ("kernel", "stride", "padding", "dilation", "groups", "output_padding")
 
 _POINTWISE = """
     relu relu6 leaky_relu elu selu celu gelu silu mish softplus hardtanh hardswish hardsigmoid hardshrink softshrink
     tanhshrink softsign logsigmoid threshold sigmoid tanh glu rrelu prelu identity exp log log1p log2 expm1 sqrt rsqrt
     abs absolute neg negative sin cos tan atan erf square reciprocal sign floor ceil round trunc clamp clip clone
-    contiguous float double half bfloat16 long int bool to type type_as zeros_like ones_like full_like rand_like
-    randn_like isnan isfinite logical_not logical_and logical_or add sub subtract rsub mul multiply div
+    contiguous float double half bfloat16 long int bool to type type_as zeros_like ones_like full_like empty_like
+    isnan isfinite logical_not logical_and logical_or add sub subtract rsub mul multiply div
     divide true_divide truediv floordiv floor_divide mod pow maximum minimum lt le gt ge eq ne atan2 fmod remainder
     where nan_to_num lerp addcmul addcdiv masked_fill detach requires_grad copy fill zero invert and or xor cuda cpu
 """
 _RESHAPE = """
     view view_as reshape reshape_as flatten unflatten permute transpose t squeeze unsqueeze swapaxes swapdims movedim
-    moveaxis pixel_shuffle pixel_unshuffle channel_shuffle expand expand_as flip roll repeat
+    moveaxis pixel_shuffle pixel_unshuffle channel_shuffle expand expand_as broadcast_to broadcast_tensors flip roll
+    repeat tile repeat_interleave fold unfold
 """
 _INDEX = """
     getitem select narrow chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind index_select gather take
@@ -28,7 +32,7 @@ _INDEX = """
 """
 _REDUCE = """
     mean sum var std var_mean std_mean prod amax amin max min argmax argmin norm linalg_vector_norm any all
-    count_nonzero logsumexp cumsum cumprod median topk sort
+    count_nonzero logsumexp cumsum cumprod logcumsumexp cummax cummin median topk sort argsort diff
 """
 _NORM = "instance_norm group_norm layer_norm rms_norm local_response_norm normalize weight_norm"
 _KINDS = {
@@ -37,10 +41,12 @@ _KINDS = {
     "index": _INDEX,
     "reduce": _REDUCE,
     "norm": _NORM,
-    "linear": "linear matmul bmm mm baddbmm addmm einsum rmatmul bilinear",
+    "linear": "linear matmul mm addmm rmatmul bilinear",
+    "product": "bmm baddbmm einsum outer scaled_dot_product_attention multi_head_attention_forward multihead_attention",
     "join": "cat concat concatenate stack hstack vstack dstack",
     "resize": "interpolate upsample upsample_nearest upsample_bilinear pad grid_sample",
     "attribute": "new_zeros new_ones new_full new_empty new_tensor",
+    "noise": "rand_like randn_like bernoulli uniform normal rand randn randint randperm",
     "softmax": "softmax log_softmax softmin softmax2d gumbel_softmax",
 }
 _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}

@@ -30,6 +30,8 @@ class Assembly:
         self.nodes: list[NodeProgram] = []
         self.uses: dict[str, list[tuple[str, Axes]]] = defaultdict(list)
         """By weight: the nodes that it serves, and the axes that cut their work."""
+        self.eager: set[str] = set()
+        """Nodes that sum the gradients of their weights themselves."""
 
     def note(self, spec: Node, given: tuple[Layout, ...], result: DryResult, env: Mapping[str, Any]) -> None:
         """Add a node that was run dry; `env` holds the values of the nodes before it."""
@@ -77,7 +79,7 @@ class Assembly:
             shared=shared,
             cuts=self._weights.cuts,
             sum_axes=sum_axes,
-            eager=eager,
+            eager=eager | self.eager,
             numbers={name: value for name, value in env.items() if not _has_tensors(value)},
             dtypes={name: value.dtype for name, value in tensors.items()},
             orders={name: value.order for name, value in tensors.items()},

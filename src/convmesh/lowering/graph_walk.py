@@ -5,6 +5,7 @@ The operators that run are the runtime's own, on tensors without data, so a prog
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,7 @@ class Lowering:
         self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
         self._cache = cache_of(captured)
         self._runner = DryRunner(self._mesh, self._cache.dry_runs)
+        self._summing = DryRunner(self._mesh.with_settings(self._mesh.settings.summing_weights()))
         self._weights = DecidedCuts()
         self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
@@ -108,21 +110,52 @@ class Lowering:
         try:
             module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
             unseen = is_opaque(spec.kind, module)
-            split = self._plan.split(spec.layer) if node.name in self._split_here and not unseen else None
+            is_split = node.name in self._split_here and not unseen and bool(args[0]) and isinstance(args[0][0], Dry)
+            split = self._plan.split(spec.layer) if is_split else None
             args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
-            run = (
-                self._unseen(spec, args)
-                if unseen
-                else partial(self._runner.run, self._dry_call(node, spec, module, split, args), args)
-            )
-            result = run()
+            run, result = self._run(node, spec, module, split if not unseen else None, args, unseen)
         except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
         if result.decided is not None and module is not None:
             self._weights.settle(spec.layer, module, result.decided)
         self._env[node.name] = result.value
+        self._note_set(node)
         self._visits[node.name] = Visit(result, self._inputs(node, args), partial(self._again, run, stage), stage)
         self._assembly.note(spec, given, result, self._env)
+
+    def _run(
+        self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any, unseen: bool
+    ) -> tuple[Run, DryResult]:
+        """A node's dry run.
+
+        It sums the gradients of its weights itself if they serve work that is cut by different axes, or are computed
+        from the model's parameters: the reducer knows only those.
+        """
+        if unseen and module is not None:
+            run: Run = self._unseen(spec, args, module)
+            return run, run()
+        call = self._dry_call(node, spec, module, split, args)
+        run = partial(self._runner.run, call, args)
+        result = run()
+        if len({*result.sum_axes}) > 1 or (any(result.sum_axes) and self._takes_computed(node)):
+            self._summing.splits_backward = self._runner.splits_backward
+            self._assembly.eager.add(node.name)
+            run = partial(self._summing.run, call, args)
+            result = run()
+        return run, result
+
+    def _takes_computed(self, node: fx.Node) -> bool:
+        computed = (self._env[n.name] for n in node.all_input_nodes if n.op != "get_attr")
+        return any(isinstance(value, torch.Tensor) and value.requires_grad for value in computed)
+
+    def _note_set(self, node: fx.Node) -> None:
+        """After `x[...] = value`, x learns if the value does."""
+        if node.target is not operator.setitem or not isinstance(node.args[0], fx.Node):
+            return
+        learns = any(self._env[n.name].learns for n in node.all_input_nodes if isinstance(self._env[n.name], Dry))
+        target = self._env[node.args[0].name]
+        if isinstance(target, Dry):
+            self._env[node.args[0].name] = replace(target, learns=learns)
 
     def _again(self, run: Run, stage: int, arriving: tuple[Strides | None, ...]) -> DryResult:
         """A node's dry run once more, for gradients that lie in memory otherwise."""
@@ -160,9 +193,9 @@ class Lowering:
         key = self._cache.module_key(str(node.target), module)
         return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, self._weights.decided(spec.layer))
 
-    def _unseen(self, spec: Node, args: Any) -> Run:
+    def _unseen(self, spec: Node, args: Any, module: nn.Module) -> Run:
         shapes = [self._for_samples(value.shape) for value in spec.outputs]
-        return partial(run_unseen, self._runner, spec, shapes, dries_in(args))
+        return partial(run_unseen, self._runner, spec, shapes, dries_in(args), module)
 
     def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
         """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""

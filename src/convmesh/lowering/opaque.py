@@ -25,6 +25,20 @@ def is_opaque(kind: str, module: object) -> bool:
     return kind == "opaque" and isinstance(module, nn.Module) and not type(module).__module__.startswith("torch.")
 
 
+_STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Modules whose output for a sample depends on the others."""
+
+
+def mixes_samples(module: nn.Module) -> bool:
+    """Whether a closed module needs the whole batch: statistics of a part of it would be others."""
+    return any(isinstance(part, _STATISTICS) for part in module.modules())
+
+
+def uncut(x: Sharded) -> Sharded:
+    """`x` with nothing cut."""
+    return x.with_whole(range(x.dim()))
+
+
 def by_samples(x: Sharded) -> Sharded:
     """`x` with nothing cut but its samples."""
     return x.with_whole([dim for dim in range(1, x.dim()) if x.layout.is_cut(dim)])
@@ -44,13 +58,14 @@ def opaque_layout(mesh_layout: Layout, shape: tuple[int, ...], layer: str) -> La
 
 
 def run_opaque(module: nn.Module, layer: str, *args: Any, **kwargs: Any) -> Any:
-    """The module on this rank's samples."""
+    """The module on this rank's samples, or on all of them if it mixes them."""
     lead: list[Sharded] = []
+    arranged = uncut if mixes_samples(module) else by_samples
 
     def local(value: Any) -> Any:
         if not isinstance(value, Sharded):
             return value
-        lead.append(by_samples(value))
+        lead.append(arranged(value))
         return lead[-1].local
 
     here = tree_map(local, (args, kwargs), is_leaf=lambda v: isinstance(v, Sharded))

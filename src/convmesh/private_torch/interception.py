@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import autograd
+from torch.fx import _symbolic_trace
 from torch.utils import checkpoint
 
 
@@ -21,6 +23,23 @@ def function_apply() -> Callable[..., Any]:
         return descriptor.__get__(None, cls)(*args, **kwargs)
 
     return apply
+
+
+@contextmanager
+def without_wrapped_functions() -> Iterator[None]:
+    """In here functions marked with `torch.fx.wrap` are traced into, like any other.
+
+    Torch makes them single nodes because its proxies have no shapes to branch on; ours do.
+    """
+    tables: tuple[Any, ...] = (_symbolic_trace._wrapped_fns_to_patch, _symbolic_trace._wrapped_methods_to_patch)
+    kept = [table.copy() for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, content in zip(tables, kept, strict=True):
+            table.update(content) if isinstance(table, dict) else table.extend(content)
 
 
 def checkpoint_generators() -> tuple[str, ...]:

@@ -24,6 +24,12 @@ def memory_key(tensor: torch.Tensor) -> int:
     return storage_key(tensor.untyped_storage())
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's values were changed in place: autograd counts it."""
+    version: int = tensor._version
+    return version
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another, which it lets nobody overwrite at will."""
     return bool(tensor._is_view())

@@ -13,8 +13,10 @@ from convmesh.graph.weightless import parts_of
 from convmesh.lowering.arrange import arrange
 from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.node_calls import function_of
 from convmesh.lowering.opaque import is_opaque, run_opaque
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.elementwise.noise import drawn
 from convmesh.plans import Plan, Split
 from convmesh.runtime.graph_regions import graph_module, replace_regions
 from convmesh.runtime.placing import in_view
@@ -57,12 +59,17 @@ def _adapt(
 ) -> None:
     """Replace the calls of modules that were not traced, and of nodes that sum weight gradients in backward."""
     spec = captured.graph.node(original.name)
+    call: Any
     module = parts[str(node.target)] if node.op == "call_module" else None
     if module is not None and is_opaque(spec.kind, module):
         node.target = parts_name("opaque", original.name)
         parts[node.target] = Opaque(module, spec.layer)
+    if spec.kind == "noise" and node.op != "call_module":
+        call = function_of(node.op, node.target)
+        node.op, node.target = "call_module", parts_name("drawn", original.name)
+        parts[node.target] = Drawn(call, mesh)
     if original.name in lowered.eager:
-        call: Any = parts[str(node.target)] if node.op == "call_module" else node.target
+        call = parts[str(node.target)] if node.op == "call_module" else function_of(node.op, node.target)
         node.op, node.target = "call_module", parts_name("summed", original.name)
         parts[node.target] = SummedInBackward(call, mesh)
 
@@ -94,6 +101,17 @@ class Opaque(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return run_opaque(self.module, self._layer, *args, **kwargs)
+
+
+class Drawn(nn.Module):
+    """A call that draws random numbers, the same on every rank."""
+
+    def __init__(self, call: Callable[..., Any], mesh: OpenMesh) -> None:
+        super().__init__()
+        self._call, self._mesh = call, mesh
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return drawn(self._mesh, self._call, args, kwargs)
 
 
 class SummedInBackward(nn.Module):

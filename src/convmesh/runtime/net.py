@@ -40,6 +40,7 @@ from convmesh.runtime.full_state import (
     reset,
     whole,
 )  # fmt: skip
+from convmesh.runtime.late_copy import settle_copies
 from convmesh.runtime.pipeline.stage_weights import StageWeights
 from convmesh.runtime.placing import cut, for_batch, marked, on_layout
 from convmesh.runtime.relowering import end_layouts, relowered
@@ -255,6 +256,7 @@ class ParallelNet(nn.Module):
         check_names(state, dict(named_tensors(self)) if stages is None else stages.wanted)
         self._give_memory()
         self._reducer.wait()
+        settle_copies()
         for name, tensor in named_tensors(self):
             load_whole(tensor, state[name], self.mesh, self._running.lowered.cuts.get(name, {}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from convmesh.graph import Graph
+from convmesh.graph.kinds import DRAWS
 from convmesh.layout import Mesh
 from convmesh.plans import Plan
 from convmesh.verification.result import Shapes
@@ -28,7 +29,7 @@ def network_notes(graph: Graph, model: nn.Module, pipeline: object) -> list[str]
     # A stage sees micro-batches; one process sees the batch.
     notes = ["outputs of layers inside a pipeline are not compared, only their weights and the loss"] * bool(pipeline)
     notes += [f"layer {layer} stays closed, only its samples are cut: {why}" for layer, why in graph.opaque.items()]
-    if any(node.kind == "dropout" for node in graph.nodes):
+    if any(node.kind in DRAWS for node in graph.nodes):
         notes.append("dropout: one process used the masks of the split operators, which are not torch's")
     if not model.training:
         notes.append("the model was trained in eval mode, as it was given")

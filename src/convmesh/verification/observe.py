@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -59,6 +60,10 @@ class Comparer:
         self.errors |= dict.fromkeys(missing, float("inf"))
 
 
+_UNSET = re.compile(r"(new_)?empty(_like)?(_\d+)?")
+"""Names of nodes that give memory without values."""
+
+
 class Watcher:
     """Passes each node's outputs and their gradients to `notes`, the first time that the node runs."""
 
@@ -76,8 +81,8 @@ class Watcher:
                 part.forward = Watched(part, self).run
 
     def see(self, node: str, value: Any) -> None:
-        # A node that runs again does so to recompute what backward needs.
-        if not self.active or node in self._seen:
+        # A node that runs again does so to recompute what backward needs; memory without values compares with nothing.
+        if not self.active or node in self._seen or _UNSET.fullmatch(node):
             return
         self._seen.add(node)
         for index, leaf in enumerate(tree_leaves(value)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from convmesh.dist import dry_mesh
@@ -15,9 +17,10 @@ from convmesh.graph.checking.check_capture import CaptureCheck
 from convmesh.graph.checking.distance import size_of
 from convmesh.graph.checking.drawn_values import cotangent
 from convmesh.graph.checking.trial_step import TrialStep
+from convmesh.graph.kinds import DRAWS
 from convmesh.layout import Mesh
-from convmesh.ops.core.sharded import Sharded, replicated
-from convmesh.private_torch import tree_leaves, tree_map
+from convmesh.ops.elementwise.noise import drawn
+from convmesh.private_torch import tree_leaves
 from convmesh.verification.drawn_batch import DrawnBatch
 from convmesh.verification.few_steps import first_rate, train
 from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watched, Watcher
@@ -90,16 +93,27 @@ class WholeRun:
         return ""
 
     def _dropouts(self) -> dict[str, Callable[..., Any]]:
-        """Dropout runs on a mesh of one rank, since our masks depend on the global index and are not torch's."""
+        """Dropout and noise run on a mesh of one rank: our numbers depend on the global index and are not torch's."""
         alone = dry_mesh(Mesh())
 
         def run(call: Callable[[fx.Node], Any], network: Watched, node: fx.Node) -> Any:
             del call
-            args, kwargs = network.fetch_args_kwargs_from_env(node)
-            on_mesh = tree_map(lambda x: replicated(x, alone) if isinstance(x, torch.Tensor) else x, (args, kwargs))
-            return _local(getattr(network, node.op)(node.target, *on_mesh))
+            made = partial(_made_by, getattr(network, node.op), node.target)
+            return drawn(alone, made, *network.fetch_args_kwargs_from_env(node))
 
-        return {node.name: run for node in self.captured.graph.nodes if node.kind == "dropout"}
+        kinds = {node.name: node.kind for node in self.captured.graph.nodes}
+        nodes = self.captured.module.graph.nodes
+        return {n.name: run for n in nodes if kinds[n.name] in DRAWS or self._drops_attention(n)}
+
+    def _drops_attention(self, node: fx.Node) -> bool:
+        """Whether a node is an attention with dropout inside."""
+        if node.op == "call_module":
+            module = self.captured.module.get_submodule(str(node.target))
+            return isinstance(module, nn.MultiheadAttention) and bool(module.dropout)
+        if node.target is not F.scaled_dot_product_attention:
+            return False
+        dropped = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+        return isinstance(dropped, fx.Node) or bool(dropped)
 
     def _compare_capture(self, inputs: list[torch.Tensor]) -> str:
         """Why the captured network is not the model, or cannot be compared with it; nothing if they agree."""
@@ -139,5 +153,5 @@ def _nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return tensor.detach() * (1 + LAST_DIGIT * noise)
 
 
-def _local(value: Any) -> Any:
-    return tree_map(lambda x: x.local if isinstance(x, Sharded) else x, value)
+def _made_by(call: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+    return call(target, args, kwargs)

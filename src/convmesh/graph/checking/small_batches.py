@@ -23,6 +23,10 @@ MOST_COMPUTED = 1 << 28
 """Activations that forward alone may compute, where no step with gradients is small enough."""
 
 
+LEAST_ALIGNED = 8
+"""Powers of two below this say nothing of what a network needs."""
+
+
 class SmallBatch(NamedTuple):
     """Shapes of the inputs, and whether gradients are computed too."""
 
@@ -63,7 +67,13 @@ def _shrunk(graph: Graph, shapes: Shapes) -> list[Shapes]:
             tried.append(halved(tried[-1], {dim}))
         if tried[-1] == before:
             break
-    return tried
+    tried.append(_aligned(shapes))
+    return sorted(dict.fromkeys(tried), key=lambda each: _computed(graph, each), reverse=True)
+
+
+def _aligned(shapes: Shapes) -> Shapes:
+    """The least extents that can be halved as often as the network's own: 96 becomes 32, as U-Nets need."""
+    return tuple(shape[:2] + tuple(n & -n if n & -n >= LEAST_ALIGNED else n for n in shape[2:]) for shape in shapes)
 
 
 def _computed(graph: Graph, shapes: Shapes) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _PYTHONS_OWN = sysconfig.get_path("stdlib")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 """Installed packages, whose folder may lie inside that of Python itself."""
@@ -21,6 +21,10 @@ class ClosedError(Exception):
 
 class DataDependentError(ClosedError):
     """Python needs a value that depends on the data."""
+
+
+class SharedMemoryError(ClosedError):
+    """A tensor is changed in place and read under another name."""
 
 
 class FailedError(Exception):

@@ -85,7 +85,9 @@ class _Describer:
         if not any(_values(node.meta[VALUE])):
             return ("index" if op == "setitem" else "size"), op, function_options(node, "size", (), 0)
         of_tensors = any(any(_values(argument.meta[VALUE])) for argument in node.all_input_nodes)
-        kind = kind_of(op) if of_tensors else "attribute"  # a factory, such as torch.zeros
+        kind = kind_of(op)
+        if not of_tensors and kind != "noise":
+            kind = "attribute"  # a factory, such as torch.zeros
         shapes = tuple(tuple(v.shape) for n in node.all_input_nodes[1:] for v in _values(n.meta[VALUE]))
         options = function_options(node, kind or "opaque", shapes, _dims(node))
         return kind or "opaque", op, options if kind else {**options, **_unknown(op)}

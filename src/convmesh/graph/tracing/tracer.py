@@ -10,7 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
-from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentError, FailedError
+from convmesh.graph.tracing.aliases import changed, lost_change, versions
+from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentError, FailedError, SharedMemoryError
 from convmesh.graph.tracing.closed_output import trial_output
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
 from convmesh.graph.tracing.guards import guard
@@ -18,7 +19,16 @@ from convmesh.graph.tracing.intercepted_torch import Ambient, this_line
 from convmesh.graph.tracing.node_meta import LAYER, VALUE, arguments_of, fresh_layer, function_name
 from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.interception import without_wrapped_functions
 from convmesh.private_torch.module_tables import buffers_of, has_hooks, parameters_of
+
+_COMPOSED = (
+    nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)  # fmt: skip
+"""Modules of torch whose forward does nothing but call others."""
+
+_AS_TENSOR = torch.as_tensor  # another function has its name during a trace
 
 _CALLS = ("call_function", "call_method", "call_module")
 
@@ -55,17 +65,31 @@ class LayerTracer(fx.Tracer):
         self._asked: dict[fx.Node, str] = {}
         self._cut_off: set[fx.Node] = set()
         self._detached_of: dict[fx.Node, fx.Node] = {}
+        self._changes: dict[fx.Node, list[torch.Tensor]] = {}
+        self._changed_in: dict[fx.Node, tuple[str, str]] = {}
         self.notices: dict[str, None] = {}
         """Warnings for the user, in order."""
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """The graph of `root`, the model; call it inside `intercepted(self)`."""
-        graph = super().trace(root, concrete_args)
+        with without_wrapped_functions():
+            graph = super().trace(root, concrete_args)
+        self._check_changes(graph)
         for node, line in self._baked.items():
             with graph.inserting_after(node):
                 check = graph.call_function(guard, (node, node.meta[VALUE], line))
             check.meta.update({VALUE: None, LAYER: "guard"})
         return graph
+
+    def _check_changes(self, graph: fx.Graph) -> None:
+        """Refuse a module that changes a tensor which the network reads under another name afterwards."""
+        change = lost_change(graph, self._changes)
+        if change is not None:
+            self.failed_in, line = self._changed_in[change]
+            raise SharedMemoryError(
+                f"{line} changes a tensor in place that shares memory with one that is read later; split tensors share "
+                "none: write it with a new tensor, `x = x + y` or torch.cat"
+            )
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         del is_module, concrete_args
@@ -77,7 +101,7 @@ class LayerTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         kind = parametrize.type_before_parametrizations(m)
-        from_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, nn.Sequential)
+        from_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, _COMPOSED)
         return from_torch or module_qualified_name in self._closed
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -178,10 +202,23 @@ class LayerTracer(fx.Tracer):
         if node.op == "get_attr":
             return self._attribute_value(str(node.target))
         args, kwargs = arguments_of(node, lambda argument: argument.meta[VALUE])
+        before = versions((args, kwargs))
         try:
-            return self._evaluator.call(node.op, node.target, args, kwargs)
+            value = self._evaluator.call(node.op, node.target, args, kwargs)
         except Exception as error:
             return self._without_meta(node, args, kwargs, error)
+        self._note_changes(node, changed(before) or self._changed_by_module(node, args))
+        return value
+
+    def _changed_by_module(self, node: fx.Node, args: Sequence[Any]) -> list[torch.Tensor]:
+        """What nn.ReLU(inplace=True) and its like change; their outputs may be known without a run."""
+        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        is_changed = getattr(module, "inplace", False) is True and isinstance(args[0], torch.Tensor)
+        return [args[0]] if is_changed else []
+
+    def _note_changes(self, node: fx.Node, tensors: list[torch.Tensor]) -> None:
+        if tensors:
+            self._changes[node], self._changed_in[node] = tensors, (self._calls[-1][0], this_line())
 
     def _without_meta(self, node: fx.Node, args: Any, kwargs: Any, error: Exception) -> Any:
         """The value of a call that failed with `error` on tensors without data."""
@@ -225,6 +262,8 @@ class LayerTracer(fx.Tracer):
         """Record a factory, so that every run makes its tensor: noise stays noise, sizes follow the batch."""
         if self._evaluating:
             return function(*args, **kwargs)
+        if function is _AS_TENSOR and _stands_for_tensor(args[0]):  # nothing is made of what is a tensor already
+            return args[0].to(*args[1:], **kwargs) if len(args) > 1 or kwargs else args[0]
         for leaf in tree_leaves(args):  # torch reads the number only to check its type
             if type(leaf) is ValueProxy:
                 self._asked.pop(leaf.node, None)
@@ -265,6 +304,10 @@ def hooks_notice(path: str) -> str:
         f"layer `{path or '(the model)'}` has hooks: changes by forward hooks are captured, but the captured network "
         "does not run the hooks again; put them on torch.nn modules inside it, which keep theirs."
     )
+
+
+def _stands_for_tensor(value: Any) -> bool:
+    return type(value) is ValueProxy and isinstance(value.value, torch.Tensor)
 
 
 def _plain_attribute(module: nn.Module, name: str) -> Any:

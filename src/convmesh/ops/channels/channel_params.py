@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 
 from convmesh.dist import weights_over
 from convmesh.dist.cut_weights import shard_of
-from convmesh.errors import UnsupportedError
+from convmesh.layout import Layout
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch.dtensors import is_dtensor
@@ -25,13 +28,28 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
 
 
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
-    """The values for this rank's channels, to be read or updated in place; whole buffers cannot be sliced."""
-    for buffer in buffers:
-        if buffer is not None and x.layout.is_cut(1) and not is_dtensor(buffer) and not x.mesh.is_dry:
-            raise UnsupportedError(
-                "running statistics must be cut like the channels of the input; see `convmesh.cut_channels`."
-            )
-    return tuple(_part(x, buffer, ()) for buffer in buffers)
+    """The values for this rank's channels, to be read or updated in place; of whole buffers these are copies."""
+    return tuple(_copied(_part(x, buffer, ())) if _is_sliced(buffer, x) else _part(x, buffer, ()) for buffer in buffers)
+
+
+def _copied(part: Param) -> Param:
+    return None if part is None else part.clone()
+
+
+@torch.no_grad()
+def share_buffers(x: Sharded, buffers: Sequence[Param], parts: Sequence[Param]) -> None:
+    """Write every rank's updated `parts` into whole buffers."""
+    whole = [buffer for buffer in buffers if _is_sliced(buffer, x)]
+    if not whole:
+        return
+    here = torch.stack([part for part in parts if part is not None])
+    layout = Layout.of(x.layout.mesh, (len(whole), x.shape[1])).replacing({1: x.layout.cuts[1]})
+    for buffer, gathered in zip(whole, Sharded(here, layout, x.mesh).gather(), strict=True):
+        buffer.copy_(gathered)
+
+
+def _is_sliced(buffer: Param, x: Sharded) -> TypeGuard[torch.Tensor]:
+    return buffer is not None and x.layout.is_cut(1) and not (is_dtensor(buffer) or isinstance(buffer, PlannedWeight))
 
 
 def _part(x: Sharded, param: Param, channel_axes: tuple[str, ...]) -> Param:

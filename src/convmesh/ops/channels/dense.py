@@ -19,6 +19,7 @@ from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.channels.channel_layers import cut_linear, is_cut
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.product.products import matrix_product
 from convmesh.ops.shape.reshape import make_whole
 
 Weight = torch.Tensor | Sharded
@@ -33,17 +34,20 @@ def linear(input: Any, weight: Weight, bias: Weight | None = None) -> Sharded:  
     return _dense(F.linear, x, weight.shape[0], weight, bias)
 
 
-@implements(torch.matmul, torch.Tensor.matmul)
-def matmul(input: Any, other: Weight) -> Sharded:  # noqa: A002
-    """`x @ other` with a matrix `other`."""
+@implements(torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm)
+def matmul(input: Any, other: Any = None, mat2: Any = None) -> Sharded:  # noqa: A002
+    """`x @ other`: with a matrix of weights as a dense layer, else as a product of activations."""
+    other = mat2 if other is None else other  # the name that `torch.mm` gives it
+    if not isinstance(input, Sharded) or isinstance(other, Sharded) or other.dim() != 2:
+        return matrix_product(input, other)
     x = _input("matmul", input, other, contracted=0)
     return _dense(torch.matmul, x, other.shape[1], other)
 
 
 @implements(torch.Tensor.__rmatmul__)
-def right_matmul(weight: torch.Tensor, input: Any) -> Sharded:  # noqa: A002
-    """`x @ weight`, which Python dispatches to the plain tensor on the right."""
-    return matmul(input, weight)
+def right_matmul(other: torch.Tensor, input: Any) -> Sharded:  # noqa: A002
+    """`x @ other`, which Python dispatches to the tensor on the right."""
+    return matmul(input, other)
 
 
 def _input(name: str, x: Any, weight: Weight, contracted: int) -> Sharded:

@@ -51,15 +51,20 @@ def _in_place(function: Method, sign: str) -> Method:
 
     def method(self: Any, other: Any) -> Any:
         result = self.__torch_function__(function, (), (self, other))
-        if result.shape != self.shape or not torch.can_cast(result.dtype, self.dtype):
-            raise UnsupportedError(
-                f"`x {sign} y` would turn x from {tuple(self.shape)}, {self.dtype}, into {tuple(result.shape)}, "
-                f"{result.dtype}; write `x = x {sign[:-1]} y`."
-            )
-        self.local, self.layout = result.local.to(self.dtype), result.layout
+        take_place(self, result, f"x {sign} y", f"x = x {sign[:-1]} y")
         return self
 
     return method
+
+
+def take_place(x: Any, result: Any, call: str, instead: str) -> None:
+    """Make `x` hold a result; refused if it has not the shape or a type of `x`."""
+    if result.shape != x.shape or not torch.can_cast(result.dtype, x.dtype):
+        raise UnsupportedError(
+            f"`{call}` would turn x from {tuple(x.shape)}, {x.dtype}, into {tuple(result.shape)}, "
+            f"{result.dtype}; write `{instead}`."
+        )
+    x.local, x.layout = result.local.to(x.dtype), result.layout
 
 
 def _refused(call: str, instead: str) -> Method:
@@ -111,7 +116,6 @@ class ShardedOperators:
     __getitem__ = _operator(operator.getitem)
     __hash__ = object.__hash__
 
-    __setitem__ = _refused("x[...] = value", "`torch.where(mask, value, x)`, or change `x.local` before it is used")
     __delitem__ = _refused("del x[...]", "a slice, `x[...]`")
     __divmod__ = __rdivmod__ = _refused("divmod", "`x / y` and `torch.floor`")
     __round__ = __trunc__ = __floor__ = __ceil__ = _refused("round, trunc, floor or ceil", "torch.round, torch.floor")
@@ -121,6 +125,9 @@ class ShardedOperators:
     numpy = _refused("Tensor.numpy", _NUMPY)
     tolist = _refused("Tensor.tolist", "`x.gather().tolist()`")
     __reduce_ex__ = _refused("pickle", "`x.gather()` for the whole tensor, or `x.local` with `x.layout`")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.__torch_function__(operator.setitem, (), (self, index, value))  # type: ignore[attr-defined]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """A numpy number beside a tensor is a number; arrays and functions of numpy are refused."""

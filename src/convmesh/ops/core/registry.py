@@ -67,9 +67,9 @@ def handled() -> list[Function]:
 
 
 def supported() -> list[str]:
-    """Their names."""
+    """Their names; `relu` stands for `relu_` too."""
     names = {listed_name(function) for function in _handlers}
-    return sorted(name for name in names if not name.startswith("_"))
+    return sorted(n for n in names if not n.startswith("_") and not (n.endswith("_") and n[:-1] in names))
 
 
 def listed_name(function: Function) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -107,6 +107,18 @@ class Sharded(ShardedOperators):
         return self
 
     @property
+    def mT(self) -> Any:  # noqa: N802 - torch's name
+        return self.__torch_function__(torch.transpose, (), (self, -2, -1))
+
+    @property
+    def T(self) -> Any:  # noqa: N802
+        return self.__torch_function__(torch.permute, (), (self, tuple(reversed(range(self.ndim)))))
+
+    @property
+    def is_nested(self) -> bool:
+        return False
+
+    @property
     def is_cuda(self) -> bool:
         return self.local.is_cuda
 
@@ -175,8 +187,16 @@ class Sharded(ShardedOperators):
         """The same tensor with `dims` no longer cut: their axes replicate."""
         return self.redistribute(self.layout.with_whole(dims)) if self.layout.axes_of(dims) else self
 
-    def gather(self) -> torch.Tensor:
-        """The whole global tensor, on every rank; differentiable."""
+    @overload
+    def gather(self) -> torch.Tensor: ...
+
+    @overload
+    def gather(self, dim: int, index: torch.Tensor | Sharded) -> Sharded: ...
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole global tensor, on every rank; differentiable. With a dim and indices, `torch.gather`."""
+        if args or kwargs:
+            return self.__torch_function__(torch.gather, (), (self, *args), kwargs)
         return self.redistribute(Layout.of(self.mesh.mesh, self.layout.shape)).local
 
 

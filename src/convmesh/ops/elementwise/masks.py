@@ -9,11 +9,14 @@ result is masked.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from convmesh.layout import Box, Span
+
+Write = Callable[[torch.Tensor, torch.Tensor], None]
+"""Random bits and the place for what is made of them."""
 
 CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements hashed at a time: on CPUs few enough for the cache, on GPUs enough to hide kernel launches."""
@@ -36,16 +39,36 @@ def keep_mask(box: Box, shape: Sequence[int], seed: int | torch.Tensor, p: float
 
     `seed` may be a tensor of one integer on `device`: the mask is then that of its value.
     """
-    rows, last = Box(box.spans[:-1]), box.spans[-1] if box.spans else Span(0, 1)
-    mask = torch.empty(rows.size, last.extent, dtype=torch.bool, device=device)
-    columns = torch.arange(last.start, last.stop, dtype=torch.int32, device=device).mul_(_COLUMN_STEP)
     dropped_below = min(round(p * 2**32), 2**32 - 1) - 2**31
+
+    def write(bits: torch.Tensor, out: torch.Tensor) -> None:
+        torch.ge(bits, dropped_below, out=out)
+
+    return _filled(box, shape, seed, torch.empty(box.shape, dtype=torch.bool, device=device), write)
+
+
+def random_bits(box: Box, shape: Sequence[int], seed: int | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The `box` of whole numbers of 32 random bits, independent for each index of the global `shape`."""
+
+    def write(bits: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(bits)
+
+    return _filled(box, shape, seed, torch.empty(box.shape, dtype=torch.int32, device=device), write)
+
+
+def _filled(
+    box: Box, shape: Sequence[int], seed: int | torch.Tensor, result: torch.Tensor, write: Write
+) -> torch.Tensor:
+    """`result` with what `write` makes of the random bits, some rows at a time."""
+    rows, last = Box(box.spans[:-1]), box.spans[-1] if box.spans else Span(0, 1)
+    listed, device = result.view(rows.size, last.extent), result.device
+    columns = torch.arange(last.start, last.stop, dtype=torch.int32, device=device).mul_(_COLUMN_STEP)
     chunk = max(1, CHUNK.get(device.type, 1 << 20) // max(1, last.extent))
     for first in range(0, rows.size, chunk):
         part = Span(first, min(first + chunk, rows.size))
         keys = _row_keys(_global_rows(part, rows, shape, device), seed)
-        torch.ge(_hash(keys, columns), dropped_below, out=mask[part.slice()])
-    return mask.view(box.shape)
+        write(_hash(keys, columns), listed[part.slice()])
+    return result
 
 
 def _global_rows(part: Span, rows: Box, shape: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from convmesh.layout import Cut, Layout
-from convmesh.layout.layout import LAYOUTS_KEPT
-from convmesh.layout.maps import Same, Spread
-from convmesh.ops.core.exchange_plans import Maps
-from convmesh.ops.core.fetch import fetch
+from convmesh.ops.core.broadcast import line_up
+from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
-from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch.tensor_internals import is_view
 
 _T = torch.Tensor
@@ -26,17 +22,33 @@ UNARY: tuple[Callable[..., Any], ...] = (
     F.threshold, F.sigmoid, F.tanh, torch.sigmoid, _T.sigmoid, torch.tanh, _T.tanh, torch.exp, _T.exp, torch.log,
     _T.log, torch.log1p, _T.log1p, torch.sqrt, _T.sqrt, torch.rsqrt, _T.rsqrt, torch.abs, _T.abs, torch.neg, _T.neg,
     torch.sin, _T.sin, torch.cos, _T.cos, torch.erf, _T.erf, torch.square, _T.square, torch.reciprocal, _T.reciprocal,
-    torch.sign, _T.sign, torch.floor, _T.floor, torch.ceil, _T.ceil, torch.round, _T.round, torch.clamp, _T.clamp,
-    torch.clip, _T.clip, torch.clone, _T.clone, _T.contiguous, _T.float, _T.double, _T.half, _T.bfloat16, _T.long,
+    torch.sign, _T.sign, torch.floor, _T.floor, torch.ceil, _T.ceil, torch.round, _T.round, torch.clone, _T.clone,
+    _T.contiguous, _T.float, _T.double, _T.half, _T.bfloat16, _T.long,
     _T.int, _T.bool, torch.zeros_like, torch.ones_like, torch.isnan, torch.isfinite,
-    torch.logical_not,
+    torch.logical_not, torch.expm1, _T.expm1, torch.log2, _T.log2, torch.log10, _T.log10, torch.tan, _T.tan, torch.atan,
+    _T.atan, torch.asin, _T.asin, torch.acos, _T.acos, torch.sinh, _T.sinh, torch.cosh, _T.cosh, torch.asinh, _T.asinh,
+    torch.erfc, _T.erfc, torch.trunc, _T.trunc, torch.frac, _T.frac, torch.nan_to_num, _T.nan_to_num, torch.isinf,
+    _T.isinf, _T.isnan, _T.isfinite, torch.full_like, torch.empty_like, torch.bitwise_not, _T.logical_not,
+    torch.deg2rad,
+    torch.negative, _T.negative, torch.absolute, _T.absolute, torch.positive, torch.exp2, _T.exp2, torch.sinc,
 )  # fmt: skip
 
 BINARY: tuple[Callable[..., Any], ...] = (
     torch.add, _T.add, torch.sub, _T.sub, torch.mul, _T.mul, torch.div, _T.div, torch.pow, _T.pow, torch.maximum,
     torch.minimum, torch.lt, torch.le, torch.gt, torch.ge, torch.eq, torch.ne, torch.logical_and, torch.logical_or,
-    torch.atan2, torch.fmod,
+    torch.atan2, torch.fmod, _T.maximum, _T.minimum, _T.lt, _T.le, _T.gt, _T.ge, _T.eq, _T.ne, _T.logical_and,
+    _T.logical_or, torch.logical_xor, _T.logical_xor, _T.atan2, _T.fmod, torch.remainder, _T.remainder,
+    torch.floor_divide, _T.floor_divide, torch.true_divide, _T.true_divide, torch.divide, _T.divide, torch.multiply,
+    _T.multiply, torch.subtract, _T.subtract, torch.rsub, torch.hypot, _T.hypot, torch.logaddexp, _T.logaddexp,
+    torch.bitwise_and, _T.bitwise_and, torch.bitwise_or, _T.bitwise_or, torch.bitwise_xor, _T.bitwise_xor, torch.xlogy,
+    _T.xlogy, torch.float_power, torch.fmin, torch.fmax, torch.copysign, torch.greater, torch.less,
 )  # fmt: skip
+
+LINED_UP: tuple[Callable[..., Any], ...] = (
+    *BINARY, torch.addcmul, _T.addcmul, torch.addcdiv, _T.addcdiv, torch.lerp, _T.lerp,
+    torch.clamp, _T.clamp, torch.clip, _T.clip, torch.masked_fill, _T.masked_fill,
+)  # fmt: skip
+"""Functions of several tensors, or of numbers in place of some."""
 
 
 def _register_unary(function: Callable[..., Any]) -> None:
@@ -49,24 +61,46 @@ def _register_unary(function: Callable[..., Any]) -> None:
         return x.like(function(x.local, *args, **kwargs))
 
 
-def _register_binary(function: Callable[..., Any]) -> None:
+def _register_lined_up(function: Callable[..., Any]) -> None:
     @implements(function)
-    def split(a: Any, b: Any, **kwargs: Any) -> Sharded:
-        operands, layout, mesh = line_up(a, b)
-        return Sharded(function(*operands, **kwargs), layout, mesh)
+    def split(*args: Any, **kwargs: Any) -> Sharded:
+        operands, layout, mesh = line_up(*args, *kwargs.values())
+        named = dict(zip(kwargs, operands[len(args) :], strict=True))
+        return Sharded(function(*operands[: len(args)], **named), layout, mesh)
 
 
 for _function in UNARY:
     _register_unary(_function)
-for _function in BINARY:
-    _register_binary(_function)
+for _function in LINED_UP:
+    _register_lined_up(_function)
+
+
+@implements(_T.where)
+def where_method(x: Any, condition: Any, other: Any) -> Sharded:
+    """`x` where a condition holds."""
+    return where(condition, x, other)
 
 
 @implements(torch.where)
-def where(condition: Sharded, a: Any, b: Any) -> Sharded:
-    """`torch.where` with all operands lined up."""
-    operands, layout, mesh = line_up(condition, a, b)
+def where(condition: Any, input: Any, other: Any) -> Sharded:  # noqa: A002 - torch's name
+    """`torch.where` with all operands lined up; without values it would list places, which depends on data."""
+    operands, layout, mesh = line_up(condition, input, other)
     return Sharded(torch.where(*operands), layout, mesh)
+
+
+@implements(F.glu)
+def glu(input: Any, dim: int = -1) -> Any:  # noqa: A002
+    """One half of a dim, gated by the other."""
+    values, gate = input.tensor_split(2, dim)
+    F.glu(probe(input), dim)
+    return values * gate.sigmoid()
+
+
+@implements(F.cosine_similarity)
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """The cosine of the angle between vectors along `dim`."""
+    lengths = [torch.linalg.vector_norm(x, 2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2)]
+    return ((x1 / lengths[0]) * (x2 / lengths[1])).sum(dim)
 
 
 @implements(F.prelu)
@@ -75,46 +109,3 @@ def prelu(x: Sharded, weight: torch.Tensor) -> Sharded:
     slope = weight.view(-1, *([1] * (x.dim() - 2))) if weight.numel() > 1 else weight
     result: Sharded = torch.clamp(x, min=0) + slope * torch.clamp(x, max=0)  # type: ignore[call-overload]
     return result
-
-
-def line_up(*operands: Any) -> tuple[list[Any], Layout, Any]:
-    """Each operand's local part for a broadcast result, the result's layout, and the mesh. Numbers stay numbers."""
-    first = next(o for o in operands if isinstance(o, Sharded))
-    if all(isinstance(o, Sharded) and o.layout == first.layout for o in operands):  # the usual case: nothing to line up
-        return [o.local for o in operands], first.layout, first.mesh
-    tensors = [on_mesh(o, first.mesh) if isinstance(o, (Sharded, torch.Tensor)) else o for o in operands]
-    layout = broadcast_layout(tuple(t.layout for t in tensors if isinstance(t, Sharded)))
-    return [_local_part(t, layout) if isinstance(t, Sharded) else t for t in tensors], layout, first.mesh
-
-
-@lru_cache(maxsize=LAYOUTS_KEPT)
-def broadcast_layout(layouts: tuple[Layout, ...]) -> Layout:
-    """The result's layout: each dim is cut as in the first operand that cuts it, else whole."""
-    shape = torch.broadcast_shapes(*(layout.shape for layout in layouts))
-    chosen: dict[int, Cut] = {}
-    used: set[str] = set()
-    for layout in layouts:
-        offset = len(shape) - len(layout.cuts)
-        for dim, cut in enumerate(layout.cuts):
-            target = dim + offset
-            if cut.axes and cut.partition.extent == shape[target] and target not in chosen and not used & {*cut.axes}:
-                chosen[target] = cut
-                used |= {*cut.axes}
-    return Layout.of(layouts[0].mesh, shape).replacing(chosen)
-
-
-def _local_part(x: Sharded, work: Layout) -> torch.Tensor:
-    """The operand's indices that broadcast onto this rank's box of the result."""
-    layout, maps = _spread_onto(x.layout, work)
-    if lead := len(work.cuts) - x.dim():
-        x = Sharded(x.local.reshape((1,) * lead + tuple(x.local.shape)), layout, x.mesh)
-    return fetch(x, work, maps)
-
-
-@lru_cache(maxsize=LAYOUTS_KEPT)
-def _spread_onto(source: Layout, work: Layout) -> tuple[Layout, Maps]:
-    """An operand's layout with leading dims of extent 1 added as needed, and how it spreads over `work`."""
-    lead = Layout.of(source.mesh, (1,) * (len(work.cuts) - len(source.cuts)))
-    layout = Layout(source.mesh, (*lead.cuts, *source.cuts))
-    pairs = zip(layout.shape, work.shape, strict=True)
-    return layout, tuple(Same() if n == out else Spread(out) for n, out in pairs)

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from convmesh.dist import OpenMesh, sum_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
+from convmesh.ops.core.broadcast import line_up
 from convmesh.ops.core.precision import wide
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, replicated
-from convmesh.ops.elementwise.pointwise import line_up
 
 
 def reduced(

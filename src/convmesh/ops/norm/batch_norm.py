@@ -12,7 +12,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT
-from convmesh.ops.channels.channel_params import channel_buffers, channel_params
+from convmesh.ops.channels.channel_params import channel_buffers, channel_params, share_buffers
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.norm.fused_norm import FusedNorm, fused_norm, moments_here
@@ -37,11 +37,22 @@ def batch_norm(
     """Statistics over all samples and all of space, on all ranks; every rank updates its running statistics."""
     if not training:
         return normalise_given(x, running_mean, running_var, weight, bias, eps)
+    whole = (running_mean, running_var)
+    parts = channel_buffers(x, *whole)
+    result = _normalised(x, parts, (weight, bias), momentum, eps)
+    share_buffers(x, whole, parts)
+    return result
+
+
+def _normalised(
+    x: Sharded, running: tuple[Buffer, ...], params: tuple[Buffer, Buffer], momentum: float, eps: float
+) -> Sharded:
+    """With the batch's own statistics, towards which those of this rank's channels in `running` move."""
     dims = (0, *range(2, x.dim()))
     population = _population(x, dims)
     require_several(population.count, x)
-    weight, bias = channel_params(x, weight, bias)
-    running_mean, running_var = channel_buffers(x, running_mean, running_var)
+    weight, bias = channel_params(x, *params)
+    running_mean, running_var = running
     if is_fused() and x.local.numel():
         how = FusedNorm(dims, population, eps)
         moments = moments_here(x.local, how)
@@ -53,8 +64,8 @@ def batch_norm(
         return x.like(F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps))
     moments = statistics(rows, population)
     update_running(running_mean, running_var, moments, population.count, momentum)
-    params = (per_row(weight, rows.shape), per_row(bias, rows.shape))
-    return x.like(rows.restored(normalise(rows, moments, params, Normaliser(population, eps)), x.local.shape))
+    of_rows = (per_row(weight, rows.shape), per_row(bias, rows.shape))
+    return x.like(rows.restored(normalise(rows, moments, of_rows, Normaliser(population, eps)), x.local.shape))
 
 
 def _population(x: Sharded, dims: tuple[int, ...]) -> Population:

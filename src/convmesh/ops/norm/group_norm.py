@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
-from convmesh.ops.channels.channel_params import channel_buffers, channel_params
+from convmesh.ops.channels.channel_params import channel_buffers, channel_params, share_buffers
 from convmesh.ops.core.precision import as_autocast_asks
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -56,7 +56,8 @@ def instance_norm(
     population = _population(x, x.shape[1])
     require_several(population.count, x)
     weight, bias = channel_params(x, weight, bias)
-    running_mean, running_var = channel_buffers(x, running_mean, running_var)
+    whole = (running_mean, running_var)
+    running_mean, running_var = channel_buffers(x, *whole)
     untracked = running_mean is None and running_var is None
     if untracked and is_fused() and x.local.numel():
         how = FusedNorm(tuple(range(2, x.dim())), population, eps)
@@ -67,6 +68,7 @@ def instance_norm(
     moments = statistics(rows, population)
     if not untracked:
         update_running(running_mean, running_var, _over_samples(x, moments), population.count, momentum)
+        share_buffers(x, whole, (running_mean, running_var))
     return _normalised(x, rows, moments, (weight, bias), Normaliser(population, eps))
 
 

@@ -12,9 +12,11 @@ import torch
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
 from convmesh.layout.maps import DimMap, Padded, Same, Strided
+from convmesh.ops.core.broadcast import line_up
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.registry import implements
-from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.core.sharded import Sharded, replicated
+from convmesh.ops.shape.along import index_select
 from convmesh.ops.shape.pad import fold_borders
 
 _T = torch.Tensor
@@ -29,7 +31,12 @@ class OutOfRangeError(ConvMeshError, IndexError):
 
 @implements(operator.getitem, _T.__getitem__)
 def getitem(x: Sharded, index: Any) -> Sharded:
-    """Slices with positive steps, integers, `None` and `...`. A dim removed by an integer frees its axes."""
+    """Slices with positive steps, integers, `None` and `...`, and one list or tensor of whole numbers.
+
+    A dim removed by an integer frees its axes.
+    """
+    if (listed := _listed_pick(index)) is not None:
+        return _picked(x, *listed)
     picks = _expand(index, x.dim())
     maps = _maps([pick for pick in picks if pick is not None], x.shape)
     if all(isinstance(m, Same) for m in maps) and len(picks) == x.dim():
@@ -38,6 +45,55 @@ def getitem(x: Sharded, index: Any) -> Sharded:
     local = fetch(x, work, maps)
     within = [_within(pick) for pick in picks]
     return Sharded(local[tuple(within)], _arranged(work, picks), x.mesh)
+
+
+def _listed_pick(index: Any) -> tuple[list[Any], int] | None:
+    """The picks and the place of the only one that lists numbers, if there is one and no single numbers beside it."""
+    picks = list(index) if isinstance(index, tuple) else [index]
+    places = [place for place, pick in enumerate(picks) if _lists_numbers(pick)]
+    return (picks, places[0]) if len(places) == 1 and not any(map(_is_whole, picks)) else None
+
+
+def _lists_numbers(pick: Any) -> bool:
+    if isinstance(pick, list):
+        return bool(pick) and all(map(_is_whole, pick))
+    is_number = isinstance(pick, (torch.Tensor, Sharded)) and not pick.is_floating_point()
+    return is_number and pick.dtype != torch.bool and pick.dim() > 0
+
+
+def _picked(x: Sharded, picks: list[Any], place: int) -> Sharded:
+    """Slice everything else first; then the listed numbers of one dim, in the shape of their list."""
+    rest: Any = getitem(x, tuple(slice(None) if at == place else pick for at, pick in enumerate(picks)))
+    behind = len(picks) - place - 1 if Ellipsis in picks[:place] else None
+    dim = place if behind is None else rest.dim() - 1 - behind
+    listed = torch.tensor(picks[place], device=x.device) if isinstance(picks[place], list) else picks[place]
+    numbers = torch.where(listed < 0, listed + rest.shape[dim], listed)
+    chosen: Any = index_select(rest, dim, numbers.reshape(-1))
+    shaped: Sharded = chosen if numbers.dim() == 1 else chosen.unflatten(dim, tuple(numbers.shape))
+    return shaped
+
+
+@implements(operator.setitem, _T.__setitem__)
+def setitem(x: Any, index: Any, value: Any) -> None:
+    """`x[index] = value`, in the layout of `x`; dims of which only a part is set are gathered for it."""
+    if not isinstance(x, Sharded):  # a plain tensor takes all of a sharded one, on every rank
+        x[index] = value.gather()
+        return
+    picks = _expand(index, x.dim())
+    kept = [pick for pick in picks if pick is not None]
+    parts = [d for d, m in enumerate(_maps(kept, x.shape)) if not isinstance(m, Same) or _is_whole(kept[d])]
+    whole = x.with_whole(parts)
+    local = whole.local.clone()
+    local[index] = _as_set(getitem(whole.detach(), index), value)
+    x.local = whole.like(local).redistribute(x.layout).local
+
+
+def _as_set(target: Sharded, value: Any) -> Any:
+    """This rank's part of what is set, from a number or a tensor that broadcasts."""
+    if not isinstance(value, (Sharded, torch.Tensor)):
+        return value
+    everywhere = replicated(value.gather(), target.mesh) if isinstance(value, Sharded) else value
+    return line_up(target, everywhere)[0][1].to(target.dtype)
 
 
 @implements(torch.narrow, _T.narrow)
@@ -108,8 +164,8 @@ def _expand(index: Any, dims: int) -> list[Any]:
     for pick in picks:
         if not (pick is None or pick is Ellipsis or _is_whole(pick) or isinstance(pick, slice)):
             raise UnsupportedError(
-                f"`index` holds a {type(pick).__name__}; split indexing takes integers, slices, None and `...`. "
-                "Use torch.where or a product instead of a mask, or index `x.gather()`."
+                f"`index` holds a {type(pick).__name__}; split indexing takes integers, slices, None, `...` and one "
+                "list of integers. Use torch.where or a product instead of a mask, or index `x.gather()`."
             )
     named = sum(pick is not None and pick is not Ellipsis for pick in picks)
     dots = [place for place, pick in enumerate(picks) if pick is Ellipsis] or [len(picks)]

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
+from convmesh.graph.kinds import DRAWS
 from convmesh.graph.weightless import parts_of
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.parcels import Parcel, parcel_of
@@ -95,7 +96,7 @@ def _region(
         inputs=tuple(node.name for node in part.inputs),
         outputs=tuple(node.name for node in part.outputs),
         received=_inputs(captured) if stage == 0 else row.crossing(bounds[stage]),
-        masks_before=sum(node.kind == "dropout" for node in row.calls[: bounds[stage]]),
+        masks_before=sum(node.kind in DRAWS for node in row.calls[: bounds[stage]]),
         sent=output_names(captured) if stage == len(bounds) - 2 else row.crossing(bounds[stage + 1]),
     )
 

@@ -1,0 +1,1 @@
+"""Published networks, unmodified, against one process: `python -m benchmarks.networks --help`."""

@@ -1,0 +1,1 @@
+"""Products of tensors that may all be cut: matrix products, einsum, attention."""

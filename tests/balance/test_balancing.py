@@ -82,6 +82,17 @@ def test_one_rank_has_nothing_to_balance(pools: Pools) -> None:
     assert pools[1].run(own_loop, {})[0][0] == {}
 
 
+def piped() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1))
+    net = cm.parallelize(model, cm.plan(model, (4, 1, 8, 8), Mesh(pipe=2), "pipeline"), nn.functional.mse_loss)
+    with pytest.raises(ConfigError, match="`balance` needs a plan without a pipeline"):
+        cm.Balancer(net)
+
+
+def test_pipelines_are_refused(pools: Pools) -> None:
+    pools[2].run(piped)
+
+
 def refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1))
     net = cm.parallelize(model, cm.plan(model, (4, 1, 8, 8), Mesh(data=1), "data"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -99,7 +99,8 @@ class Balancer:
 
     def _decide(self) -> None:
         """All ranks come here after the same step, with the same numbers in the end."""
-        seconds = told_to_all(_without_slowest(self._busy), self.net.mesh)
+        # The median: a hiccup or two do not count, a rank that is held up again and again shows.
+        seconds = told_to_all(statistics.median(self._busy), self.net.mesh)
         self._busy = []
         now = Dealing.of(self.net.mesh.mesh, self.extents)
         then = next_dealing(now, seconds, self._earlier, self.policy)
@@ -133,12 +134,6 @@ def told_to_all(seconds: float, mesh: OpenMesh) -> list[float]:
     numbers[mesh.rank] = seconds
     told: list[float] = all_reduce(numbers.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()
     return told
-
-
-def _without_slowest(seconds: Sequence[float]) -> float:
-    """The mean but for one hiccup; a rank that is held up again and again shows."""
-    kept: Sequence[Any] = sorted(seconds)[: max(1, len(seconds) - 1)]
-    return float(sum(kept) / len(kept))
 
 
 def _listed(units: Sequence[int]) -> str:

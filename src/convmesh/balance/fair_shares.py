@@ -19,7 +19,7 @@ UNITS_RANK = 16
 """Units of work that a rank has on average, at least: shares of 1/16 are fine enough, and few keep cuts aligned."""
 
 MEASURED = 5
-"""Steps that are measured before a decision; the slowest of them does not count."""
+"""Steps that are measured before a decision."""
 
 SWEEPS = 3
 """How often axes are balanced in turn, each given the others: of a mesh with one slow rank none is exact alone."""

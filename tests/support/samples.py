@@ -106,7 +106,7 @@ def _attended(x: Any, y: Any) -> list[Any]:
 def _by_heads(x: Any, y: Any, weight: torch.Tensor, bias: torch.Tensor, last: torch.Tensor) -> list[Any]:
     """Of one tensor, of two, and with the weights of the attention."""
     settings: tuple[Any, ...] = (C, 2, weight, bias, None, None, False, 0.0, last, None)
-    attend = F.multi_head_attention_forward
+    attend: Any = F.multi_head_attention_forward
     hidden = torch.ones(4, 10, dtype=torch.bool).triu(5)
     return [
         attend(x, x, x, *settings, need_weights=False)[0],

@@ -135,7 +135,7 @@ def _nnunet() -> Iterator[Published]:
         yield Published(f"nnunet.{name}", _called(f"{_NNUNET}.unet", name, **plain, **{blocks: 2}), _VOLUME)
     primus = _called(
         f"{_NNUNET}.primus", "Primus", input_channels=1, num_classes=2, embed_dim=96, patch_embed_size=(8, 8, 8),
-        input_shape=(32, 32, 32), eva_depth=2, eva_numheads=4,
+        input_shape=(32, 32, 32), eva_depth=2, eva_numheads=4, use_rot_pos_emb=False,
     )  # fmt: skip
     yield Published("nnunet.Primus", primus, _VOLUME)
 

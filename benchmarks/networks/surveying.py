@@ -89,7 +89,7 @@ def without_chance(model: nn.Module) -> nn.Module:
         if drawing := sys.modules.get(f"monai.networks.nets.{name}"):
             drawing.torch = _Silent(torch)  # type: ignore[attr-defined]
     for module in model.modules():
-        for name in ("p", "drop_prob", "dropout_p", "dropout_rate", "drop_rate", "attn_drop_p", "_drop_connect_rate"):
+        for name in ("p", "drop_prob", "dropout_p", "dropout_rate", "drop_rate", "attn_drop_p", "drop_connect_rate"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         if isinstance(module, nn.MultiheadAttention):

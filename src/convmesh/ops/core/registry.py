@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -37,9 +38,12 @@ def handler_of(function: Function) -> Function:
     """The split version of a torch function; UnsupportedError if there is none."""
     if function in _handlers:
         return _handlers[function]
+    name = name_of(function)
+    near = difflib.get_close_matches(listed_name(function).rpartition(".")[2], supported(), n=1)
+    alike = f"; `{near[0]}` has one" if near else ""
     raise UnsupportedError(
-        f"`{name_of(function)}` has no split version, so it cannot run on a Sharded tensor. Use one of: "
-        f"{', '.join(supported())}; or gather the tensor first with `x.gather()`."
+        f"`{name}` has no split version, so it cannot run on a Sharded tensor{alike}. `convmesh.ops.supported()` lists "
+        "all that have one; or gather the tensor first with `x.gather()`."
     )
 
 

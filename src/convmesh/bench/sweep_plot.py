@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from convmesh.bench.batch_sweep import SweepPoint
+from convmesh.bench.palette import COLOURS
 
-COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8d5a97", "#d98f00", "#3a3a3a")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 300, 56, 400, 40, 260
 FIGURES: dict[str, Callable[[SweepPoint], float]] = {
     "test accuracy": lambda point: point.accuracy,

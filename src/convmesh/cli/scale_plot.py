@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from html import escape
 
+from convmesh.bench.palette import COLOURS
 from convmesh.oracle.scaling_limits import Curve
 from convmesh.planner.scaling import Scaling
 
@@ -14,8 +15,6 @@ MARKS = {
     "data+spatial": "x", "data+filter": "y", "data+channel": "z", "data+pipeline": "w",
 }  # fmt: skip
 """Letter of each strategy; a capital marks its limit."""
-
-COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8d5a97", "#d98f00", "#3a3a3a", "#00897b", "#ad1457", "#5d4037", "#6d6d6d")
 
 
 def speed_ups(scaling: Scaling, curve: Curve) -> list[tuple[int, float]]:

@@ -45,8 +45,8 @@ class Case:
 
 
 CASES = {
-    "data": Case("samples of a batch (cosmoflow, {samples} × 32³)", "data", 8, 32),
-    "depth": Case("slabs of a volume (cosmoflow, 2 × {extent}³, cut in depth)", "depth", 2, 64),
+    "data": Case("samples of a batch (cosmoflow, {samples} × 32³)", "data", 24, 32),
+    "depth": Case("slabs of a volume (cosmoflow, 4 × {extent}³, cut in depth)", "depth", 4, 64),
 }
 """`samples` a rank where samples are dealt, in all where space is."""
 
@@ -68,10 +68,11 @@ class Rival:
 def rival(case: Case, ranks: int, is_balanced: bool) -> Rival:
     torch.manual_seed(0)
     samples = case.samples * (ranks if case.axis == "data" else 1)
-    model = models.create("cosmoflow", channels=1, outputs=2, extent=case.extent, layers=4, width=0.25, dropout=0.0)
+    model = models.create("cosmoflow", channels=1, outputs=2, extent=case.extent, layers=4, width=0.5, dropout=0.0)
     x, target = torch.randn(samples, 1, *[case.extent] * 3), torch.rand(samples, 2)
     plan = cm.plan(model, x, cm.Mesh(**{case.axis: ranks}), "data" if case.axis == "data" else "spatial")
     slow_down = SlowDown(F.mse_loss)
+    slow_down.watch(model)  # before the gradients' sums do
     net = cm.parallelize(model, plan, loss=slow_down)
     optimizer = net.optimizer(torch.optim.SGD, lr=1e-4)
     balancer = cm.Balancer(net) if is_balanced else None

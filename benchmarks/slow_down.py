@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 
 class SlowDown:
     """A loss that burns `factor - 1` times what the rank has worked since the last time."""
@@ -22,6 +24,11 @@ class SlowDown:
         result = self.loss(output, target)
         self.burn()
         return result
+
+    def watch(self, model: nn.Module) -> None:
+        """Burn in backward too, at every gradient that is found: a sum must not leave before the rank is due."""
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: self.burn())
 
     def begin(self) -> None:
         """Work counts from here on."""

@@ -24,8 +24,9 @@ class Checkpointer:
     """Checkpoints of one run in a folder that all ranks see; call every method on all ranks.
 
     Each rank writes its share as safetensors. `load` puts it together on any mesh, plan or number of ranks. `keep` is
-    the number of checkpoints to keep (None: all). `asynchronous` copies to the host's memory, returns, and writes
-    behind training; one save is in flight at a time. A rank that has not written after `seconds_timeout` fails a save.
+    the number of checkpoints to keep (None: all). `asynchronous` returns at once: a
+    thread copies the values, for which an optimiser's next update waits, and writes them; one save is in flight at a
+    time. A rank that has not written after `seconds_timeout` fails a save.
     """
 
     def __init__(

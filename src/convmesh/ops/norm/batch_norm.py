@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -107,7 +108,9 @@ def require_several(values: int, x: Sharded) -> None:
 
 
 @torch.no_grad()
-def update_running(mean: Buffer, variance: Buffer, moments: torch.Tensor, count: int, momentum: float) -> None:
+def update_running(
+    mean: Buffer, variance: Buffer, moments: Sequence[torch.Tensor] | torch.Tensor, count: int, momentum: float
+) -> None:
     """Move running statistics towards those of a batch, with the unbiased variance, as torch does."""
     if mean is not None:
         mean.mul_(1 - momentum).add_(moments[0].flatten(), alpha=momentum)

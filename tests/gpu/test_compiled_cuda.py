@@ -52,3 +52,45 @@ def captured() -> tuple[Any, Any]:
 def test_a_compiled_step_can_be_captured() -> None:
     ((eager, compiled),) = run_ranks(1, captured, seconds_timeout=280)
     torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), rtol=2e-4, atol=2e-4)
+
+
+def accumulated(mesh: Mesh, strategy: str, compiling: bool) -> tuple[list[torch.Tensor], bool]:
+    """Losses and weights of steps that accumulate, change the batch, scale the loss and overlap; whether by graphs."""
+    model, x, target, loss_of = network(torch.float64)
+    opened = cm.open_mesh(mesh, device="cuda")
+    net = cm.parallelize(model, cm.plan(model, x, mesh, strategy), loss_of, mesh=opened, compile=compiling)
+    args = net.shard_input(x), net.shard_target(target)
+    other = net.shard_input(x.flip(0) * 2), net.shard_target(target)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+
+    def backward(loss: torch.Tensor, scale: float = 1.0) -> None:
+        losses.append(loss.detach().cpu())
+        (loss * scale).backward()
+
+    for step in range(8):
+        optimizer.zero_grad(set_to_none=step % 3 != 0)
+        with net.no_sync():
+            backward(net(*args))
+        backward(net(*other), 0.5)
+        optimizer.step()
+    first, second = net(*args), net(*other)  # two steps at once
+    backward(first)
+    backward(second)
+    optimizer.step()
+    for tensor in net.parameters():
+        tensor.data = tensor.data.clone()  # weights that move are found again
+    backward(net(*args))
+    kept = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    made = [s._graphed._graphs for s in getattr(net._running.engine, "_steps", {}).values() if s is not None]
+    state = [v.detach().cpu() for v in net.full_state_dict().values()]
+    return [*losses, *(getattr(g, "_local_tensor", g).cpu() for g in kept), *state], any(g is not None for g in made)
+
+
+@pytest.mark.parametrize(("mesh", "strategy"), [(Mesh(), "data"), *MESHES], ids=str)
+def test_captured_steps_accumulate_overlap_and_follow_weights(mesh: Mesh, strategy: str, backend: str) -> None:
+    with RankPool(mesh.size, seconds_timeout=280, backend=backend) as pool:
+        eager, compiled = (pool.run(accumulated, mesh, strategy, compiling) for compiling in (False, True))
+    for (expected, _), (found, by_graphs) in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+        assert by_graphs == (mesh.size == 1 or backend == "nccl")

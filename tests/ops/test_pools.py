@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, UnsupportedError, shard
+from convmesh.ops.pool.tile_pool import tile_max
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
 from tests.conftest import Pools
@@ -267,3 +268,18 @@ def refusal_of_integers(mesh: Mesh) -> str:
     with pytest.raises(UnsupportedError) as refused:
         F.avg_pool2d(x, 2)
     return str(refused.value)
+
+
+@pytest.mark.parametrize(("shape", "kernel"), [((2, 3, 8, 6), (2, 2)), ((2, 3, 9, 7, 4), (2, 3, 2)), ((2, 2, 7), (3,))])
+def test_tiles_choose_as_torch_does(shape: tuple[int, ...], kernel: tuple[int, ...]) -> None:
+    """Many equal values, an infinity and a NaN; extents that leave a rest."""
+    values = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(0)).double()
+    values.view(-1)[0], values.view(-1)[5] = -torch.inf, torch.nan
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    found = tile_max(ours, kernel)
+    expected = getattr(F, f"max_pool{len(kernel)}d")(theirs, kernel)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    grad = torch.randn(expected.shape, dtype=torch.float64)
+    found.backward(grad)
+    expected.backward(grad)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)

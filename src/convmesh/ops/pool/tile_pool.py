@@ -62,10 +62,13 @@ class _TileMax(torch.autograd.Function):
 def _members(x: torch.Tensor, kernel: Numbers) -> list[torch.Tensor]:
     """The first value of every tile, the second, and so on; what no whole tile covers is left out."""
     ends = [n // k * k for n, k in zip(x.shape[-len(kernel) :], kernel, strict=True)]
-    starts = product(*map(range, kernel))
-    return [
-        x[(..., *(slice(start, end, k) for start, end, k in zip(at, ends, kernel, strict=True)))] for at in starts
-    ]
+    members = []
+    for starts in product(*map(range, kernel)):
+        member = x
+        for dim, (start, end, step) in enumerate(zip(starts, ends, kernel, strict=True), start=x.dim() - len(kernel)):
+            member = member[(slice(None),) * dim + (slice(start, end, step),)]
+        members.append(member)
+    return members
 
 
 def _with_tiles(x: torch.Tensor, dims: int) -> torch.Tensor:

@@ -1,0 +1,133 @@
+"""A step's calls captured as CUDA graphs, transfers included: a step is a few launches, whatever its layers' number.
+
+Graphs read and write the memory that they were captured with. So batches are copied into a place of their own, weights
+must stay where they were, and gradients are written to the same memory in every step: where a parameter still keeps
+the last step's, it is given a copy before they are overwritten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convmesh.dist import OpenMesh
+from convmesh.gradients.local_gradients import local_of
+from convmesh.runtime.compiled.step_calls import StepCalls, Values, whole_segments
+from convmesh.runtime.compiled.step_runs import replayed, replayed_piece, require_next
+
+
+@dataclass(frozen=True)
+class GraphPart:
+    """A part of the step, with what it sends: a replay counts it, as nobody posts it again."""
+
+    graph: torch.cuda.CUDAGraph
+    bytes_sent: Counter[str]
+    calls: Counter[str]
+
+    def replay(self, mesh: OpenMesh) -> None:
+        self.graph.replay()
+        mesh.traffic.bytes_sent.update(self.bytes_sent)
+        mesh.traffic.calls.update(self.calls)
+
+
+class StepGraphs:
+    """A captured step. Nothing runs while it is captured; `begin` runs it."""
+
+    def __init__(self, calls: StepCalls, given: Sequence[torch.Tensor], fixed: range, mesh: OpenMesh, pool: Any):
+        """`given` are the step's inputs, of which those in `fixed` are read where they are."""
+        self._mesh, self._pool, self._fixed = mesh, pool, fixed
+        self._inputs = [t if i in fixed else _room_for(t) for i, t in enumerate(given)]
+        self._places = [t.data_ptr() for t in self._inputs]
+        values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
+        with torch.no_grad(), torch.cuda.device(mesh.device):
+            self._forward = self._captured(calls, values)
+            self.results = [values[place] for place in calls.results]
+            self.tangent = torch.ones_like(self.results[0])
+            values[calls.tangent] = self.tangent
+            self.gradients: dict[int, torch.Tensor] = {}
+            self.pieces = [piece.gradients for piece in calls.pieces]
+            self._backward = {s[0]: (s, self._captured_pieces(calls, s, values)) for s in whole_segments(calls)}
+
+    def _captured(self, calls: StepCalls, values: Values) -> GraphPart:
+        with self._capturing() as part:
+            replayed(calls.forward, values, self._mesh)
+        return part
+
+    def _captured_pieces(self, calls: StepCalls, numbers: Sequence[int], values: Values) -> GraphPart:
+        with self._capturing() as part:
+            for number in numbers:
+                found = replayed_piece(calls, number, values, self._mesh)
+                self.gradients.update(zip(calls.pieces[number].gradients, found, strict=True))
+        return part
+
+    @contextmanager
+    def _capturing(self) -> Iterator[GraphPart]:
+        """Capture what runs in here; other threads, such as a watchdog's, may go on using the GPU."""
+        traffic = self._mesh.traffic
+        part = GraphPart(torch.cuda.CUDAGraph(), Counter(), Counter())
+        with traffic.watch() as sent, torch.cuda.graph(part.graph, self._pool, capture_error_mode="thread_local"):
+            yield part
+        part.bytes_sent.update(sent.bytes_sent)
+        part.calls.update(sent.calls)
+        traffic.bytes_sent -= sent.bytes_sent  # it was not sent yet
+        traffic.calls -= sent.calls
+
+    def reads(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether the tensors that graphs read in place are still there."""
+        return all(given[i].data_ptr() == self._places[i] for i in self._fixed)
+
+    def begin(self, given: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> GraphRun:
+        """Run forward on these inputs; `weights` are the parameters, by number of their gradients."""
+        for i, t in enumerate(given):
+            if i not in self._fixed:
+                self._inputs[i].copy_(t, non_blocking=True)
+        self._forward.replay(self._mesh)
+        return GraphRun(self, weights)
+
+    def run_segment(self, number: int, weights: Sequence[torch.Tensor]) -> None:
+        """Run the graph that begins with this piece of backward, if one does; others have run with an earlier one."""
+        segment, part = self._backward.get(number, ((), None))
+        for i in (i for piece in segment for i in self.pieces[piece]):
+            _keep_gradient(weights[i], self.gradients[i])
+        if part is not None:
+            part.replay(self._mesh)
+
+
+class GraphRun:
+    """A step under way whose parts are graphs."""
+
+    def __init__(self, graphs: StepGraphs, weights: Sequence[torch.Tensor]) -> None:
+        self._graphs, self._weights = graphs, weights
+        # What labels tell is read a step later, when the next one has been there.
+        self.results: Sequence[torch.Tensor] = [t.clone() if t.numel() == 1 else t for t in graphs.results]
+        self._next = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its memory may be used by another step."""
+        return self._next == len(self._graphs.pieces)
+
+    def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+        require_next(number, self._next)
+        self._next += 1
+        graphs = self._graphs
+        if number == 0:
+            graphs.tangent.copy_(tangent)
+        graphs.run_segment(number, self._weights)
+        # Aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
+        return [graphs.gradients[i].detach() for i in graphs.pieces[number]]
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _keep_gradient(weight: torch.Tensor, overwritten: torch.Tensor) -> None:
+    """Gradients that accumulate over steps must not lie where the next ones are written."""
+    if weight.grad is not None and local_of(weight.grad).data_ptr() == overwritten.data_ptr():
+        weight.grad = weight.grad.clone()

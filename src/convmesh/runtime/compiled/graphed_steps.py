@@ -63,7 +63,10 @@ class GraphedStep:
             return None
         if self._graphs is None or not self._graphs.reads(given):
             self._capture(given, fixed)
-        return None if self._graphs is None else self._memory.occupied_by(self._graphs.begin(given, weights))
+        if self._graphs is None:
+            return None
+        self._graphs.begin(given)
+        return self._memory.occupied_by(GraphRun(self._graphs, weights, self._fail))
 
     def _is_observed(self) -> bool:
         """Whether somebody wants to see the transfers one by one, or captures the step together with more."""
@@ -76,14 +79,16 @@ class GraphedStep:
         if self._captures > MOST_CAPTURES:
             self._give_up(f"the network's tensors moved in memory {MOST_CAPTURES} times")
             return
-        torch.cuda.synchronize(self._memory.mesh.device)
-        torch.cuda.empty_cache()  # what the steps before used: graphs have memory of their own
         try:
             self._graphs = StepGraphs(self._calls, given, fixed, self._memory.mesh, self._memory.pool)
         except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
-            self._give_up(f"the step cannot be captured as a CUDA graph ({first_line(error)})")
-            torch.cuda.synchronize(self._memory.mesh.device)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        while error.__context__ is not None:  # the end of a capture fails too, and tells less
+            error = error.__context__
+        self._give_up(f"the step cannot be captured as a CUDA graph ({first_line(error)})")
 
     def _give_up(self, reason: str) -> None:
-        self._gave_up = True
+        self._gave_up, self._graphs = True, None
         self._memory.tell(reason)

@@ -8,7 +8,7 @@ the last step's, it is given a copy before they are overwritten.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,39 +36,34 @@ class GraphPart:
 
 
 class StepGraphs:
-    """A captured step. Nothing runs while it is captured; `begin` runs it."""
+    """A captured step: each part when it first runs, in the thread that runs it, where cuDNN knows its kernels."""
 
     def __init__(self, calls: StepCalls, given: Sequence[torch.Tensor], fixed: range, mesh: OpenMesh, pool: Any):
         """`given` are the step's inputs, of which those in `fixed` are read where they are."""
-        self._mesh, self._pool, self._fixed = mesh, pool, fixed
+        self.calls, self.mesh, self._pool, self._fixed = calls, mesh, pool, fixed
+        self._segments = {segment[0]: segment for segment in whole_segments(calls)}
         self._inputs = [t if i in fixed else _room_for(t) for i, t in enumerate(given)]
         self._places = [t.data_ptr() for t in self._inputs]
-        values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
-        with torch.no_grad(), torch.cuda.device(mesh.device):
-            self._forward = self._captured(calls, values)
-            self.results = [values[place] for place in calls.results]
-            self.tangent = torch.ones_like(self.results[0])
-            values[calls.tangent] = self.tangent
-            self.gradients: dict[int, torch.Tensor] = {}
-            self.pieces = [piece.gradients for piece in calls.pieces]
-            self._backward = {s[0]: (s, self._captured_pieces(calls, s, values)) for s in whole_segments(calls)}
+        self.values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
+        self._forward = self._captured(lambda values: replayed(calls.forward, values, mesh))
+        self.results = [self.values[place] for place in calls.results]
+        self.tangent = torch.ones_like(self.results[0])
+        self.values[calls.tangent] = self.tangent
+        self._backward: dict[int, GraphPart] = {}
+        self.gradients: dict[int, torch.Tensor] = {}
 
-    def _captured(self, calls: StepCalls, values: Values) -> GraphPart:
-        with self._capturing() as part:
-            replayed(calls.forward, values, self._mesh)
-        return part
-
-    def _captured_pieces(self, calls: StepCalls, numbers: Sequence[int], values: Values) -> GraphPart:
-        with self._capturing() as part:
-            for number in numbers:
-                found = replayed_piece(calls, number, values, self._mesh)
-                self.gradients.update(zip(calls.pieces[number].gradients, found, strict=True))
+    def _captured(self, work: Callable[[Values], None]) -> GraphPart:
+        """Capture work on the step's values; if that fails, they are as they were."""
+        values = dict(self.values)
+        with torch.no_grad(), torch.cuda.device(self.mesh.device), self._capturing() as part:
+            work(values)
+        self.values = values
         return part
 
     @contextmanager
     def _capturing(self) -> Iterator[GraphPart]:
         """Capture what runs in here; other threads, such as a watchdog's, may go on using the GPU."""
-        traffic = self._mesh.traffic
+        traffic = self.mesh.traffic
         part = GraphPart(torch.cuda.CUDAGraph(), Counter(), Counter())
         with traffic.watch() as sent, torch.cuda.graph(part.graph, self._pool, capture_error_mode="thread_local"):
             yield part
@@ -81,36 +76,44 @@ class StepGraphs:
         """Whether the tensors that graphs read in place are still there."""
         return all(given[i].data_ptr() == self._places[i] for i in self._fixed)
 
-    def begin(self, given: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> GraphRun:
-        """Run forward on these inputs; `weights` are the parameters, by number of their gradients."""
+    def begin(self, given: Sequence[torch.Tensor]) -> None:
+        """Run forward on these inputs."""
         for i, t in enumerate(given):
             if i not in self._fixed:
                 self._inputs[i].copy_(t, non_blocking=True)
-        self._forward.replay(self._mesh)
-        return GraphRun(self, weights)
+        self._forward.replay(self.mesh)
 
-    def run_segment(self, number: int, weights: Sequence[torch.Tensor]) -> None:
-        """Run the graph that begins with this piece of backward, if one does; others have run with an earlier one."""
-        segment, part = self._backward.get(number, ((), None))
-        for i in (i for piece in segment for i in self.pieces[piece]):
+    def run_piece(self, number: int, weights: Sequence[torch.Tensor]) -> None:
+        """Run the graph that begins with this piece of backward; the piece may have run with an earlier one."""
+        segment = self._segments.get(number)
+        if segment is None:
+            return
+        if number not in self._backward:
+            self._backward[number] = self._captured(lambda values: self._make(segment, values))
+        for i in (i for each in segment for i in self.calls.pieces[each].gradients):
             _keep_gradient(weights[i], self.gradients[i])
-        if part is not None:
-            part.replay(self._mesh)
+        self._backward[number].replay(self.mesh)
+
+    def _make(self, segment: Sequence[int], values: Values) -> None:
+        for number in segment:
+            found = replayed_piece(self.calls, number, values, self.mesh)
+            self.gradients.update(zip(self.calls.pieces[number].gradients, found, strict=True))
 
 
 class GraphRun:
     """A step under way whose parts are graphs."""
 
-    def __init__(self, graphs: StepGraphs, weights: Sequence[torch.Tensor]) -> None:
-        self._graphs, self._weights = graphs, weights
+    def __init__(self, graphs: StepGraphs, weights: Sequence[torch.Tensor], failed: Callable[[Exception], None]):
+        self._graphs, self._weights, self._failed = graphs, weights, failed
         # What labels tell is read a step later, when the next one has been there.
         self.results: Sequence[torch.Tensor] = [t.clone() if t.numel() == 1 else t for t in graphs.results]
         self._next = 0
+        self._values: Values | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether its memory may be used by another step."""
-        return self._next == len(self._graphs.pieces)
+        return self._next == len(self._graphs.calls.pieces)
 
     def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
         require_next(number, self._next)
@@ -118,13 +121,20 @@ class GraphRun:
         graphs = self._graphs
         if number == 0:
             graphs.tangent.copy_(tangent)
-        graphs.run_segment(number, self._weights)
+        if self._values is None:
+            try:
+                graphs.run_piece(number, self._weights)
+            except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
+                self._failed(error)
+                self._values = dict(graphs.values)
+        if self._values is not None:
+            return replayed_piece(graphs.calls, number, self._values, graphs.mesh)
         # Aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
-        return [graphs.gradients[i].detach() for i in graphs.pieces[number]]
+        return [graphs.gradients[i].detach() for i in graphs.calls.pieces[number].gradients]
 
 
 def _room_for(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _keep_gradient(weight: torch.Tensor, overwritten: torch.Tensor) -> None:

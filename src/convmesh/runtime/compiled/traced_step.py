@@ -25,6 +25,7 @@ from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.module_tables import Table, buffers_of, parameters_of, standing_in
 from convmesh.private_torch.tracing import FakeTensorMode
+from convmesh.runtime.compiled.operand_layout import lay_out_operands
 from convmesh.runtime.direct_engine import DirectEngine
 
 
@@ -154,6 +155,8 @@ def trace_step(
         torch.clear_autocast_cache()  # it knows weights without values
     forget_source_of(module)
     module.graph.eliminate_dead_code()
+    if fuse:
+        lay_out_operands(module.graph)
     module.recompile()
     forget_source_of(module)
     _refuse_hidden_weights(module)

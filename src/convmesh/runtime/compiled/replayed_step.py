@@ -15,6 +15,7 @@ from convmesh.runtime.compiled.graphed_steps import GraphedStep, GraphMemory
 from convmesh.runtime.compiled.step_calls import StepCalls
 from convmesh.runtime.compiled.step_runs import PlainRun, StepRun
 from convmesh.runtime.compiled.traced_step import Holdings, Nested, TracedStep, with_values
+from convmesh.runtime.direct_engine import JudgedOutputs
 
 
 class ReplayedStep:
@@ -25,15 +26,15 @@ class ReplayedStep:
         self._graphed = GraphedStep(calls, memory)
         self._seeds = torch.zeros(CAPACITY, dtype=torch.int64, device=self._mesh.device)
 
-    def __call__(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, Any]:
-        """The loss and the outputs, as the network's engine gives them."""
+    def __call__(self, inputs: list[Sharded], targets: Any) -> tuple[torch.Tensor, JudgedOutputs]:
+        """The loss, and whether the outputs are finite."""
         held = self._holdings.tensors()
         _, batch = Nested.of((inputs, targets))
         weights = [held[place] for place in self._traced.learning]
         run = self._begin(held, batch, weights)
         found = iter(run.results)
         loss = next(found)
-        outputs = self._traced.outputs.filled(found)
+        outputs = JudgedOutputs(next(found))
         note_labels(with_values(self._traced.notes, found))
         return self._with_backward(loss, weights, run), outputs
 

@@ -67,7 +67,7 @@ class StepCalls:
     """Places of the seeds, the held tensors and the batch."""
     tangent: int
     results: tuple[int, ...]
-    """Places of the loss, the outputs and what labels tell."""
+    """Places of the loss, of whether outputs are finite, and of what labels tell."""
     gradients: tuple[int, ...]
 
 

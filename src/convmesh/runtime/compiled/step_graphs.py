@@ -45,27 +45,21 @@ class StepGraphs:
         self._inputs = [t if i in fixed else _room_for(t) for i, t in enumerate(given)]
         self._places = [t.data_ptr() for t in self._inputs]
         self.values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
-        self._forward = self._captured(lambda values: replayed(calls.forward, values, mesh))
+        with self._capturing(pool) as self._forward:
+            replayed(calls.forward, self.values, mesh)
         self.results = [self.values[place] for place in calls.results]
         self.tangent = torch.ones_like(self.results[0])
         self.values[calls.tangent] = self.tangent
         self._backward: dict[int, GraphPart] = {}
         self.gradients: dict[int, torch.Tensor] = {}
 
-    def _captured(self, work: Callable[[Values], None]) -> GraphPart:
-        """Capture work on the step's values; if that fails, they are as they were."""
-        values = dict(self.values)
-        with torch.no_grad(), torch.cuda.device(self.mesh.device), self._capturing() as part:
-            work(values)
-        self.values = values
-        return part
-
     @contextmanager
-    def _capturing(self) -> Iterator[GraphPart]:
+    def _capturing(self, pool: Any) -> Iterator[GraphPart]:
         """Capture what runs in here; other threads, such as a watchdog's, may go on using the GPU."""
         traffic = self.mesh.traffic
         part = GraphPart(torch.cuda.CUDAGraph(), Counter(), Counter())
-        with traffic.watch() as sent, torch.cuda.graph(part.graph, self._pool, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(part.graph, pool, capture_error_mode="thread_local")
+        with traffic.watch() as sent, torch.no_grad(), torch.cuda.device(self.mesh.device), capture:
             yield part
         part.bytes_sent.update(sent.bytes_sent)
         part.calls.update(sent.calls)
@@ -89,15 +83,26 @@ class StepGraphs:
         if segment is None:
             return
         if number not in self._backward:
-            self._backward[number] = self._captured(lambda values: self._make(segment, values))
+            self._backward[number] = self._captured(segment)
         for i in (i for each in segment for i in self.calls.pieces[each].gradients):
             _keep_gradient(weights[i], self.gradients[i])
         self._backward[number].replay(self.mesh)
 
-    def _make(self, segment: Sequence[int], values: Values) -> None:
+    def _captured(self, segment: Sequence[int]) -> GraphPart:
+        """Capture pieces of backward twice: first on trial, with all values kept for a step that must go on without."""
+        with self._capturing(None):
+            self._made(segment, dict(self.values))
+        with self._capturing(self._pool) as part:
+            self.gradients.update(self._made(segment, self.values))
+        return part
+
+    def _made(self, segment: Sequence[int], values: Values) -> dict[int, torch.Tensor]:
+        """Gradients, by number, from the calls of some pieces of backward."""
+        found: dict[int, torch.Tensor] = {}
         for number in segment:
-            found = replayed_piece(self.calls, number, values, self.mesh)
-            self.gradients.update(zip(self.calls.pieces[number].gradients, found, strict=True))
+            ready = replayed_piece(self.calls, number, values, self.mesh)
+            found.update(zip(self.calls.pieces[number].gradients, ready, strict=True))
+        return found
 
 
 class GraphRun:

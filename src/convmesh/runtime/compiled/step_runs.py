@@ -17,7 +17,7 @@ class StepRun(Protocol):
 
     @property
     def results(self) -> Sequence[torch.Tensor]:
-        """The loss, the outputs and what labels tell."""
+        """The loss, whether outputs are finite, and what labels tell."""
 
     def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
         """Run a piece of backward: the gradients that are ready after it."""

@@ -82,7 +82,7 @@ def _without_values(leaf: Any) -> Any:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """`module(tangent, seeds, *held, *batch)` gives the loss, a flag for finite outputs, labels' notes and gradients."""
+    """`module(tangent, seeds, *held, *batch)` gives the loss, a flag for finite outputs, label notes and gradients."""
 
     module: fx.GraphModule
     postings: list[Posting]

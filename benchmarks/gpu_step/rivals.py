@@ -53,6 +53,12 @@ RIVALS: dict[str, Rival] = {
         for w, at in FORMATS.items()
     },
     **{
+        f"ConvMesh max-autotune{w}": Rival(
+            partial(our_training, last=at, compiling="max-autotune"), compiles=True, captures=True
+        )
+        for w, at in FORMATS.items()
+    },
+    **{
         f"ConvMesh step{w}": Rival(partial(our_training, last=at, compiling=True), compiles=True, is_graph=True)
         for w, at in FORMATS.items()
     },

@@ -39,7 +39,7 @@ class CompiledEngine:
         self._steps: OrderedDict[Hashable, ReplayedStep | None] = OrderedDict()
         self._modules = [eager.module, *([eager.loss] if isinstance(eager.loss, nn.Module) else [])]
         self._holdings: Holdings | None = None
-        self._compiler = StepCompiler(self._tell)
+        self._compiler = StepCompiler(self._tell, tunes=backend == "max-autotune")
         self._memory = GraphMemory(eager.mesh, self._tell)
         self.told: list[str] = []
         """The lines that said why something runs eagerly."""
@@ -100,7 +100,7 @@ class CompiledEngine:
         return kind
 
     def _traced(self, inputs: list[Sharded], targets: Any) -> ReplayedStep | None:
-        compiles = self._backend == "inductor"
+        compiles = self._backend != "eager"
         device = self.eager.mesh.device.type
         if compiles and (missing := missing_compiler(device)):
             self._tell(f"torch's compiler does not work here ({missing})")

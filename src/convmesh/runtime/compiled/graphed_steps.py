@@ -12,7 +12,7 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.transfer_watch import is_watched
 from convmesh.runtime.compiled.step_calls import StepCalls
 from convmesh.runtime.compiled.step_compiler import first_line
-from convmesh.runtime.compiled.step_graphs import GraphRun, StepGraphs
+from convmesh.runtime.compiled.step_graphs import GraphRun, StepGraphs, Trained
 
 STEPS_BEFORE = 2
 """Steps that run before one is captured: compilers compile, cuDNN chooses kernels, NCCL connects."""
@@ -56,7 +56,7 @@ class GraphedStep:
         self._steps = self._captures = 0
         self._gave_up = not memory.is_possible
 
-    def begin(self, given: Sequence[torch.Tensor], fixed: range, weights: Sequence[torch.Tensor]) -> GraphRun | None:
+    def begin(self, given: Sequence[torch.Tensor], fixed: range, trained: Trained) -> GraphRun | None:
         """Forward by graphs; None if this step must be replayed call by call."""
         self._steps += 1
         if self._gave_up or self._steps <= STEPS_BEFORE or not self._memory.is_free or self._is_observed():
@@ -65,8 +65,8 @@ class GraphedStep:
             self._capture(given, fixed)
         if self._graphs is None:
             return None
-        self._graphs.begin(given)
-        return self._memory.occupied_by(GraphRun(self._graphs, weights, self._fail))
+        self._graphs.begin(given, trained.buffers)
+        return self._memory.occupied_by(GraphRun(self._graphs, trained, self._fail))
 
     def _is_observed(self) -> bool:
         """Whether somebody wants to see the transfers one by one, or captures the step together with more."""

@@ -13,6 +13,7 @@ from convmesh.ops.elementwise.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.loss.labels import note_labels
 from convmesh.runtime.compiled.graphed_steps import GraphedStep, GraphMemory
 from convmesh.runtime.compiled.step_calls import StepCalls
+from convmesh.runtime.compiled.step_graphs import Trained
 from convmesh.runtime.compiled.step_runs import PlainRun, StepRun
 from convmesh.runtime.compiled.traced_step import Holdings, Nested, TracedStep, with_values
 from convmesh.runtime.direct_engine import JudgedOutputs
@@ -40,7 +41,9 @@ class ReplayedStep:
 
     def _begin(self, held: list[torch.Tensor], batch: list[torch.Tensor], weights: list[torch.Tensor]) -> StepRun:
         given = [self._draw(), *(local_of(t) for t in held), *(t.detach() for t in batch)]
-        run = self._graphed.begin(given, range(1, 1 + len(held)), weights)
+        learning = {*self._traced.learning}
+        buffers = [t for place, t in enumerate(given[1 : 1 + len(held)]) if place not in learning]
+        run = self._graphed.begin(given, range(1, 1 + len(held)), Trained(weights, buffers))
         return PlainRun(self._calls, given, self._mesh) if run is None else run
 
     def _draw(self) -> torch.Tensor:

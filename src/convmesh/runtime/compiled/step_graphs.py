@@ -18,7 +18,7 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.gradients.local_gradients import local_of
 from convmesh.runtime.compiled.step_calls import StepCalls, Values, whole_segments
-from convmesh.runtime.compiled.step_runs import replayed, replayed_piece, require_next
+from convmesh.runtime.compiled.step_runs import PlainRun, replayed, replayed_piece, require_next
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,23 @@ class StepGraphs:
         self._segments = {segment[0]: segment for segment in whole_segments(calls)}
         self._inputs = [t if i in fixed else _room_for(t) for i, t in enumerate(given)]
         self._places = [t.data_ptr() for t in self._inputs]
-        self.values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
-        with self._capturing(pool) as self._forward:
-            replayed(calls.forward, self.values, mesh)
-        self.results = [self.values[place] for place in calls.results]
+        self._values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
+        with self._capturing() as self._forward:
+            replayed(calls.forward, self._values, mesh)
+        self.results = [self._values[place] for place in calls.results]
         self.tangent = torch.ones_like(self.results[0])
-        self.values[calls.tangent] = self.tangent
+        self._values[calls.tangent] = self.tangent
         self._backward: dict[int, GraphPart] = {}
         self.gradients: dict[int, torch.Tensor] = {}
+        self._buffers: list[torch.Tensor] | None = None
+        """As they were before a step of which some part is not captured yet."""
 
     @contextmanager
-    def _capturing(self, pool: Any) -> Iterator[GraphPart]:
+    def _capturing(self) -> Iterator[GraphPart]:
         """Capture what runs in here; other threads, such as a watchdog's, may go on using the GPU."""
         traffic = self.mesh.traffic
         part = GraphPart(torch.cuda.CUDAGraph(), Counter(), Counter())
-        capture = torch.cuda.graph(part.graph, pool, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(part.graph, self._pool, capture_error_mode="thread_local")
         with traffic.watch() as sent, torch.no_grad(), torch.cuda.device(self.mesh.device), capture:
             yield part
         part.bytes_sent.update(sent.bytes_sent)
@@ -70,12 +72,21 @@ class StepGraphs:
         """Whether the tensors that graphs read in place are still there."""
         return all(given[i].data_ptr() == self._places[i] for i in self._fixed)
 
-    def begin(self, given: Sequence[torch.Tensor]) -> None:
-        """Run forward on these inputs."""
+    def begin(self, given: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        """Run forward on these inputs; `buffers` are those of them that a step may change."""
         for i, t in enumerate(given):
             if i not in self._fixed:
                 self._inputs[i].copy_(t, non_blocking=True)
+        is_whole = len(self._backward) == len(self._segments)
+        self._buffers = None if is_whole else [buffer.clone() for buffer in buffers]
         self._forward.replay(self.mesh)
+
+    def begin_again(self, buffers: Sequence[torch.Tensor]) -> PlainRun:
+        """The step from its beginning, call by call, after a part of backward could not be captured."""
+        assert self._buffers is not None
+        for buffer, before in zip(buffers, self._buffers, strict=True):
+            buffer.copy_(before)
+        return PlainRun(self.calls, self._inputs, self.mesh)
 
     def run_piece(self, number: int, weights: Sequence[torch.Tensor]) -> None:
         """Run the graph that begins with this piece of backward; the piece may have run with an earlier one."""
@@ -89,31 +100,33 @@ class StepGraphs:
         self._backward[number].replay(self.mesh)
 
     def _captured(self, segment: Sequence[int]) -> GraphPart:
-        """Capture pieces of backward twice: first on trial, with all values kept for a step that must go on without."""
-        with self._capturing(None):
-            self._made(segment, dict(self.values))
-        with self._capturing(self._pool) as part:
-            self.gradients.update(self._made(segment, self.values))
+        with self._capturing() as part:
+            for number in segment:
+                ready = replayed_piece(self.calls, number, self._values, self.mesh)
+                self.gradients.update(zip(self.calls.pieces[number].gradients, ready, strict=True))
         return part
 
-    def _made(self, segment: Sequence[int], values: Values) -> dict[int, torch.Tensor]:
-        """Gradients, by number, from the calls of some pieces of backward."""
-        found: dict[int, torch.Tensor] = {}
-        for number in segment:
-            ready = replayed_piece(self.calls, number, values, self.mesh)
-            found.update(zip(self.calls.pieces[number].gradients, ready, strict=True))
-        return found
+
+@dataclass(frozen=True)
+class Trained:
+    """What a step works on: parameters, by number of their gradients, and the tensors that it changes itself."""
+
+    weights: Sequence[torch.Tensor]
+    buffers: Sequence[torch.Tensor]
 
 
 class GraphRun:
-    """A step under way whose parts are graphs."""
+    """A step under way whose parts are graphs. If one cannot be captured, the step starts over without graphs.
 
-    def __init__(self, graphs: StepGraphs, weights: Sequence[torch.Tensor], failed: Callable[[Exception], None]):
-        self._graphs, self._weights, self._failed = graphs, weights, failed
+    That sends forward's messages again, so it must happen on all ranks: they run the same operators.
+    """
+
+    def __init__(self, graphs: StepGraphs, trained: Trained, failed: Callable[[Exception], None]) -> None:
+        self._graphs, self._trained, self._failed = graphs, trained, failed
         # What labels tell is read a step later, when the next one has been there.
         self.results: Sequence[torch.Tensor] = [t.clone() if t.numel() == 1 else t for t in graphs.results]
         self._next = 0
-        self._values: Values | None = None
+        self._plain: PlainRun | None = None
 
     @property
     def is_over(self) -> bool:
@@ -124,18 +137,23 @@ class GraphRun:
         require_next(number, self._next)
         self._next += 1
         graphs = self._graphs
+        if self._plain is not None:
+            return self._plain.gradients(number, tangent)
         if number == 0:
             graphs.tangent.copy_(tangent)
-        if self._values is None:
-            try:
-                graphs.run_piece(number, self._weights)
-            except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
-                self._failed(error)
-                self._values = dict(graphs.values)
-        if self._values is not None:
-            return replayed_piece(graphs.calls, number, self._values, graphs.mesh)
+        try:
+            graphs.run_piece(number, self._trained.weights)
+        except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
+            self._failed(error)
+            return self._without_graphs(number, tangent)
         # Aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
         return [graphs.gradients[i].detach() for i in graphs.calls.pieces[number].gradients]
+
+    def _without_graphs(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+        self._plain = self._graphs.begin_again(self._trained.buffers)
+        for earlier in range(number):
+            self._plain.gradients(earlier, tangent)
+        return self._plain.gradients(number, tangent)
 
 
 def _room_for(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def backend_of(choice: bool | str) -> str | None:
     """The backend that `compile` names: Inductor for True, none for False."""
     if isinstance(choice, str) and choice not in BACKENDS:
         raise PlanError(
-            f"`compile` (={choice!r}) must be True, False, 'inductor', 'max-autotune', which tries out more kernels, or "
+            f"`compile` (={choice!r}) must be True, False, 'inductor', 'max-autotune', which tries more kernels, or "
             "'eager', which replays the step's operators as they are."
         )
     return choice if isinstance(choice, str) else "inductor" if choice else None

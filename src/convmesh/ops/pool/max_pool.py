@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
 from convmesh.kernels.memory_format import memory_format_of
+from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.pool.flat_index import ravel, rebase
 from convmesh.ops.pool.fused_pool import fused_max, windows_here
-from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape, vector
+from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape
 
 _BACKWARD = {
     2: torch.ops.aten.max_pool2d_with_indices_backward,

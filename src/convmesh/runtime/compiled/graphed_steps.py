@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class GraphMemory:
         self.is_possible = mesh.device.type == "cuda" and not (mesh.stages_through_host and mesh.mesh.size > 1)
         self._pool: Any = None
         self._running: weakref.ref[GraphRun] | None = None
+        self._keep_gradients: Callable[[], None] | None = None
 
     @property
     def pool(self) -> Any:
@@ -42,8 +44,14 @@ class GraphMemory:
         run = None if self._running is None else self._running()
         return run is None or run.is_over
 
-    def occupied_by(self, run: GraphRun) -> GraphRun:
-        self._running = weakref.ref(run)
+    def vacate(self) -> None:
+        """Before graphs run: keep what the last step left to parameters."""
+        if self._keep_gradients is not None:
+            self._keep_gradients()
+        self._keep_gradients = None
+
+    def occupied_by(self, run: GraphRun, keep_gradients: Callable[[], None]) -> GraphRun:
+        self._running, self._keep_gradients = weakref.ref(run), keep_gradients
         return run
 
 
@@ -65,8 +73,10 @@ class GraphedStep:
             self._capture(given, fixed)
         if self._graphs is None:
             return None
+        self._memory.vacate()
         self._graphs.begin(given, trained.buffers)
-        return self._memory.occupied_by(GraphRun(self._graphs, trained, self._fail))
+        run = GraphRun(self._graphs, trained, self._fail)
+        return self._memory.occupied_by(run, partial(self._graphs.keep_gradients, trained.weights))
 
     def _is_observed(self) -> bool:
         """Whether somebody wants to see the transfers one by one, or captures the step together with more."""

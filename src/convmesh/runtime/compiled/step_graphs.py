@@ -1,8 +1,8 @@
 """A step's calls captured as CUDA graphs, transfers included: a step is a few launches, whatever its layers' number.
 
 Graphs read and write the memory that they were captured with. So batches are copied into a place of their own, weights
-must stay where they were, and gradients are written to the same memory in every step: where a parameter still keeps
-the last step's, it is given a copy before they are overwritten.
+must stay where they were, and gradients are in memory that the next step, of whatever kind, writes over: parameters
+that still have some then are given a copy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.gradients.local_gradients import local_of
+from convmesh.private_torch.graph_capture import capturing
 from convmesh.runtime.compiled.step_calls import StepCalls, Values, whole_segments
 from convmesh.runtime.compiled.step_runs import PlainRun, replayed, replayed_piece, require_next
 
@@ -60,8 +61,8 @@ class StepGraphs:
         """Capture what runs in here; other threads, such as a watchdog's, may go on using the GPU."""
         traffic = self.mesh.traffic
         part = GraphPart(torch.cuda.CUDAGraph(), Counter(), Counter())
-        capture = torch.cuda.graph(part.graph, self._pool, capture_error_mode="thread_local")
-        with traffic.watch() as sent, torch.no_grad(), torch.cuda.device(self.mesh.device), capture:
+        device = torch.cuda.device(self.mesh.device)
+        with traffic.watch() as sent, torch.no_grad(), device, capturing(part.graph, self._pool):
             yield part
         part.bytes_sent.update(sent.bytes_sent)
         part.calls.update(sent.calls)
@@ -88,15 +89,20 @@ class StepGraphs:
             buffer.copy_(before)
         return PlainRun(self.calls, self._inputs, self.mesh)
 
-    def run_piece(self, number: int, weights: Sequence[torch.Tensor]) -> None:
+    def keep_gradients(self, weights: Sequence[torch.Tensor]) -> None:
+        """Move the gradients that parameters still have to memory of their own: graphs will write over them."""
+        for i, gradient in self.gradients.items():
+            kept = weights[i].grad
+            if kept is not None and local_of(kept).data_ptr() == gradient.data_ptr():
+                weights[i].grad = kept.clone()
+
+    def run_piece(self, number: int) -> None:
         """Run the graph that begins with this piece of backward; the piece may have run with an earlier one."""
         segment = self._segments.get(number)
         if segment is None:
             return
         if number not in self._backward:
             self._backward[number] = self._captured(segment)
-        for i in (i for each in segment for i in self.calls.pieces[each].gradients):
-            _keep_gradient(weights[i], self.gradients[i])
         self._backward[number].replay(self.mesh)
 
     def _captured(self, segment: Sequence[int]) -> GraphPart:
@@ -142,7 +148,7 @@ class GraphRun:
         if number == 0:
             graphs.tangent.copy_(tangent)
         try:
-            graphs.run_piece(number, self._trained.weights)
+            graphs.run_piece(number)
         except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
             self._failed(error)
             return self._without_graphs(number, tangent)
@@ -158,9 +164,3 @@ class GraphRun:
 
 def _room_for(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _keep_gradient(weight: torch.Tensor, overwritten: torch.Tensor) -> None:
-    """Gradients that accumulate over steps must not lie where the next ones are written."""
-    if weight.grad is not None and local_of(weight.grad).data_ptr() == overwritten.data_ptr():
-        weight.grad = weight.grad.clone()

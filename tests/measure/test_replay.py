@@ -76,7 +76,7 @@ def test_a_call_that_fails_is_named() -> None:
 
 
 def test_larger_operators_take_longer() -> None:
-    calls = [f"mm.default(float32({n}, {n}), float32({n}, {n}))" for n in (16, 256)]
+    calls = [f"mm.default(float32({n}, {n}), float32({n}, {n}))" for n in (16, 512)]
     works = [Work("mm", (), (), "float32", 1, 1, (), call) for call in calls]
     (small, large), _ = time_works(works, CPU)
     assert large.seconds > 5 * small.seconds

@@ -46,7 +46,7 @@ class _Failure(NamedTuple):
 
 
 def run_ranks(
-    n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0, backend: str = "gloo"
+    n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 180.0, backend: str = "gloo"
 ) -> list[Any]:
     """Run `fn(*args)` on `n` forked ranks of one job; return what each returned, in rank order.
 
@@ -63,7 +63,7 @@ class RankPool:
     def __init__(
         self,
         n: int,
-        seconds_timeout: float = 60.0,
+        seconds_timeout: float = 180.0,
         first: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
         backend: str = "gloo",
     ) -> None:

@@ -38,7 +38,7 @@ class ThreadClock(HostClock):
 @contextmanager
 def cores_of_their_own() -> Iterator[None]:
     """On a rank: balancers do not see that a busy machine holds it up, which would be measured for what it is."""
-    with patch("convmesh.balance.balancer.clock_for", lambda device: ThreadClock()):
+    with patch("convmesh.balance.balancer.clock_for", lambda _: ThreadClock()):
         yield
 
 

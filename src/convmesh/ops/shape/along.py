@@ -143,6 +143,8 @@ def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: i
 @implements(F.embedding)
 def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options: Any) -> Sharded:  # noqa: A002
     """The rows of a whole table that the indices name."""
+    if input.dtype not in (torch.int64, torch.int32):  # torch 2.11 refuses only indices with data
+        raise TypeError(f"`input` must be indices, int64 or int32, not {str(input.dtype).removeprefix('torch.')}")
     F.embedding(probe(input), probe(weight), padding_idx, **options)
     labels = _labels(input.dim())
     terms = Contraction((labels, ("row", "feature")), (*labels, "feature"), frozenset({"row"}))

@@ -8,6 +8,7 @@ from convmesh.graph import Captured
 from convmesh.lowering.graph_walk import Lowering
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.lowering_cache import Problem, cache_of
+from convmesh.lowering.plan_variants import with_variant, without_variant
 from convmesh.lowering.stage_program import microbatch, on_stage
 from convmesh.plans import Plan
 
@@ -33,8 +34,15 @@ def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = N
 
 def _whole(captured: Captured, plan: Plan, rank: int, samples: int | None, device: str) -> Lowered:
     """All layers of the network, on a rank of every stage."""
-    problem = Problem(plan, rank, samples, device)
-    return cache_of(captured).lowered(problem, lambda: Lowering(captured, plan, rank, samples, device).run())
+
+    def walked() -> Lowered:
+        plain = without_variant(plan)
+        if plain == plan:
+            return Lowering(captured, plan, rank, samples, device).run()
+        # Plans that differ in no more than that share one walk.
+        return with_variant(_whole(captured, plain, rank, samples, device), plan, dry_mesh(plan.mesh, rank, device))
+
+    return cache_of(captured).lowered(Problem(plan, rank, samples, device), walked)
 
 
 def lower_plan(plan: Plan, rank: int = 0, device: str = "cuda") -> Lowered:

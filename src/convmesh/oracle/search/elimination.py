@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def minimise(
 
     Exact while no table exceeds `most_entries`; beyond that it improves on `start`, which must be allowed.
     """
-    order = _order(factors, most_entries)
+    order = _order(_scopes(factors), most_entries)
     if order.held and start is not None:
         return _in_turns(factors, dict(start), most_entries)
     if order.held:
@@ -65,24 +66,36 @@ class _Order:
     held: set[Variable]
 
 
-def _order(factors: Sequence[Factor], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
+Scope = tuple[tuple[Variable, int], ...]
+"""A factor's variables, each with the number of its choices."""
+
+
+def _scopes(factors: Sequence[Factor]) -> tuple[Scope, ...]:
+    return tuple(tuple(zip(factor.variables, factor.table.shape, strict=True)) for factor in factors)
+
+
+@lru_cache(maxsize=16)
+def _order(scopes: tuple[Scope, ...], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
     """The order of elimination, smallest tables first; variables whose tables are too large are held.
 
-    Variables in `avoid` are held only if no others can be.
+    Variables in `avoid` are held only if no others can be. The costs do not matter, so that a search for a price on
+    memory, which changes nothing else, asks once.
     """
-    sizes = _sizes(factors)
+    sizes = dict(pair for scope in scopes for pair in scope)
     near: dict[Variable, set[Variable]] = {name: set() for name in sizes}
-    for factor in factors:
-        for name in factor.variables:
-            near[name].update(other for other in factor.variables if other != name)
+    for scope in scopes:
+        names = [name for name, _ in scope]
+        for name in names:
+            near[name].update(other for other in names if other != name)
     order, held = [], set()
 
     def entries(name: Variable) -> int:
         return math.prod(sizes[other] for other in near[name]) * sizes[name]
 
+    tables = {name: entries(name) for name in near}
     while near:
-        name = min(near, key=entries)
-        if entries(name) > most_entries:
+        name = min(near, key=tables.__getitem__)
+        if tables[name] > most_entries:
             free = [v for v in near if v not in avoid] or list(near)
             name = max(free, key=lambda v: len(near[v]))
             held.add(name)
@@ -90,13 +103,11 @@ def _order(factors: Sequence[Factor], most_entries: int, avoid: frozenset[Variab
             order.append(name)
             for other in near[name]:
                 near[other] |= near[name] - {other}
-        for other in near.pop(name):
+        around = near.pop(name)
+        for other in around:
             near[other].discard(name)
+        tables |= {other: entries(other) for other in around}
     return _Order(order, held)
-
-
-def _sizes(factors: Iterable[Factor]) -> dict[Variable, int]:
-    return {name: size for f in factors for name, size in zip(f.variables, f.table.shape, strict=True)}
 
 
 def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices | None:
@@ -135,7 +146,7 @@ def _in_turns(factors: Sequence[Factor], choices: Choices, most_entries: int) ->
     """Hold some variables and solve the others exactly, then hold others, until nothing improves."""
     least, rested = cost_of(choices, factors), frozenset[Variable]()
     for _ in range(8):
-        order = _order(factors, most_entries, rested)
+        order = _order(_scopes(factors), most_entries, rested)
         held = {name: choices[name] for name in order.held}
         solved = _eliminate([factor.given(held) for factor in factors], order.variables)
         assert solved is not None  # the previous choices are allowed

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from convmesh.dist import OpenMesh
+from convmesh.errors import ConvMeshError
 from convmesh.lowering.dry_backward import Gradients, other_leaves, run_backward
 from convmesh.lowering.dry_call import DryCall, Ready
 from convmesh.lowering.dry_values import Axes, Dry, DryResult, Strides, dry_of, lying
@@ -16,6 +17,7 @@ from convmesh.lowering.live_bytes import HeldStorages, bytes_of, owned, owned_by
 from convmesh.lowering.mesh_view import MeshView
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import SavedTensors, recorded
+from convmesh.lowering.samples_apart import samples_apart
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
@@ -48,6 +50,19 @@ class DryRunner:
         leaves, spec = tree_flatten(args)
         if call.key is None:
             return _run(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
+        apart = samples_apart(call, args, leaves, self.mesh)
+        if apart is None:
+            return self._shared(call, leaves, spec, arriving)
+        try:
+            result = self._shared(apart.call, apart.leaves, spec, arriving)
+        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError):
+            return self._shared(call, leaves, spec, arriving)  # which fails too, and tells of the whole batch
+        return apart.joined(result, self.mesh)
+
+    def _shared(
+        self, call: DryCall, leaves: Sequence[Any], spec: Any, arriving: tuple[Strides | None, ...]
+    ) -> DryResult:
+        """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now."""
         view = self._view(call, leaves)
         call = call.renamed(view.names)
         seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in leaves]

@@ -77,6 +77,14 @@ def cache_of(captured: Captured) -> LoweringCache:
     return cache
 
 
+def share_dry_runs(known: Captured, other: Captured) -> None:
+    """Have a network that was captured for another batch, and not lowered yet, use the dry runs of the first."""
+    state = _state(other.module)
+    if other is not known and _state(known.module) == state:
+        caches = other.derived.setdefault("lowering", RecentResults(MOST_STATES))
+        caches[state] = LoweringCache(cache_of(known).dry_runs)
+
+
 def _state(module: nn.Module) -> tuple[Any, ...]:
     """What may change about a network after it was captured: modes, types, orders in memory, what learns."""
     parts = parts_of(module)

@@ -36,6 +36,7 @@ from convmesh.lowering.stage_program import stages_by_node
 from convmesh.lowering.weight_cuts import DecidedCuts, without_data
 from convmesh.plans import Plan, Split, split_nodes
 from convmesh.private_torch import tree_leaves, tree_map
+from convmesh.private_torch.module_tables import part_at
 
 Run = Callable[..., DryResult]
 
@@ -102,13 +103,14 @@ class Lowering:
         stage = self._stages.get(node.name, 0)
         args = arguments_of(node, lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
-        if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
+        dries = dries_in(args)
+        if not dries:
             value = call_of(self._captured.module, node)(*args[0], **args[1])
             self._env[node.name] = tree_map(_learned_apart, value)
             return
-        given = tuple(x.layout for x in dries_in(args))
+        given = tuple([x.layout for x in dries])
         try:
-            module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            module = part_at(self._captured.module, str(node.target)) if node.op == "call_module" else None
             unseen = is_opaque(spec.kind, module)
             is_split = node.name in self._split_here and not unseen and bool(args[0]) and isinstance(args[0][0], Dry)
             split = self._plan.split(spec.layer) if is_split else None
@@ -219,7 +221,7 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 
 def _first(args: Any) -> Dry:
-    return dries_in(args)[0]
+    return args[0][0] if args[0] and isinstance(args[0][0], Dry) else dries_in(args)[0]
 
 
 def _learned_apart(value: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -155,12 +156,22 @@ def _joined_dim(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return dim if isinstance(dim, int) else 0
 
 
-def module_key(module: nn.Module) -> Any:
+def module_key(module: nn.Module) -> int | None:
     """What tells calls of modules apart; None for a module whose forward may depend on anything."""
     if not type(module).__module__.startswith("torch.nn."):
         return None
     shapes = tuple((name, t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in named_tensors(module))
-    return type(module), module.extra_repr(), module.training, shapes
+    return _numbered((type(module), module.extra_repr(), module.training, shapes))
+
+
+_numbers = itertools.count()
+
+
+@lru_cache(maxsize=1 << 14)
+def _numbered(described: tuple[Any, ...]) -> int:
+    """A number for each description: calls are looked up by it a hundred thousand times."""
+    del described
+    return next(_numbers)
 
 
 def function_of(op: str, target: Any) -> Callable[..., Any]:

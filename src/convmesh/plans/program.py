@@ -157,6 +157,13 @@ class Program:
         yield from (("reduction", "", step) for steps in self._legs() for step in steps)
         yield from (("update", "", step) for part in self.shown for step in (*part.start, *part.finish))
 
+    def works(self) -> Iterator[Work]:
+        """The computations among `steps`, in order."""
+        forward, backward = ([getattr(node, phase) for node in self.nodes] for phase in ("forward", "backward"))
+        update = (steps for part in self.shown for steps in (part.start, part.finish))
+        for steps in itertools.chain(forward, reversed(backward), self._legs(), update):
+            yield from [step for step in steps if isinstance(step, Work)]
+
     @property
     def reduction(self) -> tuple[Transfer, ...]:
         """The transfers that sum gradients, in the order in which they are posted."""

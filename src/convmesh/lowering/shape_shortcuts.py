@@ -22,12 +22,21 @@ _ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 
+_IN_PLACE = frozenset(
+    {
+        aten.mul_.Tensor, aten.add_.Tensor, aten.sub_.Tensor, aten.div_.Tensor, aten.addcmul_.default,
+        aten.clamp_.default, aten.rsqrt_.default,
+    }
+)  # fmt: skip
+
 _TYPES = (torch.float32, torch.float64)
 """Types whose statistics torch keeps in the type itself."""
 
 
 def made(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call."""
+    if func in _IN_PLACE and _fit(args):
+        return args[0]
     if func in _ELEMENTWISE and not kwargs and _lie_alike(tensors := _tensors(args)):
         return _like(tensors[0])
     if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and (args[5] or None not in args[3:5]):
@@ -42,6 +51,13 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
     if func is aten.cat.default and len(args) == 2 and (shape := _joined(*args)):
         return args[0][0].new_empty(shape)
     return func(*args, **kwargs)
+
+
+def _fit(operands: Any) -> bool:
+    """Whether the first tensor can take what becomes of all operands: tensors of its shape, and numbers."""
+    tensors = _tensors(operands)
+    shape = operands[0].shape
+    return all(t.is_meta and t.dtype in _TYPES and t.shape == shape for t in tensors)
 
 
 def _are_plain(tensors: Any) -> bool:

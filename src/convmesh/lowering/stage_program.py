@@ -88,7 +88,8 @@ def _on_rank(program: Program, rank: int) -> Program:
 
 def _shifted(node: NodeProgram, shift: int) -> NodeProgram:
     forward, backward = (with_peers(steps, lambda peer: peer + shift) for steps in (node.forward, node.backward))
-    return replace(node, forward=forward, backward=backward)
+    moves = forward is not node.forward or backward is not node.backward
+    return replace(node, forward=forward, backward=backward) if moves else node
 
 
 def _check_samples(lowered: Lowered, graph: Graph, pipeline: Pipeline, mesh: OpenMesh) -> None:

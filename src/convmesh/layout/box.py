@@ -16,7 +16,8 @@ class Span(NamedTuple):
 
     @property
     def extent(self) -> int:
-        return max(0, self.stop - self.start)
+        extent = self[1] - self[0]
+        return extent if extent > 0 else 0
 
     def intersect(self, other: Span) -> Span:
         """The common indices; if there are none, an empty span at a sane place."""

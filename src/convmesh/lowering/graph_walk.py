@@ -28,7 +28,7 @@ from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult, Strides, dries_in
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.lowered import Lowered
-from convmesh.lowering.lowering_cache import cache_of
+from convmesh.lowering.lowering_cache import LoweringCache, cache_of
 from convmesh.lowering.node_calls import FunctionCall, ModuleCall, call_of
 from convmesh.lowering.opaque import is_opaque
 from convmesh.lowering.opaque_nodes import run_unseen
@@ -45,11 +45,17 @@ class Lowering:
     """Walks the graph once; values are kept by node."""
 
     def __init__(
-        self, captured: Captured, plan: Plan, rank: int, samples: int | None = None, device: str = "cuda"
+        self,
+        captured: Captured,
+        plan: Plan,
+        rank: int,
+        samples: int | None = None,
+        device: str = "cuda",
+        cache: LoweringCache | None = None,
     ) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
         self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
-        self._cache = cache_of(captured)
+        self._cache = cache or cache_of(captured)
         self._runner = DryRunner(self._mesh, self._cache.dry_runs)
         self._summing = DryRunner(self._mesh.with_settings(self._mesh.settings.summing_weights()))
         self._weights = DecidedCuts()

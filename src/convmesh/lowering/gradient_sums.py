@@ -48,8 +48,12 @@ def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: O
     sums = _known.get(key)
     if sums is None:
         sums = _known[key] = _reduced({weight: held[weight] for weight in sum_axes}, sum_axes, mesh, name)
-    weights = tuple(replace(weight, elements_updated=sums.updated.get(weight.name)) for weight in program.weights)
+    weights = tuple([_updating(weight, sums.updated.get(weight.name)) for weight in program.weights])
     return replace(program, weights=weights, buckets=sums.buckets, shown=sums.shown, bytes_buckets=sums.bytes_buckets)
+
+
+def _updating(weight: WeightProgram, elements: int | None) -> WeightProgram:
+    return weight if weight.elements_updated == elements else replace(weight, elements_updated=elements)
 
 
 def _place(mesh: OpenMesh, sum_axes: Mapping[str, tuple[str, ...]], name: Reduction) -> Any:

@@ -143,6 +143,12 @@ class Plan:
 
 def split_nodes(graph: Graph) -> Iterator[Node]:
     """The nodes that a plan splits; all others take the layout of their inputs."""
+    if "split nodes" not in graph.derived:
+        graph.derived["split nodes"] = tuple(_split_nodes(graph))
+    return iter(graph.derived["split nodes"])
+
+
+def _split_nodes(graph: Graph) -> Iterator[Node]:
     shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.outputs}
     for node in graph.nodes:
         if node.kind in TAKES_SPLIT and node.inputs:

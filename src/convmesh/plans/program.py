@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
@@ -61,7 +62,7 @@ class NodeProgram:
 
     @property
     def transfers(self) -> Iterator[Transfer]:
-        return (step for step in (*self.forward, *self.backward) if isinstance(step, Transfer))
+        return iter([step for step in (*self.forward, *self.backward) if isinstance(step, Transfer)])
 
     @property
     def bytes_sent(self) -> int:
@@ -192,8 +193,12 @@ class Program:
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
         """Up to the end of backward, each with how often it runs in a step."""
-        yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
-        yield from ((transfer, 1) for transfer in self.reduction)
+        return iter(self._transfers)
+
+    @cached_property
+    def _transfers(self) -> list[tuple[Transfer, int]]:
+        in_nodes = [(transfer, self.repeats) for node in self.nodes for transfer in node.transfers]
+        return in_nodes + [(transfer, 1) for transfer in self.reduction]
 
     def transfers_with_update(self) -> Iterator[tuple[Transfer, int]]:
         """Those of `transfers`, and those that follow the optimiser's step."""

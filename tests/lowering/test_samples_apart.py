@@ -29,6 +29,7 @@ class Branches(nn.Module):
         self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
         self.grow = nn.Upsample(scale_factor=2, mode="nearest")
         self.group = nn.GroupNorm(1, width)
+        self.mixed = nn.Linear(width, width)
         self.pool = nn.AdaptiveAvgPool2d(2)
         self.flat = nn.Flatten()
         self.head = nn.Linear(4 * width, 6)
@@ -37,7 +38,7 @@ class Branches(nn.Module):
         x = torch.relu(self.norm(self.stem(x)))
         x = torch.cat([self.most(self.deep(x)), self.mean(self.thin(x))], 1)
         x = nn.functional.gelu(self.up(x)) * 2
-        x = x + self.group(x)
+        x = x + self.mixed(self.group(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         out: torch.Tensor = self.head(self.flat(self.pool(self.grow(x))))
         return out
 
@@ -76,7 +77,8 @@ def test_own_samples_give_what_the_batch_gives(
     model: nn.Module, on: tuple[cm.Mesh, str], batch: int, extent: int, channels_last: bool, draw: st.DataObject
 ) -> None:
     mesh, strategy = on
-    model = model.to(memory_format=torch.channels_last) if channels_last else model
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     rank = draw.draw(st.integers(0, mesh.size - 1))
     shape = (batch, 3, extent, extent)
     shared = lowered(model, shape, mesh, strategy, rank)

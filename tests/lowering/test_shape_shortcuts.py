@@ -67,7 +67,9 @@ def test_convolutions_have_the_shape_that_torch_finds(shape: tuple[int, ...], ke
             assert outcome(lambda *args: made(aten.convolution.default, args, {}), (x, weight, None, *how)) == expected
             if isinstance(expected, str):
                 continue
-            for grad, mask in itertools.product(tensors(expected[0], torch.float32), ([True] * 3, [False, True, False])):
+            for grad, mask in itertools.product(
+                tensors(expected[0], torch.float32), ([True] * 3, [False, True, False])
+            ):
                 back = (grad, x, weight, [kernel[0]], *how, mask)
                 func = aten.convolution_backward.default
                 assert described(made(func, back, {})) == described(func(*back))

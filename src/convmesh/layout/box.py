@@ -108,7 +108,7 @@ class Region:
     @cached_property
     def is_box(self) -> bool:
         """Whether it is one span in every dim."""
-        return all([len(spans) == 1 for spans in self.dims])
+        return all(len(spans) == 1 for spans in self.dims)
 
     def intersect(self, other: Region) -> Region:
         return Region(tuple([intersect_spans(a, b) for a, b in zip(self.dims, other.dims, strict=True)]))

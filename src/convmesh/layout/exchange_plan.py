@@ -133,9 +133,7 @@ def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) ->
 
 
 @lru_cache(maxsize=MOST_MET)
-def _met(
-    mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], here: Places, fixed: Places
-) -> tuple[Met, ...]:
+def _met(mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], here: Places, fixed: Places) -> tuple[Met, ...]:
     """How far the ranks are whose parts of `dim` share indices with `spans`, with those indices.
 
     `here` is where the rank stands on the dim's axes, `fixed` where its peers must stand. Layers of one extent and

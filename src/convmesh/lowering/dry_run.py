@@ -72,7 +72,7 @@ class DryRunner:
             result = self._shared(apart.call, flat._replace(leaves=apart.leaves), arriving)
         except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError):
             return self._shared(call, flat, arriving)  # which fails too, and tells of the whole batch
-        return apart.joined(result, self.mesh)
+        return apart.joined(result, self.mesh) if apart.keeps_cuts(result) else self._shared(call, flat, arriving)
 
     def _shared(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
         """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now."""

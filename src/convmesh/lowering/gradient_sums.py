@@ -22,7 +22,6 @@ from convmesh.lowering.recorder import recorded
 from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightProgram
 from convmesh.plans.plan import Reduction
 
-
 MOST_SUMS = 256
 """Sums that are kept: those of a search's meshes, or of the same meshes in two scaling curves."""
 

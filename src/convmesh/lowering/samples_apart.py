@@ -16,7 +16,7 @@ from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
 from convmesh.layout.partition import Partition
 from convmesh.lowering.dry_call import DryCall
-from convmesh.lowering.dry_values import Dry, DryResult
+from convmesh.lowering.dry_values import Dry, DryResult, dries_in
 from convmesh.private_torch import tree_map
 
 
@@ -25,9 +25,20 @@ class SamplesApart:
     """A call on this rank's samples, which `cut` takes from the batch."""
 
     cut: Cut
+    whole: Cut
+    """This rank's samples, as if there were no others."""
     call: DryCall
     leaves: tuple[Any, ...]
     """Its arguments, without the samples of other ranks."""
+
+    def keeps_cuts(self, result: DryResult) -> bool:
+        """Whether samples stayed where they are, and every axis that cut something still does.
+
+        An axis that a layer can no longer use may cut samples further, which depends on all of them.
+        """
+        given = {name for leaf in self.leaves if isinstance(leaf, Dry) for name in leaf.layout.axes}
+        made = [value.layout for value in dries_in(result.value)]
+        return all(layout.cuts[:1] == (self.whole,) and given <= {*layout.axes} for layout in made)
 
     def joined(self, result: DryResult, mesh: OpenMesh) -> DryResult:
         """The result for the whole batch: values are cut by samples again, and so is the work on weights."""
@@ -55,7 +66,7 @@ def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMes
     samples = cut.partition.span(mesh.mesh.part(cut.axes, mesh.mesh.coordinates(mesh.rank))).extent
     whole = Cut((), Partition.even(samples, 1))
     here = [replace(x, layout=_with_samples(x.layout, whole)) if isinstance(x, Dry) else x for x in leaves]
-    return SamplesApart(cut, alone, tuple(here))
+    return SamplesApart(cut, whole, alone, tuple(here))
 
 
 def _shared_cut(layouts: Sequence[Layout]) -> Cut | None:

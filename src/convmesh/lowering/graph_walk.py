@@ -73,6 +73,7 @@ class Lowering:
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
         nodes = Returning(self._visits, self._mesh).programs(self._assembly.nodes)
+        self._visits = {}  # they refer to this walk, which would keep it alive
         return self._assembly.lowered(nodes, self._env, self._arranged, self._shared)
 
     def _visit(self, node: fx.Node, spec: Node) -> None:
@@ -172,7 +173,7 @@ class Lowering:
 
     def _inputs(self, node: fx.Node, args: Any) -> tuple[tuple[Place | None, Dry], ...]:
         """The tensors that a node is given, and whose they are; None for one that another node had rearranged."""
-        names = [leaf.name for leaf in tree_leaves((node.args, dict(node.kwargs))) if isinstance(leaf, fx.Node)]
+        names = self._cache.argument_names(node)
         places: list[Place | None] = [(n, i) for n in names for i in range(len(dries_in(self._env[n])))]
         if node.name in self._shared:
             places[0] = None

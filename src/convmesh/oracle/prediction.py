@@ -101,6 +101,11 @@ def predict_programs(
     )
 
 
+def seconds_of(programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None) -> float:
+    """The step's time alone, as `predict_programs` finds it."""
+    return _scheduled(programs, system, assumptions or Assumptions()).step.value
+
+
 def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumptions) -> Scheduled:
     """The simulated step, with waits for the slowest of equal ranks and for input."""
     first = next(iter(programs.values()))

@@ -123,9 +123,10 @@ _shared: list[tuple[System, Assumptions, int, ComputeModel]] = []
 
 
 def shared_model(system: System, assumptions: Assumptions, active: int) -> ComputeModel:
-    """A model for this very system, kept: the plans of a search have most of their work in common."""
+    """A model for this very device, kept: the plans of a search have most of their work in common."""
     for known, assumed, ranks, model in _shared:
-        if known is system and assumed == assumptions and ranks == active:
+        alike = known.device is system.device and known.node is system.node and known.operators is system.operators
+        if alike and assumed == assumptions and ranks == active:
             return model
     model = ComputeModel(system, assumptions, active=active)
     _shared.append((system, assumptions, active, model))

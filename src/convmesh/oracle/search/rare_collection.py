@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (2_000_000, 100, 100)
+THRESHOLDS = (5_000_000, 100, 100)
 """New objects before Python looks for cycles among them, and how often it then looks among older ones."""
 
 

@@ -102,18 +102,24 @@ def _signature(func: Any, args: Any, kwargs: Any) -> Signature:
     return id(func), torch.get_default_dtype(), _described(args), _described(kwargs.items()) if kwargs else None
 
 
+_SIMPLE = frozenset({int, bool, float, type(None)})
+
+
 def _described(values: Any) -> tuple[Any, ...]:
     """Numbers come with their types: 1, 1.0 and True are equal, but not alike to an operator."""
     described: list[Any] = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        kind = value.__class__
+        if kind in _SIMPLE:
+            described.append((kind, value))
+        elif isinstance(value, torch.Tensor):
             if not value.is_meta:
                 raise TypeError("a tensor has data")
             described.append((value.dtype, value.shape, value.stride()))
         elif isinstance(value, (list, tuple)):
             described.append(_described(value))
         else:
-            described.append((value.__class__, value))
+            described.append((kind, value))
     return tuple(described)
 
 

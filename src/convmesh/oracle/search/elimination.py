@@ -6,7 +6,9 @@ in time linear in the layers. On wider graphs some variables are held while the 
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -111,20 +113,40 @@ def _order(scopes: tuple[Scope, ...], most_entries: int, avoid: frozenset[Variab
 
 
 def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices | None:
-    waiting, choosers = list(factors), []
+    waiting, choosers = _Waiting(factors), []
     for name in order:
-        joined = _joined([f for f in waiting if name in f.variables], name)
+        joined = _joined(waiting.taken(name), name)
         best = np.argmin(joined.table, axis=-1)
         rest = Factor(joined.variables[:-1], np.min(joined.table, axis=-1))
         choosers.append(replace(rest, table=best))
-        waiting = [f for f in waiting if name not in f.variables]
-        waiting.append(rest)
-    if not math.isfinite(math.fsum(float(f.table) for f in waiting)):
+        waiting.add(rest)
+    if not math.isfinite(math.fsum(float(f.table) for f in waiting.factors.values())):
         return None
     choices: Choices = {}
     for name, best_of in zip(reversed(order), reversed(choosers), strict=True):
         choices[name] = int(best_of.at(choices))
     return choices
+
+
+class _Waiting:
+    """Factors in the order in which they came, found by their variables."""
+
+    def __init__(self, factors: Iterable[Factor]) -> None:
+        self.factors: dict[int, Factor] = {}
+        self._with: dict[Variable, list[int]] = defaultdict(list)
+        self._numbers = itertools.count()
+        for factor in factors:
+            self.add(factor)
+
+    def add(self, factor: Factor) -> None:
+        number = next(self._numbers)
+        self.factors[number] = factor
+        for name in factor.variables:
+            self._with[name].append(number)
+
+    def taken(self, name: Variable) -> list[Factor]:
+        """Those with a variable, which wait no longer."""
+        return [self.factors.pop(number) for number in self._with.pop(name) if number in self.factors]
 
 
 def _joined(factors: Sequence[Factor], last: Variable) -> Factor:

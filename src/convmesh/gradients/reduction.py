@@ -103,8 +103,6 @@ class GradientReducer:
         Autograd adds a gradient on the stream that was current when it made the adding node, and the reducer keeps
         these nodes. Backward on another stream would wait for that one, which is forbidden while it is captured.
         """
-        if self.mesh.is_dry:  # no backward runs
-            return
         self._watches.close()
         self._watches = OwnedHooks(self)
         self._accumulators.clear()  # nothing else holds the nodes: autograd makes new ones

@@ -1,6 +1,8 @@
 """Lowered plans are kept with the captured network, and made again when the network has changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -8,6 +10,8 @@ from torch import nn
 import convmesh as cm
 from convmesh.graph import Captured, capture
 from convmesh.lowering import lower
+from convmesh.lowering.graph_walk import Lowering
+from convmesh.lowering.lowering_cache import cache_of, share_dry_runs
 
 SHAPE = (4, 2, 8, 8)
 
@@ -25,6 +29,30 @@ def test_a_plan_is_lowered_once_for_a_rank() -> None:
     plan = planned(captured)
     assert lower(captured, plan).program is lower(captured, plan).program
     assert lower(captured, plan, 1).program is not lower(captured, plan).program
+
+
+@pytest.mark.parametrize("change", [{"reduction": "sharded"}, {"checkpoint": ("0",)}], ids=str)
+def test_sums_and_recomputation_change_no_walk(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, mesh = network(), cm.Mesh(data=2)
+    captured = capture(model, SHAPE)
+    lower(captured, cm.plan(captured, SHAPE, mesh, "data"))
+    plan = replace(cm.plan(captured, SHAPE, mesh, "data"), **change)
+    alone = Lowering(capture(model, SHAPE), plan, 1).run().program
+    walked = cm.plan(captured, SHAPE, mesh, "data")
+    lower(captured, walked, 1)
+    monkeypatch.setattr(Lowering, "run", None)
+    assert lower(captured, plan, 1).program == alone
+
+
+def test_captures_for_other_batches_share_dry_runs() -> None:
+    model, (_, *sample) = network(), SHAPE
+    first, other = capture(model, SHAPE), capture(model, (8, *sample))
+    share_dry_runs(first, other)
+    lower(first, planned(first))
+    assert cache_of(first).dry_runs is cache_of(other).dry_runs
+    fresh = capture(model, (8, *sample))
+    plan = cm.plan(other, (8, *sample), cm.Mesh(height=2), "spatial")
+    assert lower(other, plan).program == lower(fresh, plan).program
 
 
 def evaluate(module: nn.Module) -> None:

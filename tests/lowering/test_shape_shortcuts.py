@@ -51,3 +51,41 @@ def test_batch_norms_are_like_their_input(training: bool, dtype: torch.dtype) ->
                 back = (grad, x, own[0], *own[2:], *own[:2], training, 1e-5, mask)
                 func = aten.native_batch_norm_backward.default
                 assert described(made(func, back, {})) == described(func(*back))
+
+
+KERNELS = [(8, 3, 3, 3), (8, 3, 1, 1), (6, 1, 3, 2), (2, 3, 5, 7)]
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2] + SHAPES[3:], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_convolutions_have_the_shape_that_torch_finds(shape: tuple[int, ...], kernel: tuple[int, ...]) -> None:
+    groups = shape[1] // kernel[1]
+    for x, weight in itertools.product(tensors(shape, torch.float32), tensors(kernel, torch.float32)):
+        for stride, padding, dilation in itertools.product((1, 2), (0, 2, 3), (1, 2)):
+            how = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups)
+            expected = outcome(aten.convolution.default, (x, weight, None, *how))
+            assert outcome(lambda *args: made(aten.convolution.default, args, {}), (x, weight, None, *how)) == expected
+            if isinstance(expected, str):
+                continue
+            for grad, mask in itertools.product(
+                tensors(expected[0], torch.float32), ([True] * 3, [False, True, False])
+            ):
+                back = (grad, x, weight, [kernel[0]], *how, mask)
+                func = aten.convolution_backward.default
+                assert described(made(func, back, {})) == described(func(*back))
+
+
+def outcome(func: Any, args: Any) -> Any:
+    try:
+        return described(func(*args))
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_joined_tensors_have_the_shape_that_torch_finds(dim: int) -> None:
+    shapes = [(4, 3, 5, 6), (4, 7, 5, 6), (2, 3, 5, 6), (4, 3, 5, 1), (4, 3, 5, 0)]
+    choices = [tensor for shape in shapes for tensor in tensors(shape, torch.float32)[:3]]
+    for pair in itertools.product(choices, repeat=2):
+        expected = outcome(aten.cat.default, (list(pair), dim))
+        assert outcome(lambda *args: made(aten.cat.default, args, {}), (list(pair), dim)) == expected

@@ -1,5 +1,5 @@
 """The command line: one file per verb, imported on demand so that `--help` does not wait for torch."""
 
-from convmesh.cli.main import main
+from convmesh.cli.main import main, script
 
-__all__ = ["main"]
+__all__ = ["main", "script"]

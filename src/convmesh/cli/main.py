@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -10,7 +11,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from convmesh.cli.exits import EXPLAINED, BadInputError, Exit
 from convmesh.cli.interrupts import shuts_down_on_signals
@@ -59,6 +60,23 @@ def main(args: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except Exception:
         return _admit_bug()
+
+
+ENDED_AT_ONCE = {"plan", "scale"}
+"""Verbs after which nothing is left to do: to free the values of a search one by one takes a second."""
+
+
+def script() -> NoReturn:
+    """Run the command that was typed, and end the process."""
+    status = main()
+    # After a failure of a rank, threads of its process groups may abort the interpreter's own exit, which would turn
+    # "bad input" into a crash.
+    if "RANK" in os.environ or not ENDED_AT_ONCE.isdisjoint(sys.argv[1:2]):
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _dispatch(args: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,7 +72,8 @@ def _run(options: ScaleOptions) -> int:
     subject = subject_without_data(options.model, options.input)
     sample = sample_shape(options.model, subject, options.input)
     kinds = ("strong", "weak") if options.scaling == "both" else (options.scaling,)
-    scalings = {kind: _scaled(options, kind, counts, system, subject, sample) for kind in kinds}
+    captured = _captures(subject, sample, options.precision)
+    scalings = {kind: _scaled(options, kind, counts, system, captured, sample) for kind in kinds}
     _check_any(scalings)
     _report(options, scalings)
     return Exit.DONE
@@ -108,21 +109,37 @@ def _check_any(scalings: Mapping[str, Scaling]) -> None:
         raise InfeasibleError(f"no plan fits; use more devices, a smaller batch or a smaller sample:{''.join(reasons)}")
 
 
+def _captures(subject: Subject, sample: tuple[int, ...], precision: Precision) -> Callable[[int], Captured]:
+    """The network captured for a batch, once; all captures share their dry runs."""
+    from convmesh.lowering.lowering_cache import share_dry_runs
+
+    by_batch: dict[int, Captured] = {}
+
+    def captured(batch: int) -> Captured:
+        if batch not in by_batch:
+            by_batch[batch] = captured_for(subject, (batch, *sample), precision)
+            share_dry_runs(next(iter(by_batch.values())), by_batch[batch])
+        return by_batch[batch]
+
+    return captured
+
+
 def _scaled(
-    options: ScaleOptions, kind: str, counts: list[int], system: System, subject: Subject, sample: tuple[int, ...]
+    options: ScaleOptions,
+    kind: str,
+    counts: list[int],
+    system: System,
+    captured: Callable[[int], Captured],
+    sample: tuple[int, ...],
 ) -> Scaling:
     from convmesh.oracle import Assumptions
     from convmesh.planner.drafting import DraftOptions
     from convmesh.planner.scaling import SCALED, scale
 
-    captured_by_batch: dict[int, Captured] = {}
-
     def capture(ranks: int) -> Captured:
         per_device = options.batch or default_batch(sample, 1)
-        batch = (options.batch or default_batch(sample, STRONG_RANKS)) if kind == "strong" else per_device * ranks
-        if batch not in captured_by_batch:
-            captured_by_batch[batch] = captured_for(subject, (batch, *sample), options.precision)
-        return captured_by_batch[batch]
+        strong = options.batch or default_batch(sample, STRONG_RANKS)
+        return captured(strong if kind == "strong" else per_device * ranks)
 
     assumed = Assumptions(tf32=tf32_of(options.precision))
     report = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731

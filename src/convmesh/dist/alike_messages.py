@@ -59,7 +59,7 @@ def _do_all(traffic: Traffic, act: Callable[..., None], out: torch.Tensor, arriv
 def _shape_in(region: Region, held: Region) -> Shape | None:
     """The shape of a box inside another; None if either is no box, or it lies elsewhere."""
     shape = _box_shape(region)
-    if shape is None or _box_shape(held) is None:
+    if shape is None or not held.is_box:
         return None
     pairs = zip(region.dims, held.dims, strict=True)
     is_inside = all([outer[0].start <= inner[0].start and inner[0].stop <= outer[0].stop for inner, outer in pairs])
@@ -67,12 +67,12 @@ def _shape_in(region: Region, held: Region) -> Shape | None:
 
 
 def _box_shape(region: Region) -> Shape | None:
-    return region.shape if all([len(spans) == 1 for spans in region.dims]) else None
+    return region.shape if region.is_box else None
 
 
 def _address(out: torch.Tensor, place: Region) -> int:
     """Where a region of a tensor without values starts; such memory starts at 0."""
-    if _box_shape(place) is None:
+    if not place.is_box:
         return take(out, place).data_ptr()
     offset = sum([spans[0].start * step for spans, step in zip(place.dims, out.stride(), strict=True)])
     return int((out.storage_offset() + offset) * out.element_size())

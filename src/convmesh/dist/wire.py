@@ -14,7 +14,7 @@ Slices = tuple[slice, ...]
 
 def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     """The values of a region, in the tensor's own indices: a view where the region is one box."""
-    if tensor.is_meta and all(len(spans) == 1 for spans in region.dims) and not _learns(tensor):
+    if tensor.is_meta and region.is_box and not _learns(tensor):
         return _box(tensor, region)
     for dim, spans in enumerate(region.dims):
         if spans == (Span(0, tensor.shape[dim]),):
@@ -40,7 +40,7 @@ def _learns(tensor: torch.Tensor) -> bool:
 
 def put(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
     """Write `values` into a region."""
-    if all(len(spans) == 1 for spans in region.dims):
+    if region.is_box:
         take(tensor, region).copy_(values)
         return
     for there, here in _blocks(region):
@@ -49,7 +49,7 @@ def put(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
 
 def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
     """Add `values` to a region."""
-    if all(len(spans) == 1 for spans in region.dims):
+    if region.is_box:
         take(tensor, region).add_(values)
         return
     for there, here in _blocks(region):

@@ -22,15 +22,16 @@ def plan_buckets(
     Only parameters of one key share a bucket. The first bucket of a key is smaller, so that it leaves early.
     """
     filling: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
     planned: list[list[int]] = []
     limits: dict[Hashable, int] = {}
     for index in reversed(range(len(keys))):
         key = keys[index]
-        bucket = filling.setdefault(key, [])
-        bucket.append(index)
-        if sum(bytes_[i] for i in bucket) >= limits.get(key, bytes_first):
+        filling.setdefault(key, []).append(index)
+        filled[key] = filled.get(key, 0) + bytes_[index]
+        if filled[key] >= limits.get(key, bytes_first):
             planned.append(filling.pop(key))
-            limits[key] = bytes_bucket
+            limits[key], filled[key] = bytes_bucket, 0
     return planned + sorted(filling.values(), key=lambda bucket: -bucket[-1])
 
 

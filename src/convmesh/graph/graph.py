@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from convmesh.errors import UnknownNameError
 from convmesh.graph.kinds import WINDOW_OPTIONS, WITHOUT_SPLIT
@@ -78,6 +79,8 @@ class Graph:
 
     nodes: tuple[Node, ...]
     weights: tuple[Weight, ...]
+    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What later steps derive from the nodes and keep."""
 
     def node(self, name: str) -> Node:
         """The node called `name`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -16,7 +17,8 @@ class Span(NamedTuple):
 
     @property
     def extent(self) -> int:
-        return max(0, self.stop - self.start)
+        extent = self[1] - self[0]
+        return extent if extent > 0 else 0
 
     def intersect(self, other: Span) -> Span:
         """The common indices; if there are none, an empty span at a sane place."""
@@ -82,7 +84,7 @@ def intersect_spans(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(common for s in a for t in b if (common := s.intersect(t)).extent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Region:
     """A product of span lists: what a rank needs when it needs indices from two ends of a dim (periodic borders).
 
@@ -95,13 +97,18 @@ class Region:
     def of(cls, box: Box) -> Region:
         return cls(tuple((s,) if s.extent else () for s in box.spans))
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple([s[0].extent if len(s) == 1 else sum(span.extent for span in s) for s in self.dims])
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @cached_property
+    def is_box(self) -> bool:
+        """Whether it is one span in every dim."""
+        return all(len(spans) == 1 for spans in self.dims)
 
     def intersect(self, other: Region) -> Region:
         return Region(tuple([intersect_spans(a, b) for a, b in zip(self.dims, other.dims, strict=True)]))

@@ -44,6 +44,7 @@ class DimDemand:
     def __repr__(self) -> str:
         return f"DimDemand({self.axes}, {[self.part(index) for index in range(self.parts)]})"
 
+    @lru_cache(maxsize=KEPT)  # noqa: B019
     def same_as(self, other: DimDemand) -> bool:
         """Whether every rank holds or needs the same in both."""
         return self is other or (
@@ -84,6 +85,7 @@ class DimDemand:
         """The number of indices of every part."""
         return self._summed(self._spans[:, 1] - self._spans[:, 0])
 
+    @lru_cache(maxsize=KEPT)  # noqa: B019 - demands are kept as long as what asks for them
     def degree(self, asked: DimDemand) -> int:
         """At most how many of these parts one part of `asked` shares indices with: exact, or too high for holes."""
         if self.parts == asked.parts == 1:
@@ -94,6 +96,7 @@ class DimDemand:
         ended = np.searchsorted(np.sort(stops[filled]), asked._spans[:, 0], side="right")
         return int(min(asked._summed(begun - ended).max(), filled.sum()))
 
+    @lru_cache(maxsize=KEPT)  # noqa: B019
     def covers(self, asked: DimDemand) -> bool:
         """Whether the hull of each part holds what the same part of `asked` has."""
         (starts, stops), (asked_starts, asked_stops) = self.hulls, asked.hulls

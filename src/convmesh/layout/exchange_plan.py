@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from convmesh.layout.box import Region, Span, intersect_spans
@@ -22,6 +23,11 @@ from convmesh.layout.mesh import Mesh
 Carrier = Literal["none", "neighbour", "all_to_all", "all_gather"]
 
 Met = tuple[int, tuple[Span, ...]]
+Places = tuple[int | None, ...]
+"""Where a rank stands on some axes; None: anywhere."""
+
+MOST_MET = 1024
+"""Pairings of one dim that are kept; each has an entry for every peer."""
 
 MOST_NEIGHBOURS = 26
 """Up to the neighbours of a cube, single messages beat a collective over the whole group."""
@@ -114,7 +120,7 @@ def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) ->
     fixed = {name: here[name] for name in mesh.axes if name not in supply.axes} if rank_supplies else {}
     free = [name for name in mesh.axes if name in supply.axes - theirs.axes] if rank_supplies else []
     met = [
-        list(_met(mesh, here, dim, spans, fixed))
+        _met(mesh, dim, spans, *(tuple([at.get(name) for name in dim.axes]) for at in (here, fixed)))
         for dim, spans in zip(theirs.dims, mine.region(rank).dims, strict=True)
     ]
     replicas = [[(at - here[name]) * mesh.steps[name] for at in range(mesh.axes[name])] for name in free]
@@ -126,16 +132,22 @@ def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) ->
             yield Message(peer + shift, region)
 
 
-def _met(
-    mesh: Mesh, here: dict[str, int], dim: DimDemand, spans: tuple[Span, ...], fixed: dict[str, int]
-) -> Iterator[Met]:
-    """How far the ranks are whose parts of `dim` share indices with `spans`, with those indices."""
+@lru_cache(maxsize=MOST_MET)
+def _met(mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], here: Places, fixed: Places) -> tuple[Met, ...]:
+    """How far the ranks are whose parts of `dim` share indices with `spans`, with those indices.
+
+    `here` is where the rank stands on the dim's axes, `fixed` where its peers must stand. Layers of one extent and
+    kernel ask the same of their dims of space, whatever their channels.
+    """
+    own, must = (dict(zip(dim.axes, places, strict=True)) for places in (here, fixed))
+    found = []
     for part in dim.near(spans):
         place = mesh.places(dim.axes, part)
-        if all(fixed.get(name, at) == at for name, at in place.items()):
+        if all(must[name] in (None, at) for name, at in place.items()):
             common = intersect_spans(dim.part(part), spans)
             if common:
-                yield sum([(at - here[name]) * mesh.steps[name] for name, at in place.items()]), common
+                found.append((sum([(at - (own[name] or 0)) * mesh.steps[name] for name, at in place.items()]), common))
+    return tuple(found)
 
 
 def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:

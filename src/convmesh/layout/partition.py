@@ -38,10 +38,7 @@ class Partition:
     @staticmethod
     def nested(extent: int, sizes: Sequence[int]) -> Partition:
         """Cut axis by axis into pieces of equal extent except the last ones, as `torch.chunk` and DTensor do."""
-        spans = [Span(0, extent)]
-        for size in sizes:
-            spans = [piece for span in spans for piece in _chunks(span, size)]
-        return Partition([0, *(span.stop for span in spans)])
+        return _nested(extent, tuple(sizes))
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> Partition:
@@ -99,6 +96,14 @@ def _is_valid(bounds: tuple[int, ...]) -> bool:
 def _even(extent: int, parts: int) -> Partition:
     small, larger = divmod(extent, parts)
     return Partition([j * small + min(j, larger) for j in range(parts + 1)])
+
+
+@lru_cache(maxsize=4096)
+def _nested(extent: int, sizes: tuple[int, ...]) -> Partition:
+    spans = [Span(0, extent)]
+    for size in sizes:
+        spans = [piece for span in spans for piece in _chunks(span, size)]
+    return Partition([0, *(span.stop for span in spans)])
 
 
 @lru_cache(maxsize=4096)

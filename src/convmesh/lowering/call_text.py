@@ -55,7 +55,23 @@ def _written(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, int, float, str)) else "None"
 
 
+_texts: dict[Any, str] = {}
+"""Of tensors by type, shape and strides."""
+
+MOST_TEXTS = 1 << 15
+
+
 def _tensor(tensor: torch.Tensor) -> str:
+    key = tensor.dtype, tensor.shape, tensor.stride()
+    text = _texts.get(key)
+    if text is None:
+        if len(_texts) >= MOST_TEXTS:
+            _texts.clear()
+        text = _texts[key] = _described(tensor)
+    return text
+
+
+def _described(tensor: torch.Tensor) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
     extents = ", ".join(map(str, tensor.shape))
     if tensor.is_contiguous():

@@ -42,6 +42,11 @@ class DryCall(ABC):
         """Whether ranks with shards of equal shape do the same, wherever they stand, and send to no single rank."""
         return False
 
+    def on_own_samples(self, axes: Axes, args: Any) -> DryCall | None:
+        """The call on one rank's samples of a batch that `axes` cut; None if samples do not stay apart in it."""
+        del axes, args
+        return None
+
     @abstractmethod
     def renamed(self, names: AxisNames) -> DryCall:
         """The same call on a mesh whose axes have other names."""

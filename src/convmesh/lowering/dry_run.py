@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from convmesh.dist import OpenMesh
+from convmesh.errors import ConvMeshError
 from convmesh.lowering.dry_backward import Gradients, other_leaves, run_backward
 from convmesh.lowering.dry_call import DryCall, Ready
 from convmesh.lowering.dry_values import Axes, Dry, DryResult, Strides, dry_of, lying
@@ -16,13 +17,22 @@ from convmesh.lowering.live_bytes import HeldStorages, bytes_of, owned, owned_by
 from convmesh.lowering.mesh_view import MeshView
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import SavedTensors, recorded
+from convmesh.lowering.samples_apart import samples_apart
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
-from convmesh.private_torch import tree_flatten, tree_unflatten
+from convmesh.private_torch import flat_arguments, tree_flatten, tree_unflatten
 
 DryRuns = RecentResults[Any, DryResult]
 """Results by what tells calls apart: shared by the ranks, meshes and plans of one network."""
+
+
+class Flat(NamedTuple):
+    """A call's arguments as leaves, how they are nested, and that as text."""
+
+    leaves: Sequence[Any]
+    spec: Any
+    nesting: str
 
 
 class DryRunner:
@@ -45,22 +55,37 @@ class DryRunner:
 
         `arriving` says how gradients of the outputs lie in memory, if not as the outputs do.
         """
-        leaves, spec = tree_flatten(args)
+        leaves, spec, nesting = flat_arguments(*args)
         if call.key is None:
             return _run(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
-        view = self._view(call, leaves)
-        call = call.renamed(view.names)
-        seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in leaves]
-        named = (leaf if isinstance(leaf, Dry) else repr(leaf) for leaf in seen)
-        place = _place(call, seen, view.open)
-        signature = (view.key, place, call.key, str(spec), self.splits_backward, arriving, *named)
+        signature = (call.key, nesting, self.splits_backward, arriving, *_named(leaves))
         if signature not in self._here:
-            result = self._known.get(signature)
-            if result is None:
-                result = _run(view.open, call.ready(), seen, spec, arriving, self.splits_backward)
-                self._known[signature] = result
-            self._here[signature] = view.outside(result)
+            self._here[signature] = self._by_samples(call, args, Flat(leaves, spec, nesting), arriving)
         return self._here[signature]
+
+    def _by_samples(self, call: DryCall, args: Any, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
+        """A call, run on this rank's samples alone if it may be."""
+        apart = samples_apart(call, args, flat.leaves, self.mesh)
+        if apart is None:
+            return self._shared(call, flat, arriving)
+        try:
+            result = self._shared(apart.call, flat._replace(leaves=apart.leaves), arriving)
+        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError):
+            return self._shared(call, flat, arriving)  # which fails too, and tells of the whole batch
+        return apart.joined(result, self.mesh) if apart.keeps_cuts(result) else self._shared(call, flat, arriving)
+
+    def _shared(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
+        """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now."""
+        view = self._view(call, flat.leaves)
+        call = call.renamed(view.names)
+        seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in flat.leaves]
+        place = _place(call, seen, view.open)
+        signature = (view.key, place, call.key, flat.nesting, self.splits_backward, arriving, *_named(seen))
+        result = self._known.get(signature)
+        if result is None:
+            result = _run(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
+            self._known[signature] = result
+        return view.outside(result)
 
     def _view(self, call: DryCall, leaves: Sequence[Any]) -> MeshView:
         used = frozenset((*call.axes, *(name for leaf in leaves if isinstance(leaf, Dry) for name in leaf.layout.axes)))
@@ -70,6 +95,10 @@ class DryRunner:
             settings = settings if call.uses_sub_batches else replace(settings, sub_batches=1)
             self._views[key] = MeshView(self.mesh.with_settings(settings), used)
         return self._views[key]
+
+
+def _named(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf if isinstance(leaf, Dry) else repr(leaf) for leaf in leaves]
 
 
 def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:

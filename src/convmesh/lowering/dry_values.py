@@ -79,4 +79,6 @@ def dry_of(value: Any) -> Any:
 
 def dries_in(value: Any) -> list[Dry]:
     """The tensors in nested arguments or results, in order."""
+    if isinstance(value, Dry):
+        return [value]
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Dry)]

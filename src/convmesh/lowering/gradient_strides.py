@@ -52,6 +52,8 @@ class Returning:
         ends = tuple(self._arrived.get((node.node, index)) for index in range(len(node.outputs)))
         result = visit.again(ends) if any(ends) else visit.result
         sums = self._pass_on(visit, result)
+        if result is visit.result and not sums:
+            return node
         steps, end = result.backward, len(result.backward) - result.weight_steps
         # Whose memory gradients are stays as it was found: one that is a part of another would count whole.
         held, again = node.held, result.held

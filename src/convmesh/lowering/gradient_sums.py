@@ -3,28 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from convmesh.dist import OpenMesh
+from convmesh.dist.flat_buffers import root_of
 from convmesh.gradients.reducers import REDUCERS
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.root_update import BroadcastReducer
 from convmesh.gradients.scattered import ShardedReducer
 from convmesh.lowering.dry_values import lying
 from convmesh.lowering.live_bytes import HeldStorages
+from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightProgram
 from convmesh.plans.plan import Reduction
+
+MOST_SUMS = 256
+"""Sums that are kept: those of a search's meshes, or of the same meshes in two scaling curves."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a reducer does for some weights on one rank."""
+
+    buckets: tuple[BucketProgram, ...]
+    shown: tuple[ShowingProgram, ...]
+    updated: Mapping[str, int]
+    bytes_buckets: int
+
+
+_known: RecentResults[Any, Sums] = RecentResults(MOST_SUMS)
 
 
 def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, name: Reduction) -> Program:
     """The program with what sums the gradients of a backward pass in which every weight got one, and what follows."""
     held = {weight.name: weight for weight in program.weights}
-    parameters = {weight: _parameter(held[weight]) for weight in sum_axes}
+    summed = tuple((weight, held[weight].local_shape, held[weight].dtype, axes) for weight, axes in sum_axes.items())
+    key = (name, summed, mesh.mesh, _place(mesh, sum_axes, name), mesh.stands_for)
+    sums = _known.get(key)
+    if sums is None:
+        sums = _known[key] = _reduced({weight: held[weight] for weight in sum_axes}, sum_axes, mesh, name)
+    weights = tuple([_updating(weight, sums.updated.get(weight.name)) for weight in program.weights])
+    return replace(program, weights=weights, buckets=sums.buckets, shown=sums.shown, bytes_buckets=sums.bytes_buckets)
+
+
+def _updating(weight: WeightProgram, elements: int | None) -> WeightProgram:
+    return weight if weight.elements_updated == elements else replace(weight, elements_updated=elements)
+
+
+def _place(mesh: OpenMesh, sum_axes: Mapping[str, tuple[str, ...]], name: Reduction) -> Any:
+    """What the sums depend on of where a rank stands: in an all-reduce, only whether it is the first."""
+    if name != "bucketed":
+        return mesh.rank
+    return tuple(root_of(mesh, axes) == mesh.rank for axes in dict.fromkeys(sum_axes.values()))
+
+
+def _reduced(
+    held: Mapping[str, WeightProgram], sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, name: Reduction
+) -> Sums:
+    parameters = {weight: _parameter(program) for weight, program in held.items()}
     names = {parameter: weight for weight, parameter in parameters.items()}
     storages = HeldStorages("meta")
     before = storages.start(parameters.values())
@@ -34,11 +75,9 @@ def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: O
     for parameter in parameters.values():
         parameter.grad = lying(parameter, None)
     buckets = _buckets(reducer, names)
-    updated = _updated(reducer, names)
-    shown = _shown(reducer, names)
+    sums = Sums(buckets, updated=_updated(reducer, names), shown=_shown(reducer, names), bytes_buckets=bytes_buckets)
     reducer.close()
-    weights = tuple(replace(weight, elements_updated=updated.get(weight.name)) for weight in program.weights)
-    return replace(program, weights=weights, buckets=buckets, shown=shown, bytes_buckets=bytes_buckets)
+    return sums
 
 
 def _buckets(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> tuple[BucketProgram, ...]:

@@ -28,7 +28,7 @@ from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult, Strides, dries_in
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.lowered import Lowered
-from convmesh.lowering.lowering_cache import cache_of
+from convmesh.lowering.lowering_cache import LoweringCache, cache_of
 from convmesh.lowering.node_calls import FunctionCall, ModuleCall, call_of
 from convmesh.lowering.opaque import is_opaque
 from convmesh.lowering.opaque_nodes import run_unseen
@@ -36,6 +36,7 @@ from convmesh.lowering.stage_program import stages_by_node
 from convmesh.lowering.weight_cuts import DecidedCuts, without_data
 from convmesh.plans import Plan, Split, split_nodes
 from convmesh.private_torch import tree_leaves, tree_map
+from convmesh.private_torch.module_tables import part_at
 
 Run = Callable[..., DryResult]
 
@@ -44,11 +45,17 @@ class Lowering:
     """Walks the graph once; values are kept by node."""
 
     def __init__(
-        self, captured: Captured, plan: Plan, rank: int, samples: int | None = None, device: str = "cuda"
+        self,
+        captured: Captured,
+        plan: Plan,
+        rank: int,
+        samples: int | None = None,
+        device: str = "cuda",
+        cache: LoweringCache | None = None,
     ) -> None:
         self._captured, self._plan, self._samples = captured, plan, samples
         self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
-        self._cache = cache_of(captured)
+        self._cache = cache or cache_of(captured)
         self._runner = DryRunner(self._mesh, self._cache.dry_runs)
         self._summing = DryRunner(self._mesh.with_settings(self._mesh.settings.summing_weights()))
         self._weights = DecidedCuts()
@@ -66,6 +73,7 @@ class Lowering:
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
         nodes = Returning(self._visits, self._mesh).programs(self._assembly.nodes)
+        self._visits = {}  # they refer to this walk, which would keep it alive
         return self._assembly.lowered(nodes, self._env, self._arranged, self._shared)
 
     def _visit(self, node: fx.Node, spec: Node) -> None:
@@ -102,13 +110,14 @@ class Lowering:
         stage = self._stages.get(node.name, 0)
         args = arguments_of(node, lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
-        if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
+        dries = dries_in(args)
+        if not dries:
             value = call_of(self._captured.module, node)(*args[0], **args[1])
             self._env[node.name] = tree_map(_learned_apart, value)
             return
-        given = tuple(x.layout for x in dries_in(args))
+        given = tuple([x.layout for x in dries])
         try:
-            module = self._captured.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            module = part_at(self._captured.module, str(node.target)) if node.op == "call_module" else None
             unseen = is_opaque(spec.kind, module)
             is_split = node.name in self._split_here and not unseen and bool(args[0]) and isinstance(args[0][0], Dry)
             split = self._plan.split(spec.layer) if is_split else None
@@ -164,7 +173,7 @@ class Lowering:
 
     def _inputs(self, node: fx.Node, args: Any) -> tuple[tuple[Place | None, Dry], ...]:
         """The tensors that a node is given, and whose they are; None for one that another node had rearranged."""
-        names = [leaf.name for leaf in tree_leaves((node.args, dict(node.kwargs))) if isinstance(leaf, fx.Node)]
+        names = self._cache.argument_names(node)
         places: list[Place | None] = [(n, i) for n in names for i in range(len(dries_in(self._env[n])))]
         if node.name in self._shared:
             places[0] = None
@@ -219,7 +228,7 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 
 def _first(args: Any) -> Dry:
-    return dries_in(args)[0]
+    return args[0][0] if args[0] and isinstance(args[0][0], Dry) else dries_in(args)[0]
 
 
 def _learned_apart(value: Any) -> Any:

@@ -37,7 +37,9 @@ class HeldStorages(UncompiledDispatchMode):
     def see(self, values: Iterable[Any]) -> None:
         """Count those of the tensors that were not known."""
         for value in values:
-            if isinstance(value, torch.Tensor):
+            if type(value) is torch.Tensor and value.is_meta and self._device == "meta":  # nearly all of a dry run
+                self._count(value.untyped_storage())
+            elif isinstance(value, torch.Tensor):
                 # Torch derives the shapes of DTensors with fake tensors; oneDNN's own kind of tensor has no storage.
                 if value.device.type == self._device and not isinstance(value, FakeTensor) and not value.is_mkldnn:
                     self._count(value.untyped_storage())

@@ -7,7 +7,8 @@ from convmesh.errors import PlanError
 from convmesh.graph import Captured
 from convmesh.lowering.graph_walk import Lowering
 from convmesh.lowering.lowered import Lowered
-from convmesh.lowering.lowering_cache import Problem, cache_of
+from convmesh.lowering.lowering_cache import LoweringCache, Problem, cache_of
+from convmesh.lowering.plan_variants import with_variant, without_variant
 from convmesh.lowering.stage_program import microbatch, on_stage
 from convmesh.plans import Plan
 
@@ -18,23 +19,34 @@ def lower(captured: Captured, plan: Plan, rank: int = 0, samples: int | None = N
     `samples` is the global batch, or micro-batch of a pipeline, if it is not the plan's own. `device` is the kind of
     device, cpu or cuda, whose kernels the program names.
     """
+    cache = cache_of(captured)
     if plan.pipeline is None:
-        return _whole(captured, plan, rank, samples, device)
+        return _whole(cache, captured, plan, rank, samples, device)
     micro = samples or microbatch(captured.graph, plan.pipeline)
 
     def staged() -> Lowered:
         # Ranks that differ in their stage alone share one walk; the pipe axis is the outermost.
         first = rank % (plan.mesh.size // plan.mesh.axes.get("pipe", 1))
-        whole = _whole(captured, plan, first, micro, device)
+        whole = _whole(cache, captured, plan, first, micro, device)
         return on_stage(whole, captured.graph, dry_mesh(plan.mesh, rank, device))
 
-    return cache_of(captured).lowered(Problem(plan, rank, micro, device, of_stage=True), staged)
+    return cache.lowered(Problem(plan, rank, micro, device, of_stage=True), staged)
 
 
-def _whole(captured: Captured, plan: Plan, rank: int, samples: int | None, device: str) -> Lowered:
+def _whole(
+    cache: LoweringCache, captured: Captured, plan: Plan, rank: int, samples: int | None, device: str
+) -> Lowered:
     """All layers of the network, on a rank of every stage."""
-    problem = Problem(plan, rank, samples, device)
-    return cache_of(captured).lowered(problem, lambda: Lowering(captured, plan, rank, samples, device).run())
+
+    def walked() -> Lowered:
+        plain = without_variant(plan)
+        if plain == plan:
+            return Lowering(captured, plan, rank, samples, device, cache).run()
+        # Plans that differ in no more than that share one walk.
+        lowered = _whole(cache, captured, plain, rank, samples, device)
+        return with_variant(lowered, plan, dry_mesh(plan.mesh, rank, device))
+
+    return cache.lowered(Problem(plan, rank, samples, device), walked)
 
 
 def lower_plan(plan: Plan, rank: int = 0, device: str = "cuda") -> Lowered:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import fx, nn
 
 from convmesh.graph import Captured
 from convmesh.lowering.dry_run import DryRuns
@@ -14,6 +14,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import module_key
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.plans import Plan
+from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.module_tables import buffers_of, parameters_of, parts_of
 
 MOST_LOWERED = 64
@@ -49,6 +50,7 @@ class LoweringCache:
     dry_runs: DryRuns = field(default_factory=DryRuns)
     _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
     _module_keys: dict[str, Any] = field(default_factory=dict)
+    _arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def lowered(self, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
         """The lowered plan, kept or made now. It is found again for the plan with all choices made, too."""
@@ -59,6 +61,13 @@ class LoweringCache:
             self._lowered[problem.key] = known
             self._lowered[problem._replace(plan=known.plan).key] = known
         return replace(known, plan=replace(problem.plan, splits=known.plan.splits))
+
+    def argument_names(self, node: fx.Node) -> tuple[str, ...]:
+        """The nodes among a node's arguments, in order, as often as they are named."""
+        if node.name not in self._arguments:
+            leaves = tree_leaves((node.args, dict(node.kwargs)))
+            self._arguments[node.name] = tuple(leaf.name for leaf in leaves if isinstance(leaf, fx.Node))
+        return self._arguments[node.name]
 
     def module_key(self, path: str, module: nn.Module) -> Any:
         """What tells calls of a module of the network apart from those of others."""
@@ -75,6 +84,14 @@ def cache_of(captured: Captured) -> LoweringCache:
     if cache is None:
         cache = caches[state] = LoweringCache()
     return cache
+
+
+def share_dry_runs(known: Captured, other: Captured) -> None:
+    """Have a network that was captured for another batch, and not lowered yet, use the dry runs of the first."""
+    state = _state(other.module)
+    if other is not known and _state(known.module) == state:
+        caches = other.derived.setdefault("lowering", RecentResults(MOST_STATES))
+        caches[state] = LoweringCache(cache_of(known).dry_runs)
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from convmesh.lowering.weight_cuts import dry_weights
 from convmesh.plans import Split
 from convmesh.private_torch.module_tables import call_with, named_tensors
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 ALIKE_MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
-    nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+    nn.Identity, *BATCH_NORMS,
 )  # fmt: skip
 ALIKE_FUNCTIONS: frozenset[Any] = frozenset(
     (operator.add, operator.iadd, operator.mul, torch.add, torch.mul, torch.relu, F.relu, F.leaky_relu, F.gelu, F.silu)
@@ -32,6 +34,14 @@ ALIKE_FUNCTIONS: frozenset[Any] = frozenset(
 
 POINTWISE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """They look at single elements, too, if their kernel has only one."""
+
+BY_SAMPLE = frozenset(
+    (
+        *ALIKE_MODULES, *LAYERS, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+        nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.Upsample, nn.LayerNorm, nn.GroupNorm,
+    )
+).difference(BATCH_NORMS)  # fmt: skip
+"""Layers that treat samples one by one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,13 @@ class FunctionCall(DryCall):
     @property
     def is_alike_everywhere(self) -> bool:
         return self.op == "call_function" and self.target in ALIKE_FUNCTIONS and not (self.moves or self.tensors)
+
+    def on_own_samples(self, axes: Axes, args: Any) -> FunctionCall | None:
+        if self.op != "call_function" or self.tensors or not _keeps_samples(self.split, axes):
+            return None
+        if self.target not in ALIKE_FUNCTIONS and not (self.target is torch.cat and _joined_dim(*args) > 0):
+            return None
+        return replace(self, split=_without_samples(self.split))
 
     def renamed(self, names: AxisNames) -> FunctionCall:
         return replace(self, split=names.split(self.split))
@@ -96,6 +113,13 @@ class ModuleCall(DryCall):
             return False
         return type(self.module) in ALIKE_MODULES or _is_pointwise(self.module)
 
+    def on_own_samples(self, axes: Axes, args: Any) -> ModuleCall | None:
+        del args
+        decided = () if self.decided is None else self.decided.axes
+        if type(self.module) not in BY_SAMPLE or not _keeps_samples(self.split, axes) or {*decided} & {*axes}:
+            return None
+        return replace(self, split=_without_samples(self.split))
+
     def renamed(self, names: AxisNames) -> ModuleCall:
         if not names.pairs:
             return self
@@ -114,12 +138,40 @@ def _is_pointwise(module: nn.Module) -> bool:
     return {*layer.kernel_size} == {*layer.stride} == {1} and {*layer.padding} == {0}
 
 
-def module_key(module: nn.Module) -> Any:
+def _keeps_samples(split: Split | None, axes: Axes) -> bool:
+    return split is None or split.sample == axes
+
+
+def _without_samples(split: Split | None) -> Split | None:
+    return None if split is None else _cut_apart(split)
+
+
+@cache
+def _cut_apart(split: Split) -> Split:
+    return replace(split, sample=())
+
+
+def _joined_dim(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    return dim if isinstance(dim, int) else 0
+
+
+def module_key(module: nn.Module) -> int | None:
     """What tells calls of modules apart; None for a module whose forward may depend on anything."""
     if not type(module).__module__.startswith("torch.nn."):
         return None
     shapes = tuple((name, t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in named_tensors(module))
-    return type(module), module.extra_repr(), module.training, shapes
+    return _numbered((type(module), module.extra_repr(), module.training, shapes))
+
+
+_numbers = itertools.count()
+
+
+@lru_cache(maxsize=1 << 14)
+def _numbered(described: tuple[Any, ...]) -> int:
+    """A number for each description: calls are looked up by it a hundred thousand times."""
+    del described
+    return next(_numbers)
 
 
 def function_of(op: str, target: Any) -> Callable[..., Any]:

@@ -60,19 +60,29 @@ _known: dict[Signature, _CallReplay | None] = {}
 """None marks calls that have to be made each time: their results share memory with their arguments."""
 
 
+_views: dict[int, tuple[Any, bool]] = {}
+"""By the id of an operator, which is kept: torch's hash of one is a function in Python."""
+
+
 def is_view(func: Any) -> bool:
     """Whether an operator does nothing but give its argument's memory another shape."""
-    return func.is_view or func.overloadpacket.__name__ in ALIASING
+    known = _views.get(id(func))
+    if known is None:
+        known = _views[id(func)] = func, func.is_view or func.overloadpacket.__name__ in ALIASING
+    return known[1]
 
 
 def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
     """The result of an operator that is no view, and its work unless it is free."""
-    signature = _signature(func, args, kwargs)
-    replay = _known.get(signature) if signature is not None else None
+    try:
+        signature = _signature(func, args, kwargs)
+        replay = _known.get(signature)
+    except TypeError:  # a tensor has data, or an argument cannot be compared
+        return made_call(func, args, kwargs)
     if replay is not None:
         return _replayed(replay, args, kwargs), replay.work
     result, work = made_call(func, args, kwargs)
-    if signature is not None and signature not in _known:
+    if signature not in _known:
         if len(_known) >= MOST_CALLS:
             _known.clear()
         is_same = _signature(func, args, kwargs) == signature  # else it changed the shape of an argument
@@ -87,28 +97,29 @@ def made_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
     return result, None if is_free else _work(func, args, kwargs, result)
 
 
-def _signature(func: Any, args: Any, kwargs: Any) -> Signature | None:
-    """Everything that the results depend on; None if a tensor has data, or an argument cannot be compared."""
-    try:
-        key = (func, torch.get_default_dtype(), _described(args), _described(kwargs.items()) if kwargs else None)
-        hash(key)
-    except TypeError:
-        return None
-    return key
+def _signature(func: Any, args: Any, kwargs: Any) -> Signature:
+    """Everything that the results depend on; operators live as long as the process, so that their ids will do."""
+    return id(func), torch.get_default_dtype(), _described(args), _described(kwargs.items()) if kwargs else None
+
+
+_SIMPLE = frozenset({int, bool, float, type(None)})
 
 
 def _described(values: Any) -> tuple[Any, ...]:
     """Numbers come with their types: 1, 1.0 and True are equal, but not alike to an operator."""
     described: list[Any] = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        kind = value.__class__
+        if kind in _SIMPLE:
+            described.append((kind, value))
+        elif isinstance(value, torch.Tensor):
             if not value.is_meta:
-                raise TypeError
+                raise TypeError("a tensor has data")
             described.append((value.dtype, value.shape, value.stride()))
         elif isinstance(value, (list, tuple)):
             described.append(_described(value))
         else:
-            described.append((value.__class__, value))
+            described.append((kind, value))
     return tuple(described)
 
 
@@ -139,8 +150,9 @@ def _replay_of(result: Any, work: Work | None, given: Sequence[torch.Tensor]) ->
 
 
 def _replayed(replay: _CallReplay, args: Any, kwargs: Any) -> Any:
-    results = [_result(value, args, kwargs) for value in replay.results]
-    return results[0] if replay.container is None else replay.container(results)
+    if replay.container is None:
+        return _result(replay.results[0], args, kwargs)
+    return replay.container([_result(value, args, kwargs) for value in replay.results])
 
 
 def _result(value: Any, args: Any, kwargs: Any) -> Any:
@@ -171,8 +183,10 @@ def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if func.overloadpacket is torch.ops.aten.convolution_backward:
         return _backward_flops(*args)
-    if func.overloadpacket is torch.ops.aten.mkldnn_convolution:
-        return 2 * int(result.numel()) * int(args[1][0].numel())
+    if func.overloadpacket in (torch.ops.aten.mkldnn_convolution, torch.ops.aten.convolution):
+        is_transposed = func.overloadpacket is torch.ops.aten.convolution and args[6]
+        places = args[0] if is_transposed else result
+        return 2 * int(places.numel()) * int(args[1][0].numel())  # as torch counts, in fifty times as long
     count = flop_registry.get(func.overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count else 0
 

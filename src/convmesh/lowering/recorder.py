@@ -31,10 +31,10 @@ class _Recorder(UncompiledDispatchMode):
             return self._run_subclasses(func, types, args, kwargs or {})
         if Probe.is_made:
             return func(*args, **(kwargs or {}))
-        if is_view(func) and not is_probing(args):
-            return self._noted(func(*args, **(kwargs or {})), None)
         if is_probing(args):
             return made_call(func, args, kwargs or {})[0]  # it has no memory where there is data
+        if is_view(func):
+            return self._noted(func(*args, **(kwargs or {})), None)
         return self._noted(*run_call(func, args, kwargs or {}))
 
     def _run_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

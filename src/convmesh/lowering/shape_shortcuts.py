@@ -22,19 +22,80 @@ _ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 
+_IN_PLACE = frozenset(
+    {
+        aten.mul_.Tensor, aten.add_.Tensor, aten.sub_.Tensor, aten.div_.Tensor, aten.addcmul_.default,
+        aten.clamp_.default, aten.rsqrt_.default,
+    }
+)  # fmt: skip
+
 _TYPES = (torch.float32, torch.float64)
 """Types whose statistics torch keeps in the type itself."""
 
 
 def made(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call."""
+    if func in _IN_PLACE and _fit(args):
+        return args[0]
     if func in _ELEMENTWISE and not kwargs and _lie_alike(tensors := _tensors(args)):
         return _like(tensors[0])
-    if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and args[5]:
+    if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and (args[5] or None not in args[3:5]):
         return _like(args[0]), *_statistics(args[0], (True, True))
     if func is aten.native_batch_norm_backward.default and _lie_alike(args[:2]) and args[7]:
         return _like(args[1]), *_statistics(args[1], args[9][1:])
+    if func is aten.convolution_backward.default and _are_plain(args[:3]):
+        shapes = (args[1].shape, args[2].shape, args[3])
+        return tuple(args[0].new_empty(s) if is_wanted else None for s, is_wanted in zip(shapes, args[10], strict=True))
+    if func is aten.convolution.default and _are_plain(args[:2]) and (shape := _convolved(*args)):
+        return args[0].new_empty(shape)
+    if func is aten.cat.default and len(args) == 2 and (shape := _joined(*args)):
+        return args[0][0].new_empty(shape)
     return func(*args, **kwargs)
+
+
+def _fit(operands: Any) -> bool:
+    """Whether the first tensor can take what becomes of all operands: tensors of its shape, and numbers."""
+    tensors = _tensors(operands)
+    shape = operands[0].shape
+    return all(t.is_meta and t.dtype in _TYPES and t.shape == shape for t in tensors)
+
+
+def _are_plain(tensors: Any) -> bool:
+    """Whether tensors have data of one type in plain order, and dims of space as torch's own shape functions ask."""
+    first = tensors[0]
+    return all(t.is_meta and t.dtype == first.dtype and t.dim() > 2 and _is_plain(t) for t in tensors)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether every dim lies inside the one before it, without gaps, those of one index too."""
+    size = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != size:
+            return False
+        size *= extent
+    return size > 0
+
+
+def _convolved(x: Any, weight: Any, bias: Any, *options: Any) -> tuple[int, ...] | None:
+    """The shape of a convolution; None where torch may refuse, or spread its options over dims."""
+    del bias
+    stride, padding, dilation, transposed, _, groups = options
+    dims = x.dim() - 2
+    if transposed or x.shape[1] != weight.shape[1] * groups or {len(stride), len(padding), len(dilation)} != {dims}:
+        return None
+    each = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in each]
+    return (x.shape[0], weight.shape[0], *space) if min(space) > 0 else None
+
+
+def _joined(tensors: Any, dim: int) -> tuple[int, ...] | None:
+    """The shape of tensors side by side; None where they do not fit or do not lie in plain order."""
+    if not _are_plain(tensors) or dim < 0 or any(1 in t.shape for t in tensors):
+        return None
+    first = tuple(tensors[0].shape)
+    if any((*t.shape[:dim], *t.shape[dim + 1 :]) != (*first[:dim], *first[dim + 1 :]) for t in tensors):
+        return None
+    return (*first[:dim], sum(t.shape[dim] for t in tensors), *first[dim + 1 :])
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -49,7 +49,7 @@ def _uneven(microbatches: int, samples: int, ranks: int) -> str:
 
 def stages_by_node(graph: Graph, pipeline: Pipeline) -> dict[str, int]:
     """The stage in which each call runs; inputs belong to the first."""
-    row = StageGraph(graph)
+    row = StageGraph.of(graph)
     spans = itertools.pairwise(row.bounds(pipeline.starts))
     return {node.name: stage for stage, (begin, end) in enumerate(spans) for node in row.calls[begin:end]}
 
@@ -63,7 +63,7 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
     assert pipeline is not None
     _check_samples(lowered, graph, pipeline, mesh)
     lowered = replace(lowered, program=_on_rank(lowered.program, mesh.rank))
-    row = StageGraph(graph)
+    row = StageGraph.of(graph)
     bounds, mine = row.bounds(pipeline.starts), own_stages(pipeline, mesh.mesh, mesh.rank)
     stage_of = row.stage_weights(bounds)
     weights = tuple(weight for weight in lowered.program.weights if stage_of[weight.name] in mine)
@@ -88,7 +88,8 @@ def _on_rank(program: Program, rank: int) -> Program:
 
 def _shifted(node: NodeProgram, shift: int) -> NodeProgram:
     forward, backward = (with_peers(steps, lambda peer: peer + shift) for steps in (node.forward, node.backward))
-    return replace(node, forward=forward, backward=backward)
+    moves = forward is not node.forward or backward is not node.backward
+    return replace(node, forward=forward, backward=backward) if moves else node
 
 
 def _check_samples(lowered: Lowered, graph: Graph, pipeline: Pipeline, mesh: OpenMesh) -> None:

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache, partial
 
 from convmesh.oracle.pricing.assumptions import Assumptions
 from convmesh.oracle.pricing.estimate import Basis, Estimate
 from convmesh.oracle.simulate.step import Scheduled
 from convmesh.plans.program import Program
-from convmesh.plans.steps import Transfer, Work
+from convmesh.plans.steps import Transfer
 from convmesh.system import Device, Figure, System
 
 LEVEL_ARITHMETIC = 0.9
@@ -92,13 +93,17 @@ def energy_of(
 def arithmetic_share(programs: Mapping[int, Program], device: Device) -> float:
     """Share of computing time in which arithmetic is the bottleneck, by the roofline."""
     memory_rate = float(device.bytes_per_second_memory) * float(device.fraction_memory)
-    spent: Counter[bool] = Counter()
+    rate = cache(partial(_rate, device))
+    by_arithmetic = by_memory = 0.0
     for program in programs.values():
-        for _, _, work in program.steps():
-            if isinstance(work, Work):
-                arithmetic, memory = work.flops / _rate(device, work.dtype), work.bytes_moved / memory_rate
-                spent[arithmetic > memory] += max(arithmetic, memory)  # type: ignore[assignment]
-    return spent[True] / spent.total() if spent.total() else 0.0
+        for work in program.works():
+            arithmetic, memory = work.flops / rate(work.dtype), work.bytes_moved / memory_rate
+            if arithmetic > memory:
+                by_arithmetic += arithmetic
+            else:
+                by_memory += memory
+    total = by_arithmetic + by_memory
+    return by_arithmetic / total if total else 0.0
 
 
 def _rate(device: Device, dtype: str) -> float:

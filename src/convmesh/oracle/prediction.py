@@ -12,7 +12,7 @@ from convmesh.oracle.energy import Energy, energy_of
 from convmesh.oracle.memory.peak import Memory, memory_of
 from convmesh.oracle.prediction_summary import page, plain
 from convmesh.oracle.pricing.assumptions import Assumptions
-from convmesh.oracle.pricing.compute_model import ComputeModel
+from convmesh.oracle.pricing.compute_model import shared_model
 from convmesh.oracle.pricing.estimate import Estimate
 from convmesh.oracle.pricing.stragglers import seconds_straggling
 from convmesh.oracle.pricing.transfer_model import TransferModel
@@ -101,6 +101,11 @@ def predict_programs(
     )
 
 
+def seconds_of(programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None) -> float:
+    """The step's time alone, as `predict_programs` finds it."""
+    return _scheduled(programs, system, assumptions or Assumptions()).step.value
+
+
 def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumptions) -> Scheduled:
     """The simulated step, with waits for the slowest of equal ranks and for input."""
     first = next(iter(programs.values()))
@@ -110,7 +115,7 @@ def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumpt
     if cores is not None and first.stages > 1:  # stages compute in turns; the simulation knows which
         sharing = CoreSharing(max(1, active // mesh.axes.get("pipe", 1)), float(cores))
         active = min(active, int(cores))
-    compute = ComputeModel(system, assumed, active=active)
+    compute = shared_model(system, assumed, active)
     parts = schedule(programs, compute, TransferModel(system, mesh, assumed), sharing)
     parts = parts.waiting(seconds_straggling(parts.compute.value, mesh.size, assumed.jitter))
     return parts.waiting(assumed.seconds_input - parts.step.value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from convmesh.graph import Captured
 from convmesh.oracle import Assumptions, predict_programs
+from convmesh.oracle.prediction import seconds_of
 from convmesh.oracle.scaling_limits import Curve, Limit, ScalingPoint, Term, binding_term, limit_of
 from convmesh.oracle.search import Candidates, Ranked, Refusal, RefusalKind, Search, SearchLimits
 from convmesh.oracle.search.objectives import objective
@@ -92,7 +93,7 @@ def _limit(points: Sequence[ScalingPoint], benches: Sequence[Bench]) -> Limit | 
         bench = next(bench for bench in benches if bench.captured is ranked.plan.source)
         _, programs = bench.lowered(ranked.plan)
         now = predict_programs(programs, bench.system, bench.assumptions)
-        price = lambda system: predict_programs(programs, system, bench.assumptions).seconds_step  # noqa: E731
+        price = lambda system: seconds_of(programs, system, bench.assumptions)  # noqa: E731
         return binding_term(Ranked(ranked.plan, now), price)
 
     return limit_of(points, binding)

@@ -56,7 +56,7 @@ def _of_microbatch(cost: Cost, count: int) -> Cost:
 
 
 def _notes(graph: Graph, pipeline: Pipeline, costs: dict[str, Cost]) -> list[str]:
-    row = StageGraph(graph)
+    row = StageGraph.of(graph)
     bounds = row.bounds(pipeline.starts)
     by_place = [costs.get(node.name, Cost()).seconds for node in row.calls]
     seconds = [math.fsum(by_place[begin:end]) for begin, end in itertools.pairwise(bounds)]

@@ -83,7 +83,7 @@ def check_pipeline(plan: Plan, graph: Graph) -> None:
             f"`microbatches` (={pipeline.microbatches}) must be a multiple of {pipeline.microbatches // pipe} rounds "
             f"for schedule {pipeline.schedule!r} on {pipe} ranks; a multiple of {pipe} always is."
         )
-    row = StageGraph(graph)
+    row = StageGraph.of(graph)
     row.bounds(pipeline.starts)
     if pipeline.schedule == "zero-bubble":
         _check_zero_bubble(plan, row)

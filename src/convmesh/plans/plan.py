@@ -121,11 +121,12 @@ class Plan:
     def check(self, graph: Graph) -> None:
         """Refuse a plan that does not fit this network: every name must match a layer, every layer a name."""
         layers = list(dict.fromkeys(node.layer for node in split_nodes(graph)))
+        known, named = {"*", *layers}, {pattern for pattern, _ in self.splits}
         for pattern, _ in self.splits:
-            if pattern != "*" and not any(fnmatch.fnmatchcase(layer, pattern) for layer in layers):
+            if pattern not in known and not any(fnmatch.fnmatchcase(layer, pattern) for layer in layers):
                 raise PlanError(f"the plan has layer {pattern!r}, but the network has none{_nearest(pattern, layers)}.")
         for layer in layers:
-            if not any(layer == p or fnmatch.fnmatchcase(layer, p) for p, _ in self.splits):
+            if layer not in named and not any(fnmatch.fnmatchcase(layer, p) for p, _ in self._patterns):
                 near = _nearest(layer, [pattern for pattern, _ in self.splits])
                 raise PlanError(
                     f"the plan has no split for layer {layer!r} of the network{near}; "
@@ -142,6 +143,12 @@ class Plan:
 
 def split_nodes(graph: Graph) -> Iterator[Node]:
     """The nodes that a plan splits; all others take the layout of their inputs."""
+    if "split nodes" not in graph.derived:
+        graph.derived["split nodes"] = tuple(_split_nodes(graph))
+    return iter(graph.derived["split nodes"])
+
+
+def _split_nodes(graph: Graph) -> Iterator[Node]:
     shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.outputs}
     for node in graph.nodes:
         if node.kind in TAKES_SPLIT and node.inputs:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
@@ -61,7 +62,7 @@ class NodeProgram:
 
     @property
     def transfers(self) -> Iterator[Transfer]:
-        return (step for step in (*self.forward, *self.backward) if isinstance(step, Transfer))
+        return iter([step for step in (*self.forward, *self.backward) if isinstance(step, Transfer)])
 
     @property
     def bytes_sent(self) -> int:
@@ -157,6 +158,13 @@ class Program:
         yield from (("reduction", "", step) for steps in self._legs() for step in steps)
         yield from (("update", "", step) for part in self.shown for step in (*part.start, *part.finish))
 
+    def works(self) -> Iterator[Work]:
+        """The computations among `steps`, in order."""
+        forward, backward = ([getattr(node, phase) for node in self.nodes] for phase in ("forward", "backward"))
+        update = (steps for part in self.shown for steps in (part.start, part.finish))
+        for steps in itertools.chain(forward, reversed(backward), self._legs(), update):
+            yield from [step for step in steps if isinstance(step, Work)]
+
     @property
     def reduction(self) -> tuple[Transfer, ...]:
         """The transfers that sum gradients, in the order in which they are posted."""
@@ -185,8 +193,12 @@ class Program:
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
         """Up to the end of backward, each with how often it runs in a step."""
-        yield from ((transfer, self.repeats) for node in self.nodes for transfer in node.transfers)
-        yield from ((transfer, 1) for transfer in self.reduction)
+        return iter(self._transfers)
+
+    @cached_property
+    def _transfers(self) -> list[tuple[Transfer, int]]:
+        in_nodes = [(transfer, self.repeats) for node in self.nodes for transfer in node.transfers]
+        return in_nodes + [(transfer, 1) for transfer in self.reduction]
 
     def transfers_with_update(self) -> Iterator[tuple[Transfer, int]]:
         """Those of `transfers`, and those that follow the optimiser's step."""

@@ -43,7 +43,7 @@ class Split:
     @property
     def axes(self) -> Axes:
         """All axes that cut a dim."""
-        return tuple(name for dim in DIMS for name in getattr(self, dim))
+        return self.sample + self.depth + self.height + self.width + self.channel
 
     def cut(self, dims: int) -> dict[int, Axes]:
         """The axes by index of dim, without channels, for a tensor of `dims` dims: N, C, then space."""

@@ -31,6 +31,12 @@ class StageGraph:
         self.calls = [node for node in graph.nodes if node.kind not in ("input", "output") and not _is_read(node)]
         self.place = {node.name: index for index, node in enumerate(self.calls)}
 
+    @classmethod
+    def of(cls, graph: Graph) -> StageGraph:
+        """The network's, kept with it."""
+        row: StageGraph = graph.derived.get("stages") or graph.derived.setdefault("stages", cls(graph))
+        return row
+
     @cached_property
     def obstacles(self) -> list[str | None]:
         """By place: why no stage may start there, or None."""
@@ -177,7 +183,7 @@ def cut_stages(
     `in_flight` gives the micro-batches whose activations each stage keeps at most; `bytes_limit` bounds the weights and
     activations of each stage.
     """
-    row = StageGraph(graph)
+    row = StageGraph.of(graph)
     if stages > len(row.places) + 1:
         raise PlanError(
             f"{stages} stages are asked for, but this network can be cut into {len(row.places) + 1} at most, each "

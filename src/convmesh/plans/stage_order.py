@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward", "input", "weight"]
 """`backward` computes all gradients; `input` and `weight` compute them apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One stage on one micro-batch."""
 
     kind: Kind

@@ -38,6 +38,13 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return list(seen.values())
 
 
+def part_at(module: nn.Module, path: str) -> nn.Module:
+    """The part of a module at a path that leads to one. `get_submodule` checks every name, in ten times as long."""
+    for name in path.split("."):
+        module = module._modules[name]  # type: ignore[assignment]
+    return module
+
+
 def give_tables(module: nn.Module, parameters: Table, buffers: Table) -> None:
     """Replace a module's tables, with no check of what is in them: a module may stand on tensors without data."""
     module.__dict__["_parameters"] = parameters

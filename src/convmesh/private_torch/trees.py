@@ -1,5 +1,6 @@
 """Nested arguments and results of a model, walked as torch.fx and torch.export walk them; no public spelling exists."""
 
+from functools import cache
 from typing import Any
 
 from torch.utils import _pytree
@@ -29,3 +30,17 @@ def _collect(tree: Any, leaves: list[Any]) -> None:
         leaves += _pytree.tree_leaves(tree)
     else:
         leaves.append(tree)
+
+
+def flat_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, str]:
+    """The leaves of a call's arguments, torch's description of how they are nested, and that as text."""
+    if not kwargs and not any(isinstance(arg, (tuple, list, dict)) or type(arg) in _CONTAINERS for arg in args):
+        return [*args], *_in_a_row(len(args))
+    leaves, spec = tree_flatten((args, kwargs))
+    return leaves, spec, str(spec)
+
+
+@cache
+def _in_a_row(count: int) -> tuple[Any, str]:
+    spec = tree_flatten((tuple(range(count)), {}))[1]
+    return spec, str(spec)

@@ -216,8 +216,8 @@ def _hold_batch(program: Program, ledger: Ledger) -> None:
     A message back is still leaving while the next micro-batch runs; in looped schedules a turn counts it instead.
     """
     ledger.hold("batch", (program.bytes_inputs + program.bytes_targets) * program.repeats, "batch")
-    onward = _crossing(node.forward for node in program.nodes)
-    back = _crossing(node.backward for node in program.nodes)
+    crossing = program.nodes if program.stages > 1 else ()
+    onward, back = (_crossing(getattr(node, way) for node in crossing) for way in ("forward", "backward"))
     arriving = program.repeats * (onward + back)
     leaving = back if program.repeats > 1 and program.schedule not in LOOPED else 0
     ledger.hold("crossing", arriving + leaving, "buffers")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from convmesh.plans.stage_order import Action, Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A stage on one micro-batch, the kinds of action, and the bytes held of other micro-batches."""
 
     stage: int
@@ -72,5 +72,5 @@ def _together(turns: list[Turn]) -> list[Turn]:
     merged: dict[tuple[int, int, frozenset[int]], Turn] = {}
     for turn in turns:
         key = turn.stage, turn.bytes_others, turn.graded
-        merged[key] = replace(turn, kinds=turn.kinds | merged[key].kinds) if key in merged else turn
+        merged[key] = turn._replace(kinds=turn.kinds | merged[key].kinds) if key in merged else turn
     return list(merged.values())

@@ -31,15 +31,23 @@ class ComputeModel:
         self._level, self._turns = _level(self._table, active, _cores(system))
         self._active = active
         self._prices: dict[Work, tuple[Estimate, float]] = {}
+        self._seen: dict[int, tuple[Work, tuple[Estimate, float]]] = {}
         self._contention: dict[str, float] = {}
 
     def work(self, work: Work) -> Estimate:
         """Seconds of one operator at its local shapes."""
-        return self._priced(work)[0]
+        return self.priced(work)[0]
 
     def host(self, work: Work) -> float:
         """Seconds of the host to launch it; 0 where the host itself computes."""
-        return self._priced(work)[1]
+        return self.priced(work)[1]
+
+    def priced(self, work: Work) -> tuple[Estimate, float]:
+        """Both. Programs share the values of equal work, mostly: comparing them takes longer than the price."""
+        seen = self._seen.get(id(work))
+        if seen is None:  # keep the work, so that no other gets its id
+            seen = self._seen[id(work)] = work, self._of_equal(work)
+        return seen[1]
 
     @property
     def overheads(self) -> Overheads:
@@ -73,7 +81,7 @@ class ComputeModel:
     def _update(self, dtype: str) -> UpdateTiming | None:
         return None if self._table is None else self._table.update(self._assumed.optimizer, dtype, self._level)
 
-    def _priced(self, work: Work) -> tuple[Estimate, float]:
+    def _of_equal(self, work: Work) -> tuple[Estimate, float]:
         if work not in self._prices:
             self._prices[work] = self._price(work)
         return self._prices[work]
@@ -106,6 +114,24 @@ class ComputeModel:
             typical = statistics.median(ratios) if ratios else None
             self._contention[op] = typical if typical is not None else (self._slowdown("") if op else 1.0)
         return self._contention[op]
+
+
+MOST_SHARED = 4
+"""Models that are kept, with the prices of all that they were asked for."""
+
+_shared: list[tuple[System, Assumptions, int, ComputeModel]] = []
+
+
+def shared_model(system: System, assumptions: Assumptions, active: int) -> ComputeModel:
+    """A model for this very device, kept: the plans of a search have most of their work in common."""
+    for known, assumed, ranks, model in _shared:
+        alike = known.device is system.device and known.node is system.node and known.operators is system.operators
+        if alike and assumed == assumptions and ranks == active:
+            return model
+    model = ComputeModel(system, assumptions, active=active)
+    _shared.append((system, assumptions, active, model))
+    del _shared[:-MOST_SHARED]
+    return model
 
 
 def _cores(system: System) -> int | None:

@@ -46,4 +46,4 @@ class Estimate:
         for part in listed:
             shares[part.basis] += part.value
         basis = max(BASES, key=lambda name: shares[name]) if listed else "measured"
-        return cls(sum(p.value for p in listed), sum(p.low for p in listed), sum(p.high for p in listed), basis)
+        return cls(sum([p.value for p in listed]), sum([p.low for p in listed]), sum([p.high for p in listed]), basis)

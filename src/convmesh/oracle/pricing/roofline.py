@@ -82,16 +82,18 @@ class Roofline:
 
     def __init__(self, device: Device, assumptions: Assumptions) -> None:
         self._device, self._assumed = device, assumptions
+        self._memory_rate = float(device.bytes_per_second_memory) * float(device.fraction_memory)
+        self._launch = float(device.seconds_launch)
+        self._rates: dict[tuple[str, bool], tuple[float, float]] = {}
 
     def seconds(self, work: Work) -> float:
         return max(self.arithmetic(work), self.memory(work), self.floor(work))
 
     def floor(self, work: Work) -> float:
-        return float(self._device.seconds_launch) * KERNELS.get(work.op, 1)
+        return self._launch * KERNELS.get(work.op, 1)
 
     def memory(self, work: Work) -> float:
-        rate = float(self._device.bytes_per_second_memory) * float(self._device.fraction_memory)
-        return work.bytes_moved * PASSES.get(work.op, 1.0) / rate
+        return work.bytes_moved * PASSES.get(work.op, 1.0) / self._memory_rate
 
     def arithmetic(self, work: Work) -> float:
         """At the peak rate of the operator's units, less the waste of tiles and waves."""
@@ -113,6 +115,11 @@ class Roofline:
 
     def _rate(self, name: str, tensor: bool) -> tuple[float, float]:
         """Peak rate and reachable fraction; grouped convolutions with few channels do not use tensor cores."""
+        if (name, tensor) not in self._rates:
+            self._rates[name, tensor] = self._figures(name, tensor)
+        return self._rates[name, tensor]
+
+    def _figures(self, name: str, tensor: bool) -> tuple[float, float]:
         device = self._device
         if tensor and name in device.tensor_flops_per_second:
             return float(device.peak(name)), float(device.fraction_tensor or device.fraction_vector)

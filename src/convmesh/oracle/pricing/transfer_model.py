@@ -34,6 +34,7 @@ class TransferModel:
         self._table: TransferTable | None = system.transfers
         self._shapes: dict[tuple[str, ...], Shape] = {}
         self._prices: dict[tuple[object, ...], Estimate] = {}
+        self._ways: dict[tuple[int, int, bool], _Way] = {}
 
     @property
     def overlap(self) -> Overlap:
@@ -107,11 +108,17 @@ class TransferModel:
     def _way(self, message: Transfer, rank: int) -> _Way:
         """A message's axes and distance in ranks; between stages also its level of links, which may vary by stage."""
         assert message.peer is not None
-        here, there = self._mesh.coordinates(rank), self._mesh.coordinates(message.peer)
+        key = (rank, message.peer, message.carrier == "stage")
+        if key not in self._ways:
+            self._ways[key] = self._new_way(*key)
+        return self._ways[key]
+
+    def _new_way(self, rank: int, peer: int, between_stages: bool) -> _Way:
+        here, there = self._mesh.coordinates(rank), self._mesh.coordinates(peer)
         axes = tuple(name for name in self._mesh.axes if here[name] != there[name])
-        level = self._system.level_between(rank, message.peer, self._ranks_per_node)
-        fixed = level.name if message.carrier == "stage" and level is not None else ""
-        return axes, abs(message.peer - rank), fixed
+        level = self._system.level_between(rank, peer, self._ranks_per_node)
+        fixed = level.name if between_stages and level is not None else ""
+        return axes, abs(peer - rank), fixed
 
     def _crossing(self, way: _Way) -> Crossing:
         """The outermost level that such messages cross anywhere in the mesh, or the fixed one."""

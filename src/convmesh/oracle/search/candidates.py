@@ -118,7 +118,7 @@ class Candidates:
 
     @cached_property
     def _most_stages(self) -> int:
-        return len(StageGraph(self.graph).places) + 1
+        return len(StageGraph.of(self.graph).places) + 1
 
     def _idle_axes(self, mesh: Mesh, splits: Mapping[str, Split]) -> Refusal | None:
         """Refuse an axis without work: of space at the first layer, of any kind in much of the arithmetic."""

@@ -6,9 +6,12 @@ in time linear in the layers. On wider graphs some variables are held while the 
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +54,7 @@ def minimise(
 
     Exact while no table exceeds `most_entries`; beyond that it improves on `start`, which must be allowed.
     """
-    order = _order(factors, most_entries)
+    order = _order(_scopes(factors), most_entries)
     if order.held and start is not None:
         return _in_turns(factors, dict(start), most_entries)
     if order.held:
@@ -65,24 +68,36 @@ class _Order:
     held: set[Variable]
 
 
-def _order(factors: Sequence[Factor], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
+Scope = tuple[tuple[Variable, int], ...]
+"""A factor's variables, each with the number of its choices."""
+
+
+def _scopes(factors: Sequence[Factor]) -> tuple[Scope, ...]:
+    return tuple(tuple(zip(factor.variables, factor.table.shape, strict=True)) for factor in factors)
+
+
+@lru_cache(maxsize=16)
+def _order(scopes: tuple[Scope, ...], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
     """The order of elimination, smallest tables first; variables whose tables are too large are held.
 
-    Variables in `avoid` are held only if no others can be.
+    Variables in `avoid` are held only if no others can be. The costs do not matter, so that a search for a price on
+    memory, which changes nothing else, asks once.
     """
-    sizes = _sizes(factors)
+    sizes = dict(pair for scope in scopes for pair in scope)
     near: dict[Variable, set[Variable]] = {name: set() for name in sizes}
-    for factor in factors:
-        for name in factor.variables:
-            near[name].update(other for other in factor.variables if other != name)
+    for scope in scopes:
+        names = [name for name, _ in scope]
+        for name in names:
+            near[name].update(other for other in names if other != name)
     order, held = [], set()
 
     def entries(name: Variable) -> int:
         return math.prod(sizes[other] for other in near[name]) * sizes[name]
 
+    tables = {name: entries(name) for name in near}
     while near:
-        name = min(near, key=entries)
-        if entries(name) > most_entries:
+        name = min(near, key=tables.__getitem__)
+        if tables[name] > most_entries:
             free = [v for v in near if v not in avoid] or list(near)
             name = max(free, key=lambda v: len(near[v]))
             held.add(name)
@@ -90,30 +105,48 @@ def _order(factors: Sequence[Factor], most_entries: int, avoid: frozenset[Variab
             order.append(name)
             for other in near[name]:
                 near[other] |= near[name] - {other}
-        for other in near.pop(name):
+        around = near.pop(name)
+        for other in around:
             near[other].discard(name)
+        tables |= {other: entries(other) for other in around}
     return _Order(order, held)
 
 
-def _sizes(factors: Iterable[Factor]) -> dict[Variable, int]:
-    return {name: size for f in factors for name, size in zip(f.variables, f.table.shape, strict=True)}
-
-
 def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices | None:
-    waiting, choosers = list(factors), []
+    waiting, choosers = _Waiting(factors), []
     for name in order:
-        joined = _joined([f for f in waiting if name in f.variables], name)
+        joined = _joined(waiting.taken(name), name)
         best = np.argmin(joined.table, axis=-1)
         rest = Factor(joined.variables[:-1], np.min(joined.table, axis=-1))
         choosers.append(replace(rest, table=best))
-        waiting = [f for f in waiting if name not in f.variables]
-        waiting.append(rest)
-    if not math.isfinite(math.fsum(float(f.table) for f in waiting)):
+        waiting.add(rest)
+    if not math.isfinite(math.fsum(float(f.table) for f in waiting.factors.values())):
         return None
     choices: Choices = {}
     for name, best_of in zip(reversed(order), reversed(choosers), strict=True):
         choices[name] = int(best_of.at(choices))
     return choices
+
+
+class _Waiting:
+    """Factors in the order in which they came, found by their variables."""
+
+    def __init__(self, factors: Iterable[Factor]) -> None:
+        self.factors: dict[int, Factor] = {}
+        self._with: dict[Variable, list[int]] = defaultdict(list)
+        self._numbers = itertools.count()
+        for factor in factors:
+            self.add(factor)
+
+    def add(self, factor: Factor) -> None:
+        number = next(self._numbers)
+        self.factors[number] = factor
+        for name in factor.variables:
+            self._with[name].append(number)
+
+    def taken(self, name: Variable) -> list[Factor]:
+        """Those with a variable, which wait no longer."""
+        return [self.factors.pop(number) for number in self._with.pop(name) if number in self.factors]
 
 
 def _joined(factors: Sequence[Factor], last: Variable) -> Factor:
@@ -135,7 +168,7 @@ def _in_turns(factors: Sequence[Factor], choices: Choices, most_entries: int) ->
     """Hold some variables and solve the others exactly, then hold others, until nothing improves."""
     least, rested = cost_of(choices, factors), frozenset[Variable]()
     for _ in range(8):
-        order = _order(factors, most_entries, rested)
+        order = _order(_scopes(factors), most_entries, rested)
         held = {name: choices[name] for name in order.held}
         solved = _eliminate([factor.given(held) for factor in factors], order.variables)
         assert solved is not None  # the previous choices are allowed

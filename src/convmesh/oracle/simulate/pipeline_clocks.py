@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from convmesh.plans.stage_order import Action, Kind
 
@@ -26,8 +27,7 @@ class StageSeconds:
         return float(getattr(self, kind))
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """An action's begin and end, and its rank's wait: `exposed` for a message on its way, `idle` before that."""
 
     action: Action
@@ -74,7 +74,7 @@ class _Pipe:
     def __init__(self, orders: Orders, stages: Sequence[StageSeconds]) -> None:
         self._orders, self.stages = orders, stages
         self.ran: dict[int, list[Ran]] = {rank: [] for rank in orders}
-        self._ends: dict[Action, float] = {}
+        self._ends: dict[tuple[Kind, int, int], float] = {}
         self._home = {action.stage: rank for rank, actions in orders.items() for action in actions}
 
     def is_through(self, rank: int) -> bool:
@@ -89,36 +89,40 @@ class _Pipe:
     def advance(self, rank: int) -> bool:
         """Run all actions that are ready; whether there was one."""
         before = len(self.ran[rank])
-        while not self.is_through(rank) and (arrives := self.arrival(self.next(rank))) is not None:
-            begin = max(self.free(rank), arrives[0])
-            self.note(rank, begin, begin + self.stages[self.next(rank).stage].of(self.next(rank).kind))
+        while not self.is_through(rank):
+            action = self.next(rank)
+            arrives = self.arrival(action)
+            if arrives is None:
+                break
+            free = self.free(rank)
+            begin = max(free, arrives[0])
+            self._note(rank, action, (begin, begin + self.stages[action.stage].of(action.kind)), free, arrives[1])
         return len(self.ran[rank]) > before
 
     def arrival(self, action: Action) -> tuple[float, float] | None:
         """When an action's message arrives, and its seconds; None if it is not sent yet."""
-        source, message = self._source(action)
-        if not source:
+        kind, stage, microbatch = action
+        if kind == "forward" and stage > 0:
+            source, message = stage - 1, self.stages[stage - 1].onward
+            end = self._ends.get(("forward", source, microbatch))
+        elif kind in ("backward", "input") and stage < len(self.stages) - 1:
+            source, message = stage + 1, self.stages[stage + 1].back
+            end = self._ends.get(("backward", source, microbatch))
+            end = self._ends.get(("input", source, microbatch)) if end is None else end
+        else:
             return 0.0, 0.0
-        ends = [self._ends[one] for one in source if one in self._ends]
-        return (ends[0] + message, message) if ends else None
-
-    def _source(self, action: Action) -> tuple[list[Action], float]:
-        """The actions of which one sends what this one needs, and the message's seconds."""
-        if action.kind == "forward" and action.stage > 0:
-            return self._from(["forward"], action, -1, self.stages[action.stage - 1].onward)
-        if action.kind in ("backward", "input") and action.stage < len(self.stages) - 1:
-            return self._from(["backward", "input"], action, 1, self.stages[action.stage + 1].back)
-        return [], 0.0
-
-    def _from(self, kinds: list[Kind], action: Action, step: int, message: float) -> tuple[list[Action], float]:
-        stage = action.stage + step
-        apart = self._home[stage] != self._home[action.stage]
-        return [Action(kind, stage, action.microbatch) for kind in kinds], message if apart else 0.0
+        if self._home[source] == self._home[stage]:
+            message = 0.0
+        return None if end is None else (end + message, message)
 
     def note(self, rank: int, begin: float, end: float) -> None:
-        action, free = self.next(rank), self.free(rank)
+        """Record that a rank ran its next action."""
+        action = self.next(rank)
         arrives = self.arrival(action)
-        message = arrives[1] if arrives else 0.0
+        self._note(rank, action, (begin, end), self.free(rank), arrives[1] if arrives else 0.0)
+
+    def _note(self, rank: int, action: Action, ran: tuple[float, float], free: float, message: float) -> None:
+        begin, end = ran
         exposed = min(begin - free, message)
         self.ran[rank].append(Ran(action, begin, end, exposed, begin - free - exposed))
         self._ends[action] = end

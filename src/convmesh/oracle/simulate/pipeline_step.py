@@ -11,7 +11,8 @@ from convmesh.oracle.simulate.pipeline_clocks import CoreSharing, Ran, StageSeco
 from convmesh.oracle.simulate.priced_steps import Pricing
 from convmesh.oracle.simulate.rank_clocks import Clock, Flow, Join, ScriptPart
 from convmesh.oracle.simulate.rank_script import RankLines
-from convmesh.oracle.simulate.step_times import Scheduled, new_flow, spent
+from convmesh.oracle.simulate.stand_ins import Crowd
+from convmesh.oracle.simulate.step_times import Scheduled, lost_of, spent
 from convmesh.oracle.simulate.timeline import Interval
 from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
@@ -46,6 +47,7 @@ class _Pipelined:
         self._programs, self._pricing, self._sharing = programs, pricing, sharing
         self._lines = {rank: RankLines(program, pricing) for rank, program in programs.items()}
         self._first = next(iter(programs.values()))
+        self._crowd, self._lost = Crowd(self._first.mesh, programs), lost_of(pricing.transfer)
         self._pipe = self._first.mesh.axes.get("pipe", 1)
         self._turns = 1.0 if sharing is None else 1.0 / sharing.rate(self._pipe)
         self._at = {rank: p.mesh.coordinates(rank).get("pipe", 0) for rank, p in programs.items()}
@@ -103,7 +105,7 @@ class _Pipelined:
         return lines.backward(nodes, inputs=kind == "input", weights=kind == "weight")
 
     def _flow(self) -> Flow:
-        return new_flow(self._programs, self._pricing.transfer)
+        return Flow(self._crowd, self._lost)
 
     def _messages(self, nodes: Sequence[NodeProgram], rank: int) -> tuple[Estimate, Estimate]:
         """To the next stage and to the one before."""

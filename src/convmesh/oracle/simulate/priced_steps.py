@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from weakref import WeakKeyDictionary
 
 from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.estimate import Estimate
@@ -81,18 +82,28 @@ class Script:
         return Script(tuple(pieces), self.compute.scaled(factor), self.transfers)
 
 
+_without_transfers: WeakKeyDictionary[ComputeModel, dict[int, tuple[Steps, Script]]] = WeakKeyDictionary()
+"""Scripts of computations alone, which are the same on all meshes."""
+
+
 class Pricing:
     """Turns lists of steps into scripts; a list that layers share is priced once."""
 
     def __init__(self, compute: ComputeModel, transfer: TransferModel) -> None:
         self.compute, self.transfer = compute, transfer
         self._known: dict[tuple[int, int], tuple[Steps, Script]] = {}
+        self._anywhere = _without_transfers.setdefault(compute, {})
 
     def script(self, steps: Steps, rank: int) -> Script:
         key = (id(steps), rank)
-        if key not in self._known:  # keep the steps, so that no other list gets their id
-            self._known[key] = steps, self._priced(steps, rank)
-        return self._known[key][1]
+        known = self._known.get(key) or self._anywhere.get(id(steps))
+        if known is None:  # keep the steps, so that no other list gets their id
+            known = steps, self._priced(steps, rank)
+            if all(isinstance(step, Work) for step in steps):  # neither the mesh nor the rank matters
+                self._anywhere[id(steps)] = known
+            else:
+                self._known[key] = known
+        return known[1]
 
     def update(self, weights: Iterable[tuple[int, str]]) -> Script:
         """The optimiser for tensors given as elements and type."""
@@ -125,7 +136,7 @@ class Pricing:
         return Script(tuple(pieces), Estimate.total(computed), Estimate.total(sent))
 
     def _busy(self, stretch: Iterable[Work], computed: list[Estimate]) -> Busy:
-        priced = [(self.compute.work(work), self.compute.host(work)) for work in stretch]
+        priced = [self.compute.priced(work) for work in stretch]
         computed += [estimate for estimate, _ in priced]
         return Busy.of((estimate.value, host) for estimate, host in priced)
 

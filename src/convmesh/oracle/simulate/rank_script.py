@@ -13,6 +13,7 @@ from convmesh.oracle.simulate.rank_clocks import Join, ScriptPart
 from convmesh.oracle.simulate.transfer_cuts import cut_of
 from convmesh.plans.program import BucketProgram, NodeProgram, Program
 from convmesh.plans.steps import Steps
+from convmesh.system.operator_table import Overheads
 
 Lines = Iterator[ScriptPart | Join]
 EMPTY = Script((), Estimate.exactly(0.0), Estimate.exactly(0.0))
@@ -24,6 +25,7 @@ class RankLines:
     def __init__(self, program: Program, pricing: Pricing) -> None:
         self.program, self._pricing = program, pricing
         self._overheads = pricing.compute.overheads
+        self._takes_time = self._overheads != Overheads()
         self._beside_host = pricing.compute.works_beside_host
 
     def whole(self) -> Lines:
@@ -91,7 +93,7 @@ class RankLines:
     def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[ScriptPart]:
         """A node's steps, and the runtime's Python overhead: compute time where the host itself computes."""
         takes = self._overheads.forward if phase == "forward" else self._overheads.backward
-        seconds = takes(node.kind, cut_of(steps))
+        seconds = takes(node.kind, cut_of(steps)) if self._takes_time else 0.0
         part = self._part(key, node.layer, phase, steps)
         if self._beside_host:
             yield replace(part, seconds_host=seconds)

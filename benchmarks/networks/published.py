@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -25,6 +26,20 @@ class Published:
         torch.manual_seed(0)
         return self.build().double().train()
 
+    def versions(self) -> str:
+        packages = ("torch", _PACKAGES[self.name.partition(".")[0]])
+        return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+_PACKAGES = {
+    "torchvision": "torchvision",
+    "timm": "timm",
+    "smp": "segmentation-models-pytorch",
+    "monai": "monai",
+    "nnunet": "dynamic-network-architectures",
+}
+"""The distribution that a name begins with."""
+
 
 def _called(module: str, function: str, **options: Any) -> Callable[[], nn.Module]:
     """A factory of a package, imported only when it is called."""
@@ -41,7 +56,7 @@ _IMAGE = (2, 3, 64, 64)
 _TORCHVISION: dict[str, Shape] = {
     "alexnet": (2, 3, 96, 96), "vgg11_bn": _IMAGE, "resnet18": _IMAGE, "resnet50": _IMAGE, "wide_resnet50_2": _IMAGE,
     "resnext50_32x4d": _IMAGE, "densenet121": _IMAGE, "squeezenet1_1": _IMAGE, "googlenet": _IMAGE,
-    "inception_v3": (2, 3, 128, 128), "mnasnet0_5": _IMAGE, "mobilenet_v2": _IMAGE, "mobilenet_v3_small": _IMAGE,
+    "inception_v3": (2, 3, 299, 299), "mnasnet0_5": _IMAGE, "mobilenet_v2": _IMAGE, "mobilenet_v3_small": _IMAGE,
     "shufflenet_v2_x0_5": _IMAGE, "efficientnet_b0": _IMAGE, "efficientnet_v2_s": _IMAGE, "regnet_y_400mf": _IMAGE,
     "convnext_tiny": _IMAGE, "swin_t": _IMAGE, "swin_v2_t": _IMAGE, "vit_b_16": (2, 3, 32, 32),
     "maxvit_t": (2, 3, 224, 224),
@@ -54,7 +69,7 @@ _TORCHVISION_OPTIONS: dict[str, dict[str, Any]] = {
 _SEGMENTATION = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 _VIDEO: dict[str, Shape] = {
     "r3d_18": (2, 3, 4, 32, 32), "mc3_18": (2, 3, 4, 32, 32), "r2plus1d_18": (2, 3, 4, 32, 32),
-    "s3d": (2, 3, 16, 64, 64), "mvit_v1_b": (1, 3, 16, 224, 224), "swin3d_t": (2, 3, 4, 32, 32),
+    "s3d": (2, 3, 13, 209, 209), "mvit_v1_b": (2, 3, 16, 224, 224), "swin3d_t": (2, 3, 4, 32, 32),
 }  # fmt: skip
 
 _TIMM: dict[str, Shape] = {
@@ -70,7 +85,10 @@ _TIMM: dict[str, Shape] = {
 }  # fmt: skip
 _TIMM_OPTIONS: dict[str, dict[str, Any]] = {"vit_tiny_patch16_224": {"img_size": 32}}
 
-_SMP = ("Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "PAN", "UPerNet")
+_SMP: dict[str, Shape] = {
+    "Unet": _IMAGE, "UnetPlusPlus": _IMAGE, "MAnet": _IMAGE, "Linknet": _IMAGE, "FPN": _IMAGE, "PSPNet": _IMAGE,
+    "DeepLabV3": _IMAGE, "DeepLabV3Plus": _IMAGE, "PAN": (2, 3, 128, 128), "UPerNet": _IMAGE,
+}  # fmt: skip
 
 _VOLUME = (2, 1, 32, 32, 32)
 _3D = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}
@@ -92,7 +110,7 @@ _MONAI: dict[str, tuple[dict[str, Any], Shape]] = {
     "SegResNetDS": ({**_3D, "init_filters": 8, "blocks_down": (1, 1, 1)}, _VOLUME),
     "HighResNet": (_3D, (2, 1, 16, 16, 16)),
     "DenseNet121": (_3D, _VOLUME),
-    "SEResNet50": ({"spatial_dims": 3, "in_channels": 1, "num_classes": 2}, _VOLUME),
+    "SEResNet50": ({"spatial_dims": 2, "in_channels": 3, "num_classes": 2}, _IMAGE),
     "EfficientNetBN": (
         {"model_name": "efficientnet-b0", "spatial_dims": 2, "in_channels": 3, "pretrained": False}, _IMAGE,
     ),
@@ -147,19 +165,22 @@ def published() -> dict[str, Published]:
 
 def _all() -> Iterator[Published]:
     for name, shape in _TORCHVISION.items():
-        options = _TORCHVISION_OPTIONS.get(name, {})
-        yield Published(f"torchvision.{name}", _called("torchvision.models", name, weights=None, **options), shape)
+        yield _torchvision("torchvision.models", name, shape)
     for name in _SEGMENTATION:
-        build = _called("torchvision.models.segmentation", name, weights=None, weights_backbone=None)
-        yield Published(f"torchvision.{name}", build, _IMAGE)
+        yield _torchvision("torchvision.models.segmentation", name, _IMAGE, weights_backbone=None)
     for name, shape in _VIDEO.items():
-        yield Published(f"torchvision.{name}", _called("torchvision.models.video", name, weights=None), shape)
+        yield _torchvision("torchvision.models.video", name, shape)
     for name, shape in _TIMM.items():
         options = {"model_name": name, "pretrained": False, "num_classes": 10, **_TIMM_OPTIONS.get(name, {})}
         yield Published(f"timm.{name}", _called("timm", "create_model", **options), shape)
-    for name in _SMP:
+    for name, shape in _SMP.items():
         options = {"encoder_name": "resnet18", "encoder_weights": None, "classes": 2}
-        yield Published(f"smp.{name}", _called("segmentation_models_pytorch", name, **options), _IMAGE)
+        yield Published(f"smp.{name}", _called("segmentation_models_pytorch", name, **options), shape)
     for name, (options, shape) in _MONAI.items():
         yield Published(f"monai.{name}", _called("monai.networks.nets", name, **options), shape)
     yield from _nnunet()
+
+
+def _torchvision(module: str, name: str, shape: Shape, **options: Any) -> Published:
+    build = _called(module, name, weights=None, **options, **_TORCHVISION_OPTIONS.get(name, {}))
+    return Published(f"torchvision.{name}", build, shape)

@@ -103,6 +103,7 @@ class Lowering:
         args = arguments_of(node, lambda n: self._as_seen(n.name, stage))
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         if not any(isinstance(leaf, Dry) for leaf in tree_leaves(args)):
+            args = tree_map(_computed, args)
             value = call_of(self._captured.module, node)(*args[0], **args[1])
             self._env[node.name] = tree_map(_learned_apart, value)
             return
@@ -220,6 +221,11 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 def _first(args: Any) -> Dry:
     return dries_in(args)[0]
+
+
+def _computed(value: Any) -> Any:
+    """A tensor that learns as what it is to the call, a result: unlike a leaf it may be changed in place."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad else value
 
 
 def _learned_apart(value: Any) -> Any:

@@ -163,6 +163,14 @@ def grid_sample(input: Any, grid: Any, *args: Any, **kwargs: Any) -> Sharded:  #
     return contract(terms, _on_one_mesh(input, grid), lambda x, at: F.grid_sample(x, at, *args, **kwargs))
 
 
+@implements(F.affine_grid)
+def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Any:
+    """The places that an affine map of each sample names, for samples that are here."""
+    F.affine_grid(probe(theta), [*size], align_corners)
+    whole = make_whole(theta, [1, 2])
+    return local_result(whole, lambda maps: F.affine_grid(maps, [maps.shape[0], *size[1:]], align_corners))
+
+
 def _labels(dims: int) -> Labels:
     return tuple(f"dim {dim}" for dim in range(dims))
 

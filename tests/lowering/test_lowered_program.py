@@ -182,3 +182,24 @@ def _shared_weights() -> float:
     net = cm.parallelize(model, cm.plan(model, (1, 2, 32, 32), Mesh(height=2), {"*": {"height": "height"}, "3": {}}))
     net.gather_output(net(net.shard_input(x))).sum().backward()
     return float((net.full_gradients()["0.weight"] - expected).abs().max() > 1e-10)
+
+
+class Positions(nn.Module):
+    """Positions made of two parameters, the second added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.rows, self.columns = nn.Parameter(torch.zeros(8, 1)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.rows.repeat(1, 8)
+        places.add_(self.columns)
+        made: torch.Tensor = self.conv(x)
+        return made.add_(places)
+
+
+def test_what_is_made_of_weights_alone_may_be_changed_in_place() -> None:
+    model = Positions()
+    verified = cm.verify(model, (2, 3, 8, 8), cm.plan(model, (2, 3, 8, 8), Mesh(height=2), "spatial"), steps=1)
+    assert verified.ok, str(verified)

@@ -24,7 +24,7 @@ from convmesh.ops.shape.along import local_result
 Function = Callable[..., Any]
 
 
-class Stage(NamedTuple):
+class LineTransform(NamedTuple):
     """A transform along one dim, which has `extent` values then; all that the input has if it is None."""
 
     function: Function
@@ -32,7 +32,7 @@ class Stage(NamedTuple):
     extent: int | None
 
 
-def transformed(x: Sharded, stages: Sequence[Stage], norm: str | None) -> Sharded:
+def transformed(x: Sharded, stages: Sequence[LineTransform], norm: str | None) -> Sharded:
     """The stages one after another."""
     done: tuple[int, ...] = ()
     dims = tuple(stage.dim for stage in stages)
@@ -43,7 +43,7 @@ def transformed(x: Sharded, stages: Sequence[Stage], norm: str | None) -> Sharde
     return x
 
 
-def _local(x: torch.Tensor, stage: Stage, norm: str | None) -> torch.Tensor:
+def _local(x: torch.Tensor, stage: LineTransform, norm: str | None) -> torch.Tensor:
     options: dict[str, Any] = {"n": stage.extent, "dim": stage.dim, "norm": norm}
     if x.numel():
         result: torch.Tensor = stage.function(x, **options)
@@ -70,7 +70,7 @@ def _register_along_one(function: Function) -> None:
     @implements(function)
     def split(input: Sharded, n: int | None = None, dim: int = -1, norm: str | None = None) -> Sharded:  # noqa: A002
         function(probe(input), n, dim, norm)
-        return transformed(input, [Stage(function, dim % input.dim(), n)], norm)
+        return transformed(input, [LineTransform(function, dim % input.dim(), n)], norm)
 
 
 Dims = int | Sequence[int] | None
@@ -83,9 +83,9 @@ def _register_along_several(function: Function, each: Function, half: Function |
     def split(input: Sharded, s: Dims = None, dim: Dims = first, norm: str | None = None) -> Sharded:  # noqa: A002
         function(probe(input), s, dim, norm)
         named = _named(input, s, dim)
-        plain = [Stage(each, d, extent) for d, extent in (named if half is None else named[:-1])]
+        plain = [LineTransform(each, d, extent) for d, extent in (named if half is None else named[:-1])]
         plain.sort(key=lambda stage: input.layout.is_cut(stage.dim))  # what is whole needs no exchange
-        last = [] if half is None else [Stage(half, *named[-1])]
+        last = [] if half is None else [LineTransform(half, *named[-1])]
         return transformed(input, [*last, *plain] if half is fft.rfft else [*plain, *last], norm)
 
 

@@ -17,8 +17,9 @@ from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from benchmarks.networks.factories import Published
 from benchmarks.networks.findings import RESULTS, Finding, Findings, read_findings, table, totals, when, write_findings
-from benchmarks.networks.published import Published, published
+from benchmarks.networks.published import published
 from benchmarks.networks.surveying import MESHES, ON_FOUR, ON_TWO, survey
 from benchmarks.timing import machine
 

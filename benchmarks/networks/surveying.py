@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import convmesh as cm
+from benchmarks.networks.factories import Published
 from benchmarks.networks.findings import Finding
-from benchmarks.networks.published import Published
 from convmesh.dist import open_mesh
 from convmesh.errors import ConvMeshError
 from convmesh.graph.checking.drawn_values import cotangent

@@ -25,7 +25,7 @@ _POINTWISE = """
 _RESHAPE = """
     view view_as reshape reshape_as flatten unflatten permute transpose t squeeze unsqueeze swapaxes swapdims movedim
     moveaxis pixel_shuffle pixel_unshuffle channel_shuffle expand expand_as broadcast_to broadcast_tensors flip roll
-    repeat tile repeat_interleave fold unfold view_as_real view_as_complex fft_fftshift fft_ifftshift
+    repeat tile repeat_interleave meshgrid fold unfold view_as_real view_as_complex fft_fftshift fft_ifftshift
 """
 _INDEX = """
     getitem select narrow chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind index_select gather take

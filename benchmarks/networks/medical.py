@@ -55,7 +55,7 @@ _MONAI: dict[str, tuple[dict[str, Any], Shape]] = {
     "Regressor": (
         {"in_shape": (1, 32, 32), "out_shape": (3,), "channels": (4, 8), "strides": (2, 2)}, (2, 1, 32, 32),
     ),
-    "DAF3D": ({"in_channels": 1, "out_channels": 2}, (2, 1, 32, 64, 64)),
+    "DAF3D": ({"in_channels": 1, "out_channels": 2}, (2, 1, 16, 32, 32)),
     "HoVerNet": ({"mode": "fast", "decoder_padding": True}, (2, 3, 256, 256)),
     "MedNeXt": ({"init_filters": 4, "kernel_size": 3, "blocks_down": (1, 1, 1), "blocks_up": (1, 1, 1)}, _VOLUME),
     "ViTAutoEnc": (

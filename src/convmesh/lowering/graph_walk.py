@@ -93,9 +93,12 @@ class Lowering:
         return (self._samples, *shape[1:])
 
     def _by_samples(self, whole: Layout) -> Layout:
-        """Inputs that no split layer takes are cut by samples, as those are that one takes."""
+        """Inputs that no split layer takes are cut by samples, as those are that one takes.
+
+        Without any such layer, as in a network of tokens, the data axis cuts them.
+        """
         first = next(split_nodes(self._captured.graph), None)
-        axes = self._plan.split(first.layer).sample if first else ()
+        axes = self._plan.split(first.layer).sample if first else tuple({"data"} & {*self._plan.mesh.axes})
         return Layout.of(self._plan.mesh, whole.shape, {0: axes}) if whole.cuts and axes else whole
 
     def _call(self, node: fx.Node, spec: Node) -> None:

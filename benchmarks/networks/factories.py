@@ -24,7 +24,11 @@ class Published:
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
-        return self.build().double().train()
+        model = self.build().double().train()
+        for weight in model.parameters():
+            if weight.is_complex():  # `double()` leaves them
+                weight.data = weight.data.to(torch.complex128)
+        return model
 
     def versions(self) -> str:
         packages = ("torch", _PACKAGES[self.name.partition(".")[0]])

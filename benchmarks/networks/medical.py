@@ -60,17 +60,13 @@ _MONAI: dict[str, tuple[dict[str, Any], Shape]] = {
     "MedNeXt": ({"init_filters": 4, "kernel_size": 3, "blocks_down": (1, 1, 1), "blocks_up": (1, 1, 1)}, _VOLUME),
     "ViTAutoEnc": (
         {
-            "in_channels": 1, "img_size": 32, "patch_size": 8, "hidden_size": 48, "mlp_dim": 96, "num_layers": 2,
+            "in_channels": 1, "img_size": 16, "patch_size": 4, "hidden_size": 48, "mlp_dim": 96, "num_layers": 2,
             "num_heads": 4,
         },
-        _VOLUME,
+        (2, 1, 16, 16, 16),
     ),
     "PatchDiscriminator": ({"spatial_dims": 3, "channels": 4, "in_channels": 1}, _VOLUME),
     "Quicknat": ({"num_classes": 2, "num_filters": 8}, (2, 1, 64, 64)),
-    "GlobalNet": (
-        {"image_size": [16, 16, 16], "spatial_dims": 3, "in_channels": 1, "num_channel_initial": 4, "depth": 2},
-        (2, 1, 16, 16, 16),
-    ),
     "LocalNet": (
         {"spatial_dims": 3, "in_channels": 1, "num_channel_initial": 4, "extract_levels": (0, 1, 2)},
         (2, 1, 16, 16, 16),
@@ -88,15 +84,6 @@ _MONAI: dict[str, tuple[dict[str, Any], Shape]] = {
             "final_conv_channels": (4, 4),
         },
         (2, 2, 32, 32, 32),
-    ),
-    "VQVAE": (
-        {
-            "spatial_dims": 2, "in_channels": 1, "out_channels": 1, "channels": (8, 8), "num_res_channels": (8, 8),
-            "num_res_layers": 1, "num_embeddings": 8, "embedding_dim": 8,
-            "downsample_parameters": ((2, 4, 1, 1), (2, 4, 1, 1)),
-            "upsample_parameters": ((2, 4, 1, 1, 0), (2, 4, 1, 1, 0)),
-        },
-        (2, 1, 32, 32),
     ),
     "SegResNetDS2": ({**_3D, "init_filters": 8, "blocks_down": (1, 1, 1)}, _VOLUME),
     "SEResNext50": ({"spatial_dims": 2, "in_channels": 3, "num_classes": 2}, IMAGE),
@@ -144,5 +131,6 @@ _NEURALOP: dict[str, dict[str, Any]] = {
         "in_channels": 1, "out_channels": 1, "hidden_channels": 8, "lifting_channels": 8, "projection_channels": 8,
         "n_layers": 3, "uno_out_channels": [8, 8, 8], "uno_n_modes": [[4, 4], [4, 4], [4, 4]],
         "uno_scalings": [[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]], "horizontal_skips_map": {2: 0},
+        "channel_mlp_skip": "linear",
     },
 }  # fmt: skip

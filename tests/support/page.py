@@ -84,9 +84,9 @@ on four ranks under the other strategies. Each row is from the network's last ru
 COMMON = {
     F: (
         "bilinear ctc_loss embedding_bag fractional_max_pool2d fractional_max_pool3d gumbel_softmax kl_div "
-        "one_hot pairwise_distance"
+        "pairwise_distance"
     ),
-    torch: "bincount cdist histc index_add kron masked_select median nonzero take unique",
+    torch: "bincount cdist index_add kron masked_select median nonzero take unique",
 }
 """Functions that readers will look for, by their home."""
 

@@ -255,6 +255,15 @@ SAMPLES: dict[str, Sample] = {
     "grid_sample": Sample(
         lambda x, y: F.grid_sample(x, y.narrow(1, 0, 2).movedim(1, -1).tanh(), align_corners=False), ("NCHW", "NCHW")
     ),
+    "histc": Sample(lambda x: torch.histc(x.detach(), 5, -1, 1.5)),
+    "one_hot": Sample(lambda x: F.one_hot(x, C), ("NCH",), classes=True),
+    "tensordot": _of_two(
+        lambda x, y: [
+            torch.tensordot(x[0, 0], y[0, 0].movedim(-1, 0), 1),
+            torch.tensordot(x, y, ([0, 1, 2], [0, 1, 2])),
+            torch.tensordot(x[0, 0], y[0], ([1, 2], [2, 3])),
+        ]
+    ),
     "affine_grid": Sample(
         lambda x: F.affine_grid(x.narrow(1, 0, 2).narrow(2, 0, 3), [3, 1, 4, 5], align_corners=False), ("NCH",)
     ),

@@ -29,11 +29,11 @@ _RESHAPE = """
 """
 _INDEX = """
     getitem select narrow chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind index_select gather take
-    index_copy index_add scatter scatter_add masked_select embedding
+    index_copy index_add scatter scatter_add masked_select embedding one_hot
 """
 _REDUCE = """
     mean sum var std var_mean std_mean prod amax amin max min argmax argmin norm linalg_vector_norm any all
-    count_nonzero logsumexp cumsum cumprod logcumsumexp cummax cummin median topk sort argsort diff
+    count_nonzero logsumexp cumsum cumprod logcumsumexp cummax cummin median topk sort argsort diff histc
 """
 _NORM = "instance_norm group_norm layer_norm rms_norm local_response_norm normalize weight_norm"
 _KINDS = {
@@ -43,7 +43,10 @@ _KINDS = {
     "reduce": _REDUCE,
     "norm": _NORM,
     "linear": "linear matmul mm addmm rmatmul bilinear",
-    "product": "bmm baddbmm einsum outer scaled_dot_product_attention multi_head_attention_forward multihead_attention",
+    "product": (
+        "bmm baddbmm einsum tensordot outer scaled_dot_product_attention multi_head_attention_forward "
+        "multihead_attention"
+    ),
     "spectral": (
         "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn "
         "fft_ifftn fft_rfftn fft_irfftn"

@@ -28,6 +28,7 @@ from convmesh.ops.product import attention as attention
 from convmesh.ops.product import heads as heads
 from convmesh.ops.product import products as products
 from convmesh.ops.recurrent import sequences as sequences
+from convmesh.ops.reduce import counting as counting
 from convmesh.ops.reduce import extremes as extremes
 from convmesh.ops.reduce import reductions as reductions
 from convmesh.ops.reduce import softmax as softmax

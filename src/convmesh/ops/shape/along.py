@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
@@ -161,6 +162,16 @@ def grid_sample(input: Any, grid: Any, *args: Any, **kwargs: Any) -> Sharded:  #
         frozenset({*space, "place"}),
     )
     return contract(terms, _on_one_mesh(input, grid), lambda x, at: F.grid_sample(x, at, *args, **kwargs))
+
+
+@implements(F.one_hot)
+def one_hot(tensor: Sharded, num_classes: int = -1) -> Any:
+    """A new last dim, 1 at the class that each value names."""
+    if num_classes < 0:
+        raise UnsupportedError(
+            f"`one_hot` (num_classes={num_classes}): the number of classes must be given; it is not in the shapes."
+        )
+    return local_result(tensor, F.one_hot, (num_classes,))
 
 
 @implements(F.affine_grid)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from convmesh.cli.captured_subjects import (
     PlannedNetwork,
+    Precision,
     captured_for,
     default_batch,
     sample_shape,

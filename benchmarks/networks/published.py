@@ -37,7 +37,7 @@ _TIMM: dict[str, Shape] = {
     "poolformer_s12": IMAGE, "mobilevit_xxs": IMAGE, "coatnet_pico_rw_224": (2, 3, 224, 224),
     "vit_tiny_patch16_224": (2, 3, 32, 32), "swin_tiny_patch4_window7_224": (2, 3, 224, 224),
     "maxvit_pico_rw_256": (2, 3, 256, 256), "mixer_s32_224": (2, 3, 224, 224), "efficientvit_b0": IMAGE,
-    "mambaout_femto": IMAGE, "fastvit_t8": IMAGE, "inception_next_tiny": IMAGE,
+    "mambaout_femto": IMAGE, "fastvit_t8": IMAGE, "inception_next_tiny": IMAGE, "bat_resnext26ts": (2, 3, 256, 256),
 }  # fmt: skip
 _TIMM_OPTIONS: dict[str, dict[str, Any]] = {"vit_tiny_patch16_224": {"img_size": 32}}
 

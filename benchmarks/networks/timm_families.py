@@ -4,7 +4,7 @@ from __future__ import annotations
 
 AT_64 = """
     crossvit_tiny_240 cpubone_nano davit_tiny efficientvim_m1_dist fasternet_t0 focalnet_tiny_lrf hieradet_small
-    iformer_s lowformer_b0 nextvit_small pvt_v2_b0 rdnet_tiny repghostnet_050 bat_resnext26ts eca_resnext26ts
+    iformer_s lowformer_b0 nextvit_small pvt_v2_b0 rdnet_tiny repghostnet_050 eca_resnext26ts
     gcresnext26ts gernet_s mobileone_s0 repvgg_b0 seresnext26ts cs3darknet_s darknet17 sedarknet21 densenetblur121d
     dpn68 fbnetc_100 mnasnet_050 mobilenet_edgetpu_v2_xs mobilenetv2_050 semnasnet_050 spnasnet_100 tinynet_a
     tf_efficientnet_b0 ghostnetv3_050 hardcorenas_a hgnet_tiny hgnetv2_b0 inception_next_atto lcnet_050 lcnetv2_small

@@ -1,7 +1,7 @@
 # The two commands to know are `make demo` and `make test`. Each sets up everything it needs in .venv.
 PY := .venv/bin/python
 
-.PHONY: demo test test-full test-torch check format bench docs clean
+.PHONY: demo test test-full test-torch test-networks check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -14,6 +14,9 @@ test-full: .venv/.ready  # all drawn shapes, and every network under every prese
 
 test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
 	sh scripts/test-torch $(VERSION)
+
+test-networks:  # published networks of other packages, in a virtual environment of its own: about an hour on two cores
+	sh scripts/test-networks
 
 check: .venv/.ready
 	.venv/bin/ruff check
@@ -37,4 +40,4 @@ docs: .venv/.ready  # rewrite the generated pages: reference, support matrix, th
 	sh scripts/setup
 
 clean:
-	rm -rf .venv .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* .venv-networks .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ python -m scripts.make_reference
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -132,11 +133,17 @@ def _verb(name: str) -> str:
 
 
 def _table(options: type) -> str:
+    kinds = [kind for kind in reversed(options.__mro__) if dataclasses.is_dataclass(kind)]
+    rows = [row for kind in kinds for row in _rows(kind)]
+    return "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows, ""])
+
+
+def _rows(options: type) -> list[str]:
+    """The options that a class adds to those of its bases."""
     node = node_of(options)
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
     docs = [ast.literal_eval(item.value) for item in node.body if isinstance(item, ast.Expr)][1:]
-    rows = [_option(field, doc) for field, doc in zip(fields, docs, strict=True)]
-    return "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows, ""])
+    return [_option(field, doc) for field, doc in zip(fields, docs, strict=True)]
 
 
 def _option(field: ast.AnnAssign, doc: str) -> str:

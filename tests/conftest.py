@@ -45,7 +45,7 @@ class TurnPool(RankPool):
     _awake: TurnPool | None = None
 
     def __init__(self, n: int) -> None:
-        super().__init__(n, seconds_timeout=180)
+        super().__init__(n, seconds_timeout=900)
         self.run(_end_with_parent)
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:

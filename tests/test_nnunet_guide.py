@@ -42,7 +42,7 @@ def run(command: str, folder: Path) -> str:
     module = [] if program == "python" else ["-m", "convmesh"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     line = [sys.executable, *module, *rest]
-    done = subprocess.run(line, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(line, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

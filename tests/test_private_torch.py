@@ -365,6 +365,10 @@ def test_stages_of_a_pipeline_have_the_methods_that_ours_override() -> None:
         assert taken[1 : 1 + len(arguments)] == arguments, name
 
 
+def test_an_allocator_can_be_told_that_a_capture_is_over() -> None:
+    assert callable(torch._C._cuda_endAllocateToPool), "capturing: after a capture that failed"
+
+
 PRIVATE_OF = (nn.Module(), torch.Tensor(), torch.UntypedStorage(), DTensor, torch.ops.aten.relu.default)
 TORCHS = {name for owner in PRIVATE_OF for name in dir(owner) if name.startswith("_") and not name.endswith("__")}
 """Private names of the torch objects that code meets most."""

@@ -19,7 +19,7 @@ def kernels_of(step: Callable[[], Any]) -> dict[str, Any]:
     for event in seen.events():
         if event.device_type == cuda and not event.is_user_annotation:
             spent.setdefault(event.name, []).append(event.time_range.elapsed_us())
-    busiest = sorted(spent.items(), key=lambda pair: -sum(pair[1]))[:25]
+    busiest = sorted(spent.items(), key=lambda pair: -sum(pair[1]))[:60]
     return {
         "kernels": sum(len(times) for times in spent.values()),
         "seconds_busy": sum(map(sum, spent.values())) / 1e6,

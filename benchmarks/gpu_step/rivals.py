@@ -19,6 +19,8 @@ class Rival:
     compiles: bool = False
     twin: bool = False
     is_graph: bool = False
+    captures: bool = False
+    """Whether it becomes CUDA graphs by itself, after two steps."""
     images_only: bool = False
     """Saves launches alone, which volumes do not wait for."""
 
@@ -47,7 +49,13 @@ RIVALS: dict[str, Rival] = {
     **{f"ConvMesh eager{w}": Rival(partial(our_training, last=at)) for w, at in FORMATS.items()},
     **{f"ConvMesh graph{w}": Rival(partial(our_training, last=at), is_graph=True) for w, at in FORMATS.items()},
     **{
-        f"ConvMesh compile{w}": Rival(partial(our_training, last=at, compiling=True), compiles=True)
+        f"ConvMesh compile{w}": Rival(partial(our_training, last=at, compiling=True), compiles=True, captures=True)
+        for w, at in FORMATS.items()
+    },
+    **{
+        f"ConvMesh max-autotune{w}": Rival(
+            partial(our_training, last=at, compiling="max-autotune"), compiles=True, captures=True
+        )
         for w, at in FORMATS.items()
     },
     **{

@@ -51,7 +51,7 @@ def torch_training(case: Case, last: bool, mode: str | None) -> Training:
     return training(case, list(model.parameters()), lambda: loss(run(x), target))
 
 
-def our_training(case: Case, last: bool, compiling: bool = False) -> Training:
+def our_training(case: Case, last: bool, compiling: bool | str = False) -> Training:
     """ConvMesh on one rank: eager, or its whole step traced and compiled."""
     model = case.create(last)
     plan = cm.plan(model, case.shape, cm.Mesh(data=1), "data")

@@ -17,6 +17,8 @@ import traceback
 from typing import Any
 
 SECONDS_BLOCK = 0.12
+STEPS_BEFORE = 2
+"""Steps that ConvMesh runs before it captures one."""
 
 
 class Worker:
@@ -78,14 +80,14 @@ class Worker:
         begin, cuda = time.perf_counter(), self.torch.cuda
         self._measured(True)
         self._make()
-        self._run(3)
+        self._run(STEPS_BEFORE if self.rival.captures else 3)
         cuda.reset_peak_memory_stats()
         if self.rival.is_graph:
             self.step = captured(self.step)
             peak = cuda.max_memory_allocated()
             loss = self._run(1)
         else:
-            loss = self._run(2)
+            loss = self._run(2)  # of a step that captures itself: the capture, whose memory later steps use again
             peak = cuda.max_memory_allocated()
         self.count = max(2, min(40, int(SECONDS_BLOCK / self._timed(2))))
         return {

@@ -9,14 +9,14 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 import convmesh as cm
-from benchmarks.networks.published import Published
+from benchmarks.networks.factories import Published
+from benchmarks.networks.findings import Finding
 from convmesh.dist import open_mesh
 from convmesh.errors import ConvMeshError
 from convmesh.graph.checking.drawn_values import cotangent
@@ -30,11 +30,15 @@ MESHES = {
     "data": {"data": 2},
     "spatial": {"height": 2},
     "filter": {"filter": 2},
-    "channel": {"channel": 2},
+    "channel": {"channel": 4},
     "data+spatial": {"data": 2, "height": 2},
     "data+filter": {"data": 2, "filter": 2},
+    "auto": {"data": 2, "height": 2},
 }
 """The mesh on which each strategy is tried."""
+
+ON_TWO, ON_FOUR = ("spatial", "filter", "data"), ("channel", "data+spatial", "data+filter", "auto")
+"""The strategies by their number of ranks."""
 
 MOST_ERROR = 1e-7
 """The largest difference, relative to the largest value of a tensor, that rounding explains in deep networks."""
@@ -43,17 +47,6 @@ NOTHING = 1e-4
 """A tensor this much smaller than the largest counts as that small."""
 
 Tensors = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What became of a network: `exact`, `refused`, `wrong` or `crash`, and where and why."""
-
-    network: str
-    strategy: str
-    result: str
-    told: str = ""
-    seconds: float = 0.0
 
 
 def survey(network: Published, strategies: list[str], is_dry: bool) -> Iterator[Finding]:
@@ -146,7 +139,7 @@ def _distance(found: torch.Tensor | None, whole: torch.Tensor, least: float) -> 
 def _compared(model: nn.Module, plan: Plan, x: torch.Tensor, expected: Tensors) -> tuple[str, str]:
     ranks = plan.mesh.size
     try:
-        error, name = max(run_ranks(ranks, _split_step, model, plan, x, expected, seconds_timeout=180.0))
+        error, name = max(run_ranks(ranks, _split_step, model, plan, x, expected, seconds_timeout=600.0))
     except (RankError, ConvMeshError) as failure:
         lines = [line for line in str(failure).splitlines() if line.strip()]
         return "crash", _line(" ".join(lines[-3:]))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import convmesh as cm
 from convmesh.asynchronous.async_weights import AsyncWeights
 from convmesh.asynchronous.claims import Claims
 from convmesh.errors import ConfigError, ConvMeshError
+from convmesh.private_torch.stores import default_store
 from convmesh.testing import RankError, run_ranks
-from tests.balance.slow_ranks import spin
 from tests.conftest import Pools
 from tests.train.runs import config, lines, ran
 
@@ -92,13 +93,27 @@ def ended(folder: str, rank: int) -> str:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_rank_ends_all_with_its_reason(rank: int, tmp_path: Path) -> None:
-    told = run_ranks(2, ended, str(tmp_path), rank, seconds_timeout=30)
+    told = run_ranks(2, ended, str(tmp_path), rank)
     assert told[rank] == "no more"
     assert told[1 - rank] == f"rank {rank} failed: no more"
 
 
+BATCHES, SLOWER = 60, 5
+
+
+def take_long() -> None:
+    """Be slower than others by what they do, whatever the clock says: until they have taken some batches, or all."""
+    end = min(BATCHES, taken(0) + SLOWER)
+    while taken(0) < end:
+        time.sleep(1e-3)
+
+
+def taken(more: int) -> int:
+    return int(default_store().add("tests/batches taken", more))
+
+
 def own_loop() -> tuple[int, list[float], int]:
-    """Batches of a rank, of which the second takes five times as long for each."""
+    """Batches that a rank took; all but the first rank are slow."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # the first rank's weights count
     model = nn.Linear(4, 3)
@@ -106,12 +121,14 @@ def own_loop() -> tuple[int, list[float], int]:
     net = cm.parallelize(model, cm.plan(model, (2, 4), cm.Mesh(), "data"), cross_entropy, mesh=alone)
     weights = AsyncWeights(net, cm.open_mesh(cm.Mesh(data=world)))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
-    for number in (claims := Claims(0, 60)):
+    for number in (claims := Claims(0, BATCHES)):
+        taken(1)
         draws = torch.Generator().manual_seed(number)
         net(torch.randn(2, 4, generator=draws), torch.tensor([0, 1])).backward()
         opt.step()
         opt.zero_grad()
-        spin(5e-3 if rank else 1e-3)
+        if rank:
+            take_long()
         weights.submit(1.0)
     weights.finish()
     version = weights.weights.version if weights.weights is not None else 0
@@ -120,7 +137,7 @@ def own_loop() -> tuple[int, list[float], int]:
 
 def test_a_slow_rank_takes_fewer_batches_and_every_batch_is_taken_once(pools: Pools) -> None:
     (fast, weights, version), (slow, weights_slow, _), (third, _, _) = pools[3].run(own_loop)
-    assert fast + slow + third == version == 60
+    assert fast + slow + third == version == BATCHES
     assert fast > slow
     assert weights == weights_slow
 

@@ -38,7 +38,7 @@ def number():
 """
 
 
-def convmesh(*args: str, folder: Path | None = None, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def convmesh(*args: str, folder: Path | None = None, seconds: float = 600) -> subprocess.CompletedProcess[str]:
     """Run `convmesh` with these arguments; its modules come from this checkout."""
     return subprocess.run(
         [sys.executable, "-m", "convmesh", *args], capture_output=True, text=True, cwd=folder, check=False,

@@ -55,7 +55,7 @@ def test_sigterm_saves_and_torchrun_goes_on(tmp_path: Path, pools: Pools) -> Non
     assert process.stderr is not None
     first = process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    told, errors = process.communicate(timeout=100)
+    told, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM, first + errors
     assert "stopped by signal 15, saved" in told
     done = summary(run)["steps"]
@@ -65,7 +65,7 @@ def test_sigterm_saves_and_torchrun_goes_on(tmp_path: Path, pools: Pools) -> Non
     last = str(done + 4)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--", "convmesh"]
     options = ["train", written(tmp_path), "--run", str(run), "--resume", "--steps", last, "--plan.strategy", "spatial"]
-    again = subprocess.run([*torchrun, *options], capture_output=True, text=True, timeout=100, check=False)
+    again = subprocess.run([*torchrun, *options], capture_output=True, text=True, timeout=600, check=False)
     assert again.returncode == 0, again.stderr
     assert (summary(run)["steps"], summary(run)["restarts"], summary(run)["mesh"]) == (done + 4, 1, {"height": 2})
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -143,11 +144,20 @@ def test_interrupting_ends_all_processes_quietly(number: signal.Signals, status:
         while "one process" not in process.stderr.readline():
             pass
         process.send_signal(number)
-        rest = process.communicate(timeout=60)[1]
+        rest = process.communicate(timeout=120)[1]
     assert process.returncode == status
     assert "Traceback" not in rest
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    while is_there(process.pid):  # orphans that have ended are the system's to clear away
+        time.sleep(0.01)
+
+
+def is_there(group: int) -> bool:
+    """Whether a process of the group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

@@ -37,23 +37,23 @@ CASES: dict[str, list[list[int] | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_disagree_about_ranks(case: str) -> None:
     choices = CASES[case]
-    for found in run_ranks(len(choices), outcome, choices, seconds_timeout=30):
+    for found in run_ranks(len(choices), outcome, choices):
         assert found.startswith("DisagreementError: `ranks` must be the same on every rank of a mesh, but rank")
         assert "opens Mesh(data=" in found
         assert found.endswith("Pass the same `mesh` and `ranks` on all.")
 
 
 def test_the_error_says_who_wants_what() -> None:
-    first, *_ = run_ranks(3, outcome, CASES["a rank more"], seconds_timeout=30)
+    first, *_ = run_ranks(3, outcome, CASES["a rank more"])
     assert "rank 0 opens Mesh(data=2) over ranks 0, 1; rank 1 opens Mesh(data=3) over ranks 0 to 2" in first
 
 
 def test_a_rank_that_is_refused_does_not_leave_the_others_waiting() -> None:
-    first, second = run_ranks(2, outcome, [[0, 1], [1, 1]], seconds_timeout=30)
+    first, second = run_ranks(2, outcome, [[0, 1], [1, 1]])
     assert second.startswith("MeshError: `ranks` (=(1, 1)) must be different ranks")
     assert first.startswith("DisagreementError")
     assert "rank 1 was refused: `ranks` (=(1, 1))" in first
-    first, second = run_ranks(2, outcome, [[0, 1], [1]], 2, seconds_timeout=30)
+    first, second = run_ranks(2, outcome, [[0, 1], [1]], 2)
     assert "rank 1 was refused: `mesh` (=Mesh(data=2)) has 2 ranks, but there are 1 ranks given" in first
     assert second.startswith("MeshError: `mesh` (=Mesh(data=2)) has 2 ranks")
 
@@ -86,7 +86,7 @@ def test_ranks_that_disagreed_can_agree_later() -> None:
         dist.barrier()
         return f"{first[:17]}, {outcome([None] * 3)}, {outcome([[0, 1], [0, 1], []])}"
 
-    assert run_ranks(3, disagree_first, seconds_timeout=30) == [
+    assert run_ranks(3, disagree_first) == [
         "DisagreementError, opened, opened",
         "DisagreementError, opened, opened",
         "DisagreementError, opened, stays away",

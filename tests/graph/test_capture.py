@@ -105,9 +105,14 @@ def test_kinds_of_torch_modules(module: nn.Module, shape: tuple[int, ...], kind:
     assert [graph.layer(name)[0].kind for name in graph.layers] == [kind]
 
 
+class Diagonal(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.diagonal(dim1=-2, dim2=-1)
+
+
 def test_an_operator_of_no_known_kind_is_visible_but_opaque() -> None:
-    graph = capture(nn.Sequential(nn.Hardtanh(), nn.LSTM(4, 4)), (1, 2, 4)).graph
-    assert graph.opaque == {"1": "`LSTM` is an unknown operator"}
+    graph = capture(nn.Sequential(nn.Hardtanh(), Diagonal()), (1, 2, 4, 4)).graph
+    assert graph.opaque == {"1.diagonal": "`diagonal` is an unknown operator"}
 
 
 def test_sizes_stay_symbolic() -> None:
@@ -195,3 +200,19 @@ def test_functions_keep_their_settings() -> None:
 
     node = capture(Net(), (1, 2, 3, 3)).graph.layer("interpolate")[0]
     assert (node.kind, node.options["mode"]) == ("resize", "bilinear")
+
+
+class Asking(nn.Module):
+    """Asks what it was given in the ways that other packages do, and rounds sizes."""
+
+    def forward(self, x: Any) -> Any:
+        assert torch.is_tensor(x)
+        assert x.__class__ is torch.Tensor
+        rows = round(x.shape[2] * 0.6)
+        with pytest.raises(TypeError, match="0-d tensor"):
+            len(x.sum())
+        return x[:, :, :rows]
+
+
+def test_values_answer_as_tensors_do() -> None:
+    assert capture(Asking(), (1, 2, 5, 4)).graph.outputs[0].shape == (1, 2, 3, 4)

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convmesh as cm
 from convmesh import Mesh, models
+from convmesh.graph import capture
+from convmesh.lowering import lower
 from convmesh.lowering.call_text import written
 from convmesh.lowering.operator_calls import FREE
 from convmesh.plans import Transfer, Wait, Work
@@ -182,3 +184,46 @@ def _shared_weights() -> float:
     net = cm.parallelize(model, cm.plan(model, (1, 2, 32, 32), Mesh(height=2), {"*": {"height": "height"}, "3": {}}))
     net.gather_output(net(net.shard_input(x))).sum().backward()
     return float((net.full_gradients()["0.weight"] - expected).abs().max() > 1e-10)
+
+
+class Positions(nn.Module):
+    """Positions made of two parameters, the second added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.rows, self.columns = nn.Parameter(torch.zeros(8, 1)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.rows.repeat(1, 8)
+        places.add_(self.columns)
+        made: torch.Tensor = self.conv(x)
+        return made.add_(places)
+
+
+def test_what_is_made_of_weights_alone_may_be_changed_in_place() -> None:
+    model = Positions()
+    verified = cm.verify(model, (2, 3, 8, 8), cm.plan(model, (2, 3, 8, 8), Mesh(height=2), "spatial"), steps=1)
+    assert verified.ok, str(verified)
+
+
+class Tokens(nn.Module):
+    """A network without a layer that plans split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.head = nn.Embedding(8, 4), nn.Linear(4, 6), nn.Linear(6, 8)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(torch.relu(self.up(self.words(words))))
+        return made
+
+
+def test_the_data_axis_cuts_networks_of_tokens_and_others_say_that_they_do_not() -> None:
+    model, words = Tokens(), torch.randint(8, (4, 6))
+    plan = cm.plan(model, words, Mesh(data=2), "data")
+    nodes = lower(capture(model, words), plan).program.nodes
+    assert all(layout.axes == ("data",) for node in nodes for layout in node.outputs)
+    assert "filter cuts no layer of this network" in str(cm.plan(model, words, Mesh(filter=2), "filter"))
+    verified = cm.verify(model, words, plan, steps=1)
+    assert verified.ok, str(verified)

@@ -112,15 +112,16 @@ def test_bad_input_is_one_message(args: list[str], message: str, capsys: pytest.
 
 
 class Steady:
-    """The counter of a machine that draws a constant 30 W: tests rarely may read a real one."""
+    """The counter of a machine that draws a constant 30 W, and its clock: tests rarely may read a real one."""
 
     name = "package-0"
 
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
+    def clock(self) -> float:
+        self._now = time.perf_counter()
+        return self._now
 
     def joules(self) -> float:
-        return 30.0 * (time.perf_counter() - self._begin)
+        return 30.0 * self._now
 
     def between(self, begin: float, end: float) -> float:
         return end - begin
@@ -129,10 +130,10 @@ class Steady:
 def test_power_is_measured_if_there_are_counters() -> None:
     guessed, machine = cm.System.load("fugaku").power, this_machine()
     assert with_power(guessed, machine, EnergyMeter()) == guessed
-    measured = with_power(guessed, machine, EnergyMeter([Steady()]), seconds=0.2)
-    # Between readings of the counter and of the clock, others may have the core for some milliseconds.
-    assert measured.watts_device_idle.value == pytest.approx(30.0 / machine.cores, rel=0.2)
-    assert measured.watts_device_busy.value == pytest.approx(30.0 / machine.cores, rel=0.2)
+    counter = Steady()
+    measured = with_power(guessed, machine, EnergyMeter([counter], counter.clock), seconds=0.2)
+    assert measured.watts_device_idle.value == pytest.approx(30.0 / machine.cores)
+    assert measured.watts_device_busy.value == pytest.approx(30.0 / machine.cores)
     assert (measured.watts_device_busy.origin, measured.watts_host) == ("measured", guessed.watts_host)
 
 

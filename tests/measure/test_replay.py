@@ -76,7 +76,7 @@ def test_a_call_that_fails_is_named() -> None:
 
 
 def test_larger_operators_take_longer() -> None:
-    calls = [f"mm.default(float32({n}, {n}), float32({n}, {n}))" for n in (16, 256)]
+    calls = [f"mm.default(float32({n}, {n}), float32({n}, {n}))" for n in (16, 512)]
     works = [Work("mm", (), (), "float32", 1, 1, (), call) for call in calls]
     (small, large), _ = time_works(works, CPU)
     assert large.seconds > 5 * small.seconds
@@ -119,7 +119,7 @@ def test_optimisers_cost_more_for_more_elements() -> None:
 
 
 def test_optimisers_are_timed_on_ranks_at_once() -> None:
-    timings = measure_updates_at_once(2, seconds_timeout=60)
+    timings = measure_updates_at_once(2, seconds_timeout=300)
     assert set(timings) == {"sgd float32 x2", "momentum float32 x2", "adam float32 x2"}
     assert {timing.active for timing in timings.values()} == {2}
     assert timings["adam float32 x2"].seconds_element > timings["sgd float32 x2"].seconds_element > 0

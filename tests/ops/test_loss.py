@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from convmesh import Mesh, UnsupportedError, shard
+from convmesh import Mesh, OpenMesh, UnsupportedError, shard
+from convmesh.dist import Traffic, dry_mesh
 from convmesh.ops import dice_loss
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
@@ -123,6 +124,47 @@ def test_class_indices(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     dtype = data.draw(st.sampled_from([torch.float64, torch.float64, torch.float32]))
     case = SplitCase(fn, mesh, (shape, labels), params, dtype, frozenset({1}), classes=4, cuts=cuts)
     check(case)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(filter=2), Mesh(filter=3), Mesh(data=2, filter=2)], ids=str)
+@draws(8)
+@given(data=st.data())
+def test_many_classes_stay_cut(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    classes = data.draw(st.integers(10, 13))
+    shape = (data.draw(batch_sizes(mesh)), classes, *data.draw(extents(data.draw(st.integers(0, 2)), largest=4)))
+    by_samples = {0: "data"} if "data" in mesh.axes else {}
+    options: dict[str, Any] = {"reduction": data.draw(st.sampled_from(REDUCTIONS))}
+    options |= {"label_smoothing": data.draw(st.sampled_from([0.0, 0.2]))}
+    params = ((classes,),) if data.draw(st.booleans()) else ()
+    if data.draw(st.booleans()):
+        cuts: Any = ({1: "filter", **by_samples}, by_samples)
+        check(SplitCase(partial(soft_classes, **options), mesh, (shape, shape), params, cuts=cuts))
+        return
+    log = data.draw(st.booleans())
+    options |= {"ignore_index": data.draw(st.sampled_from([-100, 0, 2]))}
+    fn = partial(classes_of, log=log, **{k: v for k, v in options.items() if not log or k != "label_smoothing"})
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
+    cuts = ({1: "filter", **by_samples}, {} if data.draw(st.booleans()) else by_samples)
+    shapes = (shape, (shape[0], *shape[2:]))
+    check(SplitCase(fn, mesh, shapes, params, dtype, frozenset({1}), classes=classes, cuts=cuts))
+
+
+def vocabulary_traffic(mesh: OpenMesh) -> Traffic:
+    x = shard(torch.zeros(4, 1000, dtype=torch.float64, device=mesh.device), mesh, {1: "filter"})
+    x.requires_grad = True
+    with mesh.traffic.watch() as sent:
+        F.cross_entropy(x, torch.zeros(4, dtype=torch.long, device=mesh.device)).backward()  # type: ignore[arg-type]
+    return sent
+
+
+def real_vocabulary_traffic() -> Traffic:
+    return vocabulary_traffic(opened(Mesh(filter=2)))
+
+
+def test_no_score_of_a_cut_vocabulary_travels(pools: Pools) -> None:
+    real = pools[2].run(real_vocabulary_traffic)
+    assert [vocabulary_traffic(dry_mesh(Mesh(filter=2), rank)) for rank in range(2)] == real
+    assert real[0].bytes_total < 4 * 4 * 8
 
 
 @on_grids

@@ -198,15 +198,18 @@ def supported() -> list[Any]:
     numbers = (np.float64(2) * x).sum().item(), (np.float32(1) - x).sum().item()
     compared = (x == None, x != "a", None in [x])  # noqa: E711
     moved = x.to("cpu", torch.float64).dtype, x.type_as(x.long()).dtype, x.to(x.long()).dtype
+    whole = torch.ones(3, dtype=torch.float64)
+    cast = [(type(y) is torch.Tensor, y.dtype) for y in (whole.type_as(x), whole.to(x), whole.type_as(x.long()))]
     cut = x.redistribute({2: "data"}).layout.cuts[2].axes
     values = (2 in x, 3 in x, len(x), int(x.long().sum()), bool(x.sum() > 0), f"{x.sum():.1f}")
-    return [shared, iterated, twin.sum().item(), numbers, compared, moved, cut, *values]
+    return [shared, iterated, twin.sum().item(), numbers, compared, moved, cast, cut, *values]
 
 
 def test_what_torch_allows_is_allowed(pools: dict[int, RankPool]) -> None:
     n = 4 * 3 * 8 * 8
     types = torch.float64, torch.int64, torch.int64
-    expected = [n, 2 * n, 0, (4 * n, -n), (False, True, False), types, ("data",), True, False, 4, 2 * n, True]
+    cast = [(True, torch.float32), (True, torch.float32), (True, torch.int64)]
+    expected = [n, 2 * n, 0, (4 * n, -n), (False, True, False), types, cast, ("data",), True, False, 4, 2 * n, True]
     for found in pools[2].run(supported):
         assert found == [*expected, f"{2 * n}.0"]
 

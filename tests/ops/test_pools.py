@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convmesh import Mesh, UnsupportedError, shard
+from convmesh.ops.pool.fused_pool import Windows, fused_max
 from convmesh.testing import SplitCase, natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, layouts, spatial_dims
 from tests.conftest import Pools
@@ -267,3 +268,27 @@ def refusal_of_integers(mesh: Mesh) -> str:
     with pytest.raises(UnsupportedError) as refused:
         F.avg_pool2d(x, 2)
     return str(refused.value)
+
+
+@given(data=st.data())
+@draws(60)
+def test_pooling_for_a_compiler_chooses_as_torch_does(data: st.DataObject) -> None:
+    """Many equal values, infinities and a NaN; windows that overlap, leave gaps or a rest, and reach into padding."""
+    dims = data.draw(st.integers(1, 3))
+    kernel = tuple(data.draw(st.integers(1, 3)) for _ in range(dims))
+    stride = tuple(data.draw(st.integers((k + 1) // 2, 4)) for k in kernel)
+    padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
+    extents = tuple(data.draw(st.integers(k, 7)) for k in kernel)
+    ceil = data.draw(st.booleans())
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    values = torch.randint(0, 3, (2, 2, *extents), generator=generator).double()
+    values[0, 0] = -torch.inf
+    values[1, 1].view(-1)[-1] = torch.nan
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    expected = getattr(F, f"max_pool{dims}d")(theirs, kernel, stride, padding, 1, ceil)
+    found = fused_max(ours, Windows(kernel, stride, padding, extents, tuple(expected.shape[2:])))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    found.backward(grad)
+    expected.backward(grad)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-15, atol=1e-15)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import convmesh as cm
 from convmesh import Mesh
 from convmesh.testing import SplitCase
 from tests.draws import draws
@@ -78,3 +79,23 @@ def test_max_unpool_with_stray_indices(mesh: Mesh, data: st.DataObject, check: C
     classes = math.prod(2 * n for n in shape[2:])
     fn = partial(unpool_anywhere, dims=dims)
     check(SplitCase(fn, mesh, (shape, shape), integer_inputs=frozenset({1}), classes=classes))
+
+
+class Undone(nn.Module):
+    """Pooled and unpooled, as SegNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, places = self.pool(self.conv(x))
+        made: torch.Tensor = self.unpool(values * 2, places)
+        return made
+
+
+def test_networks_that_unpool_are_exact_under_a_plan() -> None:
+    model = Undone()
+    verified = cm.verify(model, (1, 2, 8, 8), cm.plan(model, (1, 2, 8, 8), Mesh(height=2), "spatial"), steps=1)
+    assert verified.ok, str(verified)

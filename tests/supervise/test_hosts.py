@@ -38,11 +38,11 @@ def test_a_lost_host_is_done_without_and_comes_back(tmp_path: Path) -> None:
         time.sleep(0.01)
         assert (first.poll(), second.poll()) == (None, None)
     second.kill()
-    second.communicate(timeout=30)
+    second.communicate(timeout=120)
     assert "is silent; goes on from the last checkpoint" in first.stderr.readline()
     third = host(tmp_path, port)
     for each in (first, third):
-        each.communicate(timeout=60)
+        each.communicate(timeout=120)
         assert each.returncode == 0
     assert starts(tmp_path)[:2] == [(4, 0), (2, 5)]
     assert starts(tmp_path)[2][0] == 4

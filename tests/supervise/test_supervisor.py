@@ -18,7 +18,8 @@ from tests.supervise.scripted import STEPS, fault, job, pids, starts
 
 
 def test_a_killed_rank_is_done_without_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert supervise(job(tmp_path, fault(1, 8, "SIGKILL")), Policy(3, seconds_backoff=0.3)) == 0
+    faults = fault(1, 8, "SIGKILL"), fault(0, STEPS - 100, "await")
+    assert supervise(job(tmp_path, *faults), Policy(3, seconds_backoff=0.3)) == 0
     (_, first), (_, second), (_, third) = starts(tmp_path)
     assert [ranks for ranks, _ in starts(tmp_path)] == [3, 2, 3]
     assert (first, second) == (0, 5)
@@ -87,7 +88,7 @@ def test_ctrl_c_during_a_restart_leaves_nothing_behind(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert "goes on with 2 of 3 ranks" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in errors
     assert not [pid for pid in pids(tmp_path) if Path(f"/proc/{pid}").exists()]
@@ -101,7 +102,7 @@ def test_ranks_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         assert process.poll() is None
     handles = [os.pidfd_open(pid) for pid in pids(tmp_path)]
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     for handle in handles:
-        assert wait([handle], 20), "a rank is left"
+        assert wait([handle], 60), "a rank is left"
         os.close(handle)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.networks.findings import Findings, read_findings, table, totals, when
 
 from convmesh import Mesh
 from convmesh.ops import supported
@@ -65,12 +66,27 @@ In whole models, a layer whose `forward` depends on values (data-dependent contr
 samples, with a warning that names it.
 """
 
+NETWORKS = """## Published networks
+
+Networks of other packages, unmodified, one step of training in float64 against the model itself on one process
+(`make test-networks`): on two ranks under `data`, `spatial` and `filter`; a third of them, drawn anew each time, also
+on four ranks under the other strategies. Each row is from the network's last run.
+
+| cell | meaning |
+| --- | --- |
+| exact | outputs and all gradients agree to 1e-7 of each tensor's largest value |
+| refused | refused with the reason, before anything is sent |
+| (empty) | not drawn yet |
+
+{when}.
+"""
+
 COMMON = {
     F: (
-        "affine_grid bilinear ctc_loss embedding_bag fractional_max_pool2d fractional_max_pool3d gumbel_softmax kl_div "
-        "one_hot pairwise_distance"
+        "bilinear ctc_loss embedding_bag fractional_max_pool2d fractional_max_pool3d gumbel_softmax kl_div "
+        "pairwise_distance"
     ),
-    torch: "bincount cdist histc index_add kron masked_select median nonzero take unique",
+    torch: "bincount cdist index_add kron masked_select median nonzero take unique",
 }
 """Functions that readers will look for, by their home."""
 
@@ -83,7 +99,14 @@ def page(cells: Mapping[str, Cells]) -> str:
     parts += [DRAWN.format(meshes=_meshes(whole), most=_most_axes(whole)), _options(whole)]
     parts += [WEIGHTS.format(meshes=_meshes(cut)), _options(cut)]
     parts += [REFUSED.format(functions=_code(_refused()), spellings=_code(_refused_spellings()))]
+    parts += _networks(read_findings())
     return "\n".join(parts)
+
+
+def _networks(findings: Findings) -> list[str]:
+    if not findings:
+        return []
+    return [NETWORKS.format(when=when(findings.values())), *totals(findings), "", *table(findings), ""]
 
 
 def _families(cells: Mapping[str, Cells]) -> str:

@@ -142,6 +142,39 @@ def _drawn_like(call: Callable[..., Any]) -> Sample:
     return Sample(run, takes_mesh=True)
 
 
+def _of_complex(call: Callable[[Any], Any]) -> Sample:
+    """Of complex numbers; its result as real ones, which can be compared."""
+
+    def run(x: Any, y: Any) -> Any:
+        made = call(torch.complex(x, y))
+        return torch.view_as_real(torch.resolve_conj(made)) if made.is_complex() else made
+
+    return _of_two(run)
+
+
+def _as_pairs(call: Callable[[Any], Any]) -> Sample:
+    return Sample(lambda x: torch.view_as_real(torch.resolve_conj(call(x))))
+
+
+def _read_in_time(name: str) -> Sample:
+    """A recurrent layer, or one step of it, over (samples, time, features)."""
+    gates, is_cell = {"lstm": 4, "gru": 3}.get(name.partition("_")[0], 1), name.endswith("_cell")
+    weights = ((gates * 2, C), (gates * 2, 2), (gates * 2,), (gates * 2,))
+
+    def run(x: Any, *weights: Any) -> Any:
+        begun = x.new_zeros((3, 2) if is_cell else (1, 3, 2))
+        states = (begun, begun) if name.startswith("lstm") else begun
+        if is_cell:
+            return getattr(torch, name)(x, states, *weights)
+        return getattr(torch, name)(x, states, weights, True, 1, 0.0, False, False, True)
+
+    return Sample(run, ("NC" if is_cell else "NHC",), weights)
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_SPECTRAL = ("fft", "ifft", "hfft", "irfft", "fft2", "ifft2", "irfft2", "fftn", "ifftn", "irfftn")
+
+
 def _windows(dims: int) -> dict[str, Sample]:
     """Poolings, unpooling and convolutions of one to three spatial dims."""
     labels, channels, kernel = (LABELS[dims],), EXTENTS["C"], (3,) * dims
@@ -221,6 +254,18 @@ SAMPLES: dict[str, Sample] = {
     "embedding": Sample(F.embedding, ("NCH",), ((C, 5),), classes=True),
     "grid_sample": Sample(
         lambda x, y: F.grid_sample(x, y.narrow(1, 0, 2).movedim(1, -1).tanh(), align_corners=False), ("NCHW", "NCHW")
+    ),
+    "histc": Sample(lambda x: torch.histc(x.detach(), 5, -1, 1.5)),
+    "one_hot": Sample(lambda x: F.one_hot(x, C), ("NCH",), classes=True),
+    "tensordot": _of_two(
+        lambda x, y: [
+            torch.tensordot(x[0, 0], y[0, 0].movedim(-1, 0), 1),
+            torch.tensordot(x, y, ([0, 1, 2], [0, 1, 2])),
+            torch.tensordot(x[0, 0], y[0], ([1, 2], [2, 3])),
+        ]
+    ),
+    "affine_grid": Sample(
+        lambda x: F.affine_grid(x.narrow(1, 0, 2).narrow(2, 0, 3), [3, 1, 4, 5], align_corners=False), ("NCH",)
     ),
     "mm": Sample(lambda x, w: [torch.mm(x, w), torch.mm(x, x.t()), torch.mm(x.t(), x)], ("NC",), ((C, 5),)),
     "spmm": Sample(torch.mm, ("NC",), ((C, 5),)),
@@ -322,4 +367,15 @@ SAMPLES: dict[str, Sample] = {
     "pixel_shuffle": Sample(lambda x: F.pixel_shuffle(x, 2), ("NCHW",)),
     "pixel_unshuffle": Sample(lambda x: F.pixel_unshuffle(x, 2), ("NCHW",)),
     "channel_shuffle": Sample(lambda x: F.channel_shuffle(x, 4)),
+    **{f"{name}{suffix}": _read_in_time(f"{name}{suffix}") for name in _RECURRENT for suffix in ("", "_cell")},
+    **{f"fft.{name}": _of_complex(getattr(torch.fft, name)) for name in _SPECTRAL},
+    **{f"fft.{name}": _as_pairs(getattr(torch.fft, name)) for name in ("rfft", "ihfft", "rfft2", "rfftn")},
+    **{f"fft.{name}": Sample(getattr(torch.fft, name)) for name in ("fftshift", "ifftshift")},
+    **{name: _of_complex(getattr(torch, name)) for name in ("real", "imag", "conj", "angle", "resolve_conj")},
+    "conj_physical": _of_complex(torch.conj_physical),
+    "complex": _of_two(lambda x, y: torch.view_as_real(torch.complex(x, y))),
+    "polar": _of_two(lambda x, y: torch.view_as_real(torch.polar(x * x, y))),
+    "view_as_real": _of_complex(lambda z: z),
+    "view_as_complex": Sample(lambda x: torch.view_as_complex(x.unflatten(-1, (5, 2))).abs()),
+    "is_complex": Sample(lambda x: x * torch.is_complex(x)),
 }

@@ -78,9 +78,9 @@ def test_a_rank_that_dies_is_noticed_at_once(waits: bool) -> None:
 
     begin = time.monotonic()
     with pytest.raises(RankError) as raised:
-        run_ranks(3, die, seconds_timeout=60)
+        run_ranks(3, die, seconds_timeout=240)
     assert str(raised.value).startswith("rank 1 of 3 died with exit code 7 before it returned.")
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
 
 
 def test_a_rank_that_is_killed_says_by_which_signal() -> None:
@@ -99,7 +99,7 @@ def test_a_hang_ends_at_the_limit_with_the_stack_of_the_hung_rank() -> None:
     text = str(raised.value)
     assert text.startswith("ranks [1] of 2 did not return within 3 s.\nrank 1 hung at:\n")
     assert "in wait_for_nobody" in text
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
 
 
 def test_a_hang_inside_a_collective_shows_the_call() -> None:
@@ -119,7 +119,7 @@ def test_ranks_work_after_the_parent_ran_operators_on_several_threads() -> None:
     try:
         expected = convolve()
         F.conv2d(torch.ones(2, 8, 64, 64, requires_grad=True), torch.ones(8, 8, 3, 3)).sum().backward()
-        assert run_ranks(2, convolve, seconds_timeout=30) == [expected] * 2
+        assert run_ranks(2, convolve) == [expected] * 2
     finally:
         torch.set_num_threads(before)
 
@@ -140,7 +140,7 @@ def vanish() -> None:
 
 @pytest.fixture
 def pool() -> Iterator[RankPool]:
-    with RankPool(2, seconds_timeout=20) as opened:
+    with RankPool(2) as opened:
         yield opened
 
 
@@ -153,12 +153,12 @@ def test_a_failure_closes_the_pool_and_a_new_one_works(pool: RankPool) -> None:
     with pytest.raises(RankError, match="on purpose"):
         pool.run(fail_on, 0)
     assert not pool.is_open
-    with RankPool(2, seconds_timeout=20) as again:
+    with RankPool(2) as again:
         assert again.run(rank_plus, 5) == [5, 6]
 
 
 def test_pools_of_several_sizes_live_side_by_side(pool: RankPool) -> None:
-    with RankPool(3, seconds_timeout=20) as other:
+    with RankPool(3) as other:
         assert other.run(rank_plus, 0) == [0, 1, 2]
         with pytest.raises(RankError, match="died with exit code 3"):
             other.run(vanish)
@@ -178,5 +178,5 @@ def test_ranks_end_when_their_parent_is_killed() -> None:
         "print(len(pool.run(os.getpid)), flush=True); os.kill(os.getpid(), 9)"
     )
     # The ranks inherit standard output, so it ends when the last of them does.
-    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=600, check=False)
     assert (killed.returncode, killed.stdout) == (-9, b"2\n")

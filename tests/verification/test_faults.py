@@ -126,7 +126,7 @@ def test_a_rank_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
         return y
 
     broken_pool(monkeypatch, hang)
-    found = verified(steps=1, seconds_timeout=4)
+    found = verified(steps=1, seconds_timeout=8)
     assert "rank 1" in found.failure
     assert not found.ok
 

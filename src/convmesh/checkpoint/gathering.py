@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import json
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from convmesh.checkpoint.spreading import HeldTensor
 from convmesh.errors import CheckpointError
 from convmesh.runtime import ParallelNet
 from convmesh.runtime.weight_places import settle_weights, weight_places
+from convmesh.versions import own_version
 
 
 def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def head_of(step: int, net: ParallelNet, optimizer: Optimizer | None, state: dic
         "world": net.mesh.mesh.size,
         "mesh": dict(net.mesh.mesh.axes),
         "plan": hashlib.sha256(str(net.plan).encode()).hexdigest(),
-        "versions": {"torch": torch.__version__, "convmesh": version("convmesh")},
+        "versions": {"torch": torch.__version__, "convmesh": own_version()},
         "optimizer": None if optimizer is None else described(optimizer),
         "state": _copied(state),
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from convmesh.cli.exits import BadInputError
 from convmesh.cli.shapes import parse_shape
@@ -15,6 +18,23 @@ Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 
 SAMPLES_PER_RANK = {1: 32, 2: 32, 3: 1}
 """Default batch per rank, by number of spatial dims: volumes come one at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedNetwork:
+    """What every verb that plans asks: which network, for which cluster."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A reference network's name, or package.module:factory."""
+    system: str = "dgx-a100"
+    """The cluster: the name of one that ships with ConvMesh, or the path of your own system file."""
+    input: str | None = None
+    """Shape of one sample without the batch, e.g. 1x128x128x128; reference networks have a default."""
+    precision: Precision = "float32"
+    """Type of weights, gradients, optimiser states and activations.
+    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does."""
+    batchnorm: Literal["global", "replica"] = "global"
+    """Batch statistics over the global batch, or over each replica's samples as in DDP."""
 
 
 def subject_without_data(model: str, given: str | None = None) -> Subject:

@@ -124,9 +124,9 @@ def overview() -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from convmesh.versions import own_version
 
-    return f"convmesh {version('convmesh')}"
+    return f"convmesh {own_version()}"
 
 
 def _refuse(message: str, status: Exit = Exit.BAD_INPUT) -> int:

@@ -6,12 +6,10 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal
 
 from convmesh.cli.captured_subjects import (
-    Precision,
+    PlannedNetwork,
     captured_for,
     default_batch,
     sample_shape,
@@ -25,18 +23,12 @@ if TYPE_CHECKING:
     from convmesh.oracle.search import Ranked, SearchResult
 
 
-@dataclass(frozen=True)
-class PlanOptions:
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(PlannedNetwork):
     """Options of `convmesh plan`."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A reference network's name, or package.module:factory."""
     gpus: int
     """Number of devices, one rank on each."""
-    system: str = "dgx-a100"
-    """The cluster: the name of one that ships with ConvMesh, or the path of your own system file."""
-    input: str | None = None
-    """Shape of one sample without the batch, e.g. 1x128x128x128; reference networks have a default."""
     batch: int | None = None
     """Global batch size; by default 32 per device, or 1 per device for volumes."""
     objective: Literal["time", "epoch", "memory", "energy", "cost"] = "time"
@@ -45,11 +37,6 @@ class PlanOptions:
     """Samples per epoch, for the objective epoch."""
     strategies: tuple[str, ...] = ()
     """Strategies to consider; by default all, and per-layer mixes of splits."""
-    precision: Precision = "float32"
-    """Type of weights, gradients, optimiser states and activations.
-    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does."""
-    batchnorm: Literal["global", "replica"] = "global"
-    """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
     """Optimiser, which decides the memory for its states."""
     save: Path | None = None

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal
 
 from convmesh.cli.captured_subjects import (
+    PlannedNetwork,
     Precision,
     captured_for,
     default_batch,
@@ -35,29 +34,18 @@ STRONG_RANKS = 64
 """Without `--batch`, strong scaling uses the default batch for this number of devices."""
 
 
-@dataclass(frozen=True)
-class ScaleOptions:
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(PlannedNetwork):
     """Options of `convmesh scale`."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A reference network's name, or package.module:factory."""
     gpus: str
     """Device counts: 1..4096 means 1, 2, 4 and so on up to 4096; 4096 alone means the same."""
-    system: str = "dgx-a100"
-    """The cluster: the name of one that ships with ConvMesh, or the path of your own system file."""
-    input: str | None = None
-    """Shape of one sample without the batch, e.g. 1x128x128x128; reference networks have a default."""
     batch: int | None = None
     """Global batch size for strong scaling; batch size per device for weak scaling."""
     scaling: Literal["strong", "weak", "both"] = "both"
     """Strong: the same batch on more devices. Weak: the same batch on each device."""
     strategies: tuple[str, ...] = ()
     """Strategies to consider; by default data, spatial, filter, pipeline, data+spatial and data+filter."""
-    precision: Precision = "float32"
-    """Type of weights, gradients, optimiser states and activations.
-    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does."""
-    batchnorm: Literal["global", "replica"] = "global"
-    """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     svg: Path | None = None
     """Where to write the plot as an SVG."""
     json: bool = False

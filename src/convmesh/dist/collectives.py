@@ -16,6 +16,7 @@ import torch.distributed as dist
 from convmesh.dist.launching import Flying, Launched, Tensors, launch
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
+from convmesh.dist.wire import settled
 
 Axes = tuple[str, ...]
 
@@ -34,7 +35,7 @@ class Reduction:
         if self._alone is not None:
             return
         flat = [t.detach().reshape(-1) for t in tensors]
-        packed = torch.cat(flat) if len(flat) > 1 else flat[0].clone()
+        packed = torch.cat(flat) if len(flat) > 1 else settled(flat[0]).clone()
         buffer = packed.cpu() if mesh.stages_through_host else packed
         bytes_sent = all_reduce_bytes(packed.numel(), packed.element_size(), ranks)
         self._traffic = mesh.traffic

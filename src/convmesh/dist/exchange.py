@@ -12,7 +12,7 @@ import torch.distributed as dist
 from convmesh.dist.alike_messages import add_all, pack_all, put_all
 from convmesh.dist.launching import Flying, Launched, Tensors, is_tracing_transfers, launch
 from convmesh.dist.open_mesh import OpenMesh
-from convmesh.dist.wire import add, put, take
+from convmesh.dist.wire import add, put, settled, take
 from convmesh.kernels.memory_format import empty_like_format
 from convmesh.layout import ExchangePlan, Region, Route
 from convmesh.layout.exchange_plan import Carrier
@@ -167,6 +167,7 @@ def _start_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payloa
 
 def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: Tensors, received: Tensors) -> list[Any]:
     group = mesh.everyone
+    sent, received = [_real(buffer) for buffer in sent], [_real(buffer) for buffer in received]
     incoming, outgoing = zip(route.receives, received, strict=True), list(zip(route.sends, sent, strict=True))
     ops = [dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group) for m, buffer in incoming]
     ops += [dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group) for m, buffer in outgoing]
@@ -175,6 +176,11 @@ def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: T
     if not outgoing:
         mesh.traffic.joined("neighbour", axes)
     return dist.batch_isend_irecv(ops)
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    """The same memory in a type that backends know: complex numbers are pairs. Collectives see to that themselves."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
@@ -221,7 +227,7 @@ def _post_all_gather(mesh: OpenMesh, axes: tuple[str, ...], sent: Tensors, recei
 
 
 def _on_wire(flat: torch.Tensor, wire: torch.device) -> torch.Tensor:
-    return flat.detach().contiguous().to(wire)
+    return settled(flat.detach()).contiguous().to(wire)
 
 
 def _shaped_parts(route: Route, payload: Pieces, members: list[int], splits: list[int], received: Tensors) -> Arrived:

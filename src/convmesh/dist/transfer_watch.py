@@ -64,6 +64,11 @@ def _joined(notes: tuple[TransferNote, ...]) -> TransferNote | None:
     return (notes[0] if len(notes) == 1 else _SharedNote(notes)) if notes else None
 
 
+def is_watched() -> bool:
+    """Whether anybody is told of transfers."""
+    return bool(_watches)
+
+
 def add_watch(watch: TransferWatch) -> None:
     """Watch from here on."""
     global _watches

@@ -24,6 +24,11 @@ def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its values in memory: of a conjugate, torch only notes that it is one."""
+    return tensor.resolve_conj() if tensor.is_complex() else tensor
+
+
 def _box(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     """The same view by one call, where there are no values: dry runs of large exchanges take thousands."""
     shape, strides = region.shape, tensor.stride()

@@ -7,13 +7,13 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import version
 
 import torch
 
 from convmesh.doctor.finding import Finding
 from convmesh.private_torch.tested_versions import NEWEST, OLDEST
 from convmesh.system.folder import LOCAL, user_systems
+from convmesh.versions import own_version
 
 READERS = {
     "h5py": ("HDF5", "data"),
@@ -29,7 +29,7 @@ READERS = {
 
 def software() -> Iterator[Finding]:
     """What ranks run."""
-    yield Finding("python", "ok", f"{platform.python_version()}, convmesh {version('convmesh')}")
+    yield Finding("python", "ok", f"{platform.python_version()}, convmesh {own_version()}")
     yield _torch()
     yield _compiler()
     yield from (_library(name) for name in READERS)

@@ -19,20 +19,21 @@ _POINTWISE = """
     contiguous float double half bfloat16 long int bool to type type_as zeros_like ones_like full_like empty_like
     isnan isfinite logical_not logical_and logical_or add sub subtract rsub mul multiply div
     divide true_divide truediv floordiv floor_divide mod pow maximum minimum lt le gt ge eq ne atan2 fmod remainder
+    real imag conj conj_physical angle complex polar resolve_conj
     where nan_to_num lerp addcmul addcdiv masked_fill detach requires_grad copy fill zero invert and or xor cuda cpu
 """
 _RESHAPE = """
     view view_as reshape reshape_as flatten unflatten permute transpose t squeeze unsqueeze swapaxes swapdims movedim
     moveaxis pixel_shuffle pixel_unshuffle channel_shuffle expand expand_as broadcast_to broadcast_tensors flip roll
-    repeat tile repeat_interleave fold unfold
+    repeat tile repeat_interleave meshgrid fold unfold view_as_real view_as_complex fft_fftshift fft_ifftshift
 """
 _INDEX = """
     getitem select narrow chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind index_select gather take
-    index_copy index_add scatter scatter_add masked_select embedding
+    index_copy index_add scatter scatter_add masked_select embedding one_hot
 """
 _REDUCE = """
     mean sum var std var_mean std_mean prod amax amin max min argmax argmin norm linalg_vector_norm any all
-    count_nonzero logsumexp cumsum cumprod logcumsumexp cummax cummin median topk sort argsort diff
+    count_nonzero logsumexp cumsum cumprod logcumsumexp cummax cummin median topk sort argsort diff histc
 """
 _NORM = "instance_norm group_norm layer_norm rms_norm local_response_norm normalize weight_norm"
 _KINDS = {
@@ -42,9 +43,17 @@ _KINDS = {
     "reduce": _REDUCE,
     "norm": _NORM,
     "linear": "linear matmul mm addmm rmatmul bilinear",
-    "product": "bmm baddbmm einsum outer scaled_dot_product_attention multi_head_attention_forward multihead_attention",
+    "product": (
+        "bmm baddbmm einsum tensordot outer scaled_dot_product_attention multi_head_attention_forward "
+        "multihead_attention"
+    ),
+    "spectral": (
+        "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn "
+        "fft_ifftn fft_rfftn fft_irfftn"
+    ),
+    "recurrent": "lstm gru rnn lstm_cell gru_cell rnn_cell rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell",
     "join": "cat concat concatenate stack hstack vstack dstack",
-    "resize": "interpolate upsample upsample_nearest upsample_bilinear pad grid_sample",
+    "resize": "interpolate upsample upsample_nearest upsample_bilinear pad grid_sample affine_grid",
     "attribute": "new_zeros new_ones new_full new_empty new_tensor",
     "noise": "rand_like randn_like bernoulli uniform normal rand randn randint randperm",
     "softmax": "softmax log_softmax softmin softmax2d gumbel_softmax",
@@ -101,5 +110,8 @@ _CLASS_NAMES = {
     "LogSigmoid": "logsigmoid",
     "PixelShuffle": "pixel_shuffle",
     "RMSNorm": "rms_norm",
+    "LSTMCell": "lstm_cell",
+    "GRUCell": "gru_cell",
+    "RNNCell": "rnn_cell",
     "CrossMapLRN2d": "local_response_norm",
 }

@@ -16,20 +16,25 @@ _CONVOLUTIONS = frozenset(
 def in_kernel_format(func: Any, args: Any, result: Any) -> Any:
     """What convolutions give without data: channels innermost if input or weight have them so, as cuDNN and oneDNN do.
 
-    How the gradient lies that comes in does not matter: it is copied first.
+    How the gradient lies that comes in does not matter: it is copied first; the meta kernels of torch 2.11 follow it.
     """
     if func.overloadpacket not in _CONVOLUTIONS:
         return result
     operands = args[1:3] if func.overloadpacket is torch.ops.aten.convolution_backward else args[:2]
-    if not any(is_channels_last(operand) for operand in operands):
-        return result
-    return tuple(map(_with_last, result)) if isinstance(result, tuple) else _with_last(result)
+    change = _with_last if any(is_channels_last(operand) for operand in operands) else _plain
+    return tuple(map(change, result)) if isinstance(result, tuple) else change(result)
 
 
 def _with_last(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor) or tensor.dim() not in CHANNELS_LAST:
         return tensor
     return torch.empty_like(tensor, memory_format=CHANNELS_LAST[tensor.dim()])
+
+
+def _plain(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or not is_channels_last(tensor):
+        return tensor
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> str:

@@ -27,7 +27,7 @@ class Visit:
 
     result: DryResult
     inputs: tuple[tuple[Place | None, Dry], ...]
-    """With whose they are: None for what another node made of its own input, and this one shares."""
+    """Each with its producer; None for a shared redistributed input."""
     again: Callable[[tuple[Strides | None, ...]], DryResult]
     stage: int = 0
 
@@ -80,7 +80,7 @@ class Returning:
         return steps
 
     def _own(self, value: Dry) -> Strides:
-        """How a value's gradient lies that lies as the value itself, which is what the first dry run took it to."""
+        """Strides of a gradient laid out like its value, as the first dry run assumed."""
         if value not in self._as_values:
             self._as_values[value] = value.gradient(self._mesh, None).stride()
         return self._as_values[value]

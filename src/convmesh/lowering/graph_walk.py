@@ -101,9 +101,12 @@ class Lowering:
         return (self._samples, *shape[1:])
 
     def _by_samples(self, whole: Layout) -> Layout:
-        """Inputs that no split layer takes are cut by samples, as those are that one takes."""
+        """Inputs that no split layer takes are cut by samples, as those are that one takes.
+
+        Without any such layer, as in a network of tokens, the data axis cuts them.
+        """
         first = next(split_nodes(self._captured.graph), None)
-        axes = self._plan.split(first.layer).sample if first else ()
+        axes = self._plan.split(first.layer).sample if first else tuple({"data"} & {*self._plan.mesh.axes})
         return Layout.of(self._plan.mesh, whole.shape, {0: axes}) if whole.cuts and axes else whole
 
     def _call(self, node: fx.Node, spec: Node) -> None:
@@ -112,6 +115,7 @@ class Lowering:
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         dries = dries_in(args)
         if not dries:
+            args = tree_map(_computed, args)
             value = call_of(self._captured.module, node)(*args[0], **args[1])
             self._env[node.name] = tree_map(_learned_apart, value)
             return
@@ -229,6 +233,11 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 def _first(args: Any) -> Dry:
     return args[0][0] if args[0] and isinstance(args[0][0], Dry) else dries_in(args)[0]
+
+
+def _computed(value: Any) -> Any:
+    """A tensor that learns as what it is to the call, a result: unlike a leaf it may be changed in place."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad else value
 
 
 def _learned_apart(value: Any) -> Any:

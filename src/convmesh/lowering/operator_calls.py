@@ -6,6 +6,7 @@ fifty times as long to derive the shapes of a convolution's gradients as to make
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -187,8 +188,21 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         is_transposed = func.overloadpacket is torch.ops.aten.convolution and args[6]
         places = args[0] if is_transposed else result
         return 2 * int(places.numel()) * int(args[1][0].numel())  # as torch counts, in fifty times as long
+    if func.overloadpacket in _FOURIER:
+        return _fourier_flops(args[0], args[1], result)
     count = flop_registry.get(func.overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count else 0
+
+
+_FOURIER = frozenset({torch.ops.aten._fft_c2c, torch.ops.aten._fft_r2c, torch.ops.aten._fft_c2r})
+
+
+def _fourier_flops(x: Any, dims: Sequence[int], result: Any) -> int:
+    """5 n log2 n for n complex numbers, as benchmarks of transforms count; half of that where one side is real."""
+    larger = x if x.numel() >= result.numel() else result
+    length = math.prod(int(larger.shape[dim]) for dim in dims)
+    each = 5.0 if x.is_complex() and result.is_complex() else 2.5
+    return int(each * larger.numel() * math.log2(max(length, 1)))
 
 
 def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:

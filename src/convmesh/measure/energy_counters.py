@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,17 +74,17 @@ class EnergyWindow:
 class EnergyMeter:
     """Reads its counters around a block. Without counters, blocks still run and the energy is None."""
 
-    def __init__(self, counters: Sequence[EnergyCounter] = ()) -> None:
-        self.counters = tuple(counters)
+    def __init__(self, counters: Sequence[EnergyCounter] = (), clock: Callable[[], float] = time.perf_counter) -> None:
+        self.counters, self._clock = tuple(counters), clock
 
     @contextmanager
     def window(self) -> Iterator[EnergyWindow]:
         """`with meter.window() as used: …`, then `used.joules`. Wait for the device inside the block."""
-        used, begin = EnergyWindow(), time.perf_counter()
+        used, begin = EnergyWindow(), self._clock()
         before = [counter.joules() for counter in self.counters]
         yield used
+        used.seconds = self._clock() - begin  # the clock first both times: counters are late by the same
         after = [counter.joules() for counter in self.counters]
-        used.seconds = time.perf_counter() - begin
         for counter, *readings in zip(self.counters, before, after, strict=True):
             used.joules[counter.name] = used.joules.get(counter.name, 0.0) + counter.between(*readings)
 

@@ -27,6 +27,8 @@ from convmesh.ops.pool import unpool as unpool
 from convmesh.ops.product import attention as attention
 from convmesh.ops.product import heads as heads
 from convmesh.ops.product import products as products
+from convmesh.ops.recurrent import sequences as sequences
+from convmesh.ops.reduce import counting as counting
 from convmesh.ops.reduce import extremes as extremes
 from convmesh.ops.reduce import reductions as reductions
 from convmesh.ops.reduce import softmax as softmax
@@ -39,6 +41,8 @@ from convmesh.ops.shape import pad as pad
 from convmesh.ops.shape import repeat as repeat
 from convmesh.ops.shape import reshape as reshape
 from convmesh.ops.shape import shuffle as shuffle
+from convmesh.ops.spectral import complex_numbers as complex_numbers
+from convmesh.ops.spectral import fourier as fourier
 
 __all__ = [
     "Sharded",

@@ -64,6 +64,8 @@ def preset(strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions | Non
     for layer in _layers(graph):
         result.splits.setdefault(layer.node.layer, chooser.split(layer))
     result.notes += chooser.notes
+    if not any(split.axes for split in result.splits.values()) and {*mesh.axes} - {"data", "pipe"}:
+        result.notes.append(f"{strategy} cuts no layer of this network: ranks compute all that data= leaves whole")
     return result
 
 

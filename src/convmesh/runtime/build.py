@@ -48,7 +48,9 @@ def parallelize(
     is the global loss, and after `backward()` every gradient is that of a single device. Every rank starts from the
     first one's weights. `mesh` is the plan's mesh if it is open already; it stays as it is. `compile`
     traces the whole step once, from these same operators, puts its local parts through torch's compiler, and replays
-    it; with "eager" it replays without a compiler. What cannot be traced runs eagerly, and one line says why.
+    it; with "eager" it replays without a compiler, with "max-autotune" the compiler tries out more kernels. On a GPU
+    the step becomes CUDA graphs after two steps: gradients then lie at the same place in every step, so copy those that
+    you keep. What cannot be traced or captured runs without, and one line says why.
     `check_loss` ends a run whose loss is NaN with an error that names the step and the ranks to blame.
     """
     with telling_refusals():

@@ -94,6 +94,13 @@ class SeenLoss:
     finite: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class JudgedOutputs:
+    """What a traced step keeps of a network's outputs."""
+
+    finite: torch.Tensor
+
+
 class LossCheck:
     """Finds a loss that is NaN. On a GPU the loss of a step is read during the next one, so that nobody waits for it.
 
@@ -109,7 +116,7 @@ class LossCheck:
         """Note the loss of one more step."""
         if self._mesh.is_dry or not can_be_read(loss):
             return
-        finite = _finite(outputs) if self._ends_on_nan else None
+        finite = judged(outputs).finite if self._ends_on_nan else None
         previous, self._last = self._last, SeenLoss(self._step, NanFlag(loss), labels, finite)
         self._step += 1
         seen = previous if loss.is_cuda else self._last
@@ -131,8 +138,10 @@ class LossCheck:
         )
 
 
-def _finite(outputs: Any) -> torch.Tensor:
+def judged(outputs: Any) -> JudgedOutputs:
     """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
+    if isinstance(outputs, JudgedOutputs):
+        return outputs
     finite: list[torch.Tensor] = []
     tree_map(lambda y: finite.append(all_finite(y.local)) if isinstance(y, Sharded) else None, outputs)
-    return torch.stack(finite).all() if finite else torch.tensor(True)
+    return JudgedOutputs(torch.stack(finite).all() if finite else torch.tensor(True))

@@ -16,8 +16,8 @@ from convmesh.supervise.following import LAUNCHER, PARTING, STACKS, WANTED
 from convmesh.supervise.pulse import PULSE, PulseReader, Sign
 from convmesh.supervise.world import World
 
-_SECONDS_STACKS, _SECONDS_PAUSE = 2.0, 0.02
-"""How long a rank may take to show its stacks."""
+_SECONDS_STACKS, _SECONDS_PAUSE = 10.0, 0.1
+"""How long a rank may take to show its stacks, and for how long a rank of a busy machine may pause meanwhile."""
 
 _LINES = 20
 

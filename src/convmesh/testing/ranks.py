@@ -25,7 +25,10 @@ import torch.distributed as dist
 
 _fork = multiprocessing.get_context("fork")
 
-_SECONDS_TO_JOIN = 60.0
+_SECONDS_TO_JOIN = 180.0
+
+_SECONDS_STACKS = 10.0
+"""How long a rank may take to write its stacks, on a machine that has other work too."""
 
 _SECONDS_FOR_OTHERS = 0.3
 """After one failure, how long to wait for the failures of other ranks."""
@@ -43,7 +46,7 @@ class _Failure(NamedTuple):
 
 
 def run_ranks(
-    n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 60.0, backend: str = "gloo"
+    n: int, fn: Callable[..., Any], *args: Any, seconds_timeout: float = 180.0, backend: str = "gloo"
 ) -> list[Any]:
     """Run `fn(*args)` on `n` forked ranks of one job; return what each returned, in rank order.
 
@@ -60,7 +63,7 @@ class RankPool:
     def __init__(
         self,
         n: int,
-        seconds_timeout: float = 60.0,
+        seconds_timeout: float = 180.0,
         first: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
         backend: str = "gloo",
     ) -> None:
@@ -161,9 +164,9 @@ class RankPool:
     def _stack(self, rank: int) -> str:
         """The stacks that the rank's fault handler wrote; a signal triggers it, so the file may appear late."""
         log = Path(self._logs.name) / str(rank)
-        text, deadline = "", time.monotonic() + 2.0
+        text, deadline = "", time.monotonic() + _SECONDS_STACKS
         while time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.1)
             before, text = text, log.read_text() if log.exists() else ""
             if text and text == before:
                 return text

@@ -6,16 +6,17 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+
+from convmesh.versions import version_of
 
 PACKAGES = ("convmesh", "torch", "numpy", "scipy", "pydantic", "h5py", "zarr", "tensorstore", "nibabel", "blosc2")
 VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "TORCH_", "CONVMESH_", "SLURM_JOB_ID")
 """Beginnings of environment variables that change what a run does."""
 
-_SECONDS_GIT = 5.0
+_SECONDS_GIT = 30.0
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "host": platform.node(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in PACKAGES if (found := version_of(name))} | {"torch": torch.__version__},
         "git": git_state(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "kernels": kernel_choices(),
@@ -67,10 +68,3 @@ def _git(*args: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -83,6 +83,7 @@ def intercepted(by: Intercepts) -> Iterator[None]:
         (checkpoint, "CheckpointFunction", inlined),
         *((checkpoint, name, inlined.around) for name in checkpoint_generators()),
         (torch.jit, "isinstance", _of_values(torch.jit.isinstance)),
+        (torch, "is_tensor", _of_values(torch.is_tensor)),
         (saved_tensors_hooks, "__enter__", lambda _: by.saved_tensor_hooks()),
         (saved_tensors_hooks, "__exit__", lambda *_: None),
         *((torch, function.__name__, _taking_proxies(function, by)) for function in FACTORIES),
@@ -117,12 +118,12 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
     return call
 
 
-def _of_values(is_instance: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """`torch.jit.isinstance` as it answers for the values that proxies stand for."""
+def _of_values(is_instance: Callable[..., bool]) -> Callable[..., bool]:
+    """`torch.jit.isinstance` or `torch.is_tensor` as it answers for the values that proxies stand for."""
 
-    def call(obj: Any, target_type: Any) -> bool:
+    def call(obj: Any, *target_type: Any) -> bool:
         values = tree_map(lambda leaf: leaf.node.meta[VALUE] if isinstance(leaf, fx.Proxy) else leaf, obj)
-        return is_instance(values, target_type)
+        return is_instance(values, *target_type)
 
     return call
 

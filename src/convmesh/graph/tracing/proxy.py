@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -71,10 +72,25 @@ class ValueProxy(fx.Proxy):
     def __index__(self) -> int:
         return operator.index(self.concrete())
 
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.concrete(), digits)
+
+    def __floor__(self) -> int:
+        whole: int = math.floor(self.concrete())
+        return whole
+
+    def __ceil__(self) -> int:
+        whole: int = math.ceil(self.concrete())
+        return whole
+
+    def __trunc__(self) -> int:
+        whole: int = math.trunc(self.concrete())
+        return whole
+
     def __len__(self) -> int:
-        if isinstance(self.value, torch.Tensor):
+        if isinstance(self.value, torch.Tensor) and self.value.dim():
             return int(self.shape[0])
-        return len(self.value)
+        return len(self.value)  # of a tensor without dims, torch's own error
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.value, dict):
@@ -138,8 +154,10 @@ class _Method:
 
 
 def _asked_by_user() -> bool:
-    """Whether a line of the user's code says `isinstance`."""
+    """Whether a line of the user's code says `isinstance`, or `x.__class__`, as opt_einsum does."""
     frame = sys._getframe(2)
-    if "isinstance" not in frame.f_code.co_names or not is_users(frame.f_code.co_filename):
+    asking = [name for name in ("isinstance", "__class__") if name in frame.f_code.co_names]
+    if not asking or not is_users(frame.f_code.co_filename):
         return False
-    return "isinstance" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return any(name in line for name in asking)

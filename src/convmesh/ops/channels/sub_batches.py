@@ -17,6 +17,7 @@ from convmesh.dist.exchange import Fetching, PendingExchange, accumulate
 from convmesh.layout import Layout, Partition, Span
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
 from convmesh.ops.channels.channel_function import CutLayer, post_partial
+from convmesh.ops.core.device_constants import vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class StreamedFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: StreamedLayer
     ) -> torch.Tensor:
-        arriving = [_fetching(part, part.inputs, x[_rows(b.rows_in)]) for part, b in _pairs(layer)]
+        arriving = [_fetching(part, part.inputs, x[_rows(b.rows_in, x.device)]) for part, b in _pairs(layer)]
         gathered, leaving = [], []
         for part, fetching in zip(layer.parts, arriving, strict=True):
             gathered.append(fetching.wait())
@@ -84,7 +85,7 @@ class StreamedFunction(torch.autograd.Function):
         layer: StreamedLayer = ctx.layer
         weight, *gathered = ctx.saved_tensors
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        arriving = [_fetching(part, part.outputs, dy[_rows(b.rows_out)]) for part, b in _pairs(layer)]
+        arriving = [_fetching(part, part.outputs, dy[_rows(b.rows_out, dy.device)]) for part, b in _pairs(layer)]
         grads, leaving = [], []
         for part, x, fetching in zip(layer.parts, gathered, arriving, strict=True):
             grads.append(fetching.wait())
@@ -104,11 +105,11 @@ def _pairs(layer: StreamedLayer) -> Any:
     return zip(layer.parts, layer.batches, strict=True)
 
 
-def _rows(rows: tuple[int, ...]) -> torch.Tensor | slice:
+def _rows(rows: tuple[int, ...], device: torch.device) -> torch.Tensor | slice:
     """An index for these rows; consecutive rows become a slice, which is a view."""
     if not rows or rows == tuple(range(rows[0], rows[-1] + 1)):
         return slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)
-    return torch.tensor(rows)
+    return vector(rows, torch.int64, device)
 
 
 def _fetching(part: CutLayer, plan: Any, rows: torch.Tensor) -> Fetching:
@@ -137,5 +138,5 @@ def _collected(
     whole = leaving[0][0].new_empty(shape)
     for part, chosen, (partial, transfer) in zip(layer.parts, rows, leaving, strict=True):
         plan = part.outputs if outputs else part.inputs
-        whole[_rows(chosen)] = accumulate(part.mesh, plan, partial, transfer.wait())
+        whole[_rows(chosen, whole.device)] = accumulate(part.mesh, plan, partial, transfer.wait())
     return whole

@@ -115,6 +115,14 @@ class Sharded(ShardedOperators):
         return self.__torch_function__(torch.permute, (), (self, tuple(reversed(range(self.ndim)))))
 
     @property
+    def real(self) -> Any:
+        return self.__torch_function__(torch.real, (), (self,))
+
+    @property
+    def imag(self) -> Any:
+        return self.__torch_function__(torch.imag, (), (self,))
+
+    @property
     def is_nested(self) -> bool:
         return False
 
@@ -145,6 +153,9 @@ class Sharded(ShardedOperators):
 
     def is_floating_point(self) -> bool:
         return self.local.is_floating_point()
+
+    def is_complex(self) -> bool:
+        return self.local.is_complex()
 
     def backward(self, gradient: torch.Tensor | Sharded | None = None, **options: Any) -> None:
         """Backpropagate from a tensor that every rank holds whole (a loss), or with this rank's gradient shard."""

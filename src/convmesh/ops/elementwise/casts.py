@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,9 +13,12 @@ from convmesh.private_torch.arguments import parse_to
 
 
 @implements(torch.Tensor.to)
-def to(x: Sharded, *targets: Any, copy: bool = False, **options: Any) -> Sharded:
+def to(x: Sharded | torch.Tensor, *targets: Any, copy: bool = False, **options: Any) -> Sharded | torch.Tensor:
     """`x.to(dtype)`, `x.to(device, dtype)` and `x.to(other)`, with torch's options."""
-    plain: Any = (target.local if isinstance(target, Sharded) else target for target in targets)
+    plain: Any = [target.local if isinstance(target, Sharded) else target for target in targets]
+    if not isinstance(x, Sharded):  # `other` is sharded, and a whole tensor stays whole
+        whole: Any = x
+        return cast(torch.Tensor, whole.to(*plain, copy=copy, **options))
     device, dtype, _, memory_format = parse_to(*plain, **options)
     # Shards of a dry run have no device, so any is right for them.
     if device is not None and device.type not in (x.device.type, x.mesh.device.type) and not x.mesh.is_dry:
@@ -28,6 +31,6 @@ def to(x: Sharded, *targets: Any, copy: bool = False, **options: Any) -> Sharded
 
 
 @implements(torch.Tensor.type_as)
-def type_as(x: Sharded, other: torch.Tensor | Sharded) -> Sharded:
+def type_as(x: Sharded | torch.Tensor, other: torch.Tensor | Sharded) -> Sharded | torch.Tensor:
     """`x` in the type of another tensor."""
-    return x.like(x.local.to(other.dtype))
+    return x.like(x.local.to(other.dtype)) if isinstance(x, Sharded) else x.to(other.dtype)

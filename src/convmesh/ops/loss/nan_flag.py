@@ -9,20 +9,21 @@ class NanFlag:
     """Set when the loss is computed, read when it is first asked for; on a GPU, ask a step later."""
 
     def __init__(self, loss: torch.Tensor) -> None:
-        is_nan = loss.detach().isnan().any()
+        told = loss.detach()
+        told = told if told.numel() == 1 else told.isnan().any()
         self._event: torch.cuda.Event | None = None
-        if not is_nan.is_cuda:
-            self._flag = is_nan
+        if not told.is_cuda:
+            self._told = told
             return
         # Pinned memory and an event: reading the tensor itself would wait for all work that is queued by then.
-        self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(is_nan, non_blocking=True)
+        self._told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
         self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(is_nan.device))
+        self._event.record(torch.cuda.current_stream(told.device))
 
     def __bool__(self) -> bool:
         if self._event is not None:
             self._event.synchronize()
-        return bool(self._flag)
+        return bool(self._told if self._told.dtype == torch.bool else self._told.isnan())
 
 
 def can_be_read(loss: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -55,9 +56,9 @@ def _normalised(
     running_mean, running_var = running
     if is_fused() and x.local.numel():
         how = FusedNorm(dims, population, eps)
-        moments = moments_here(x.local, how)
-        update_running(running_mean, running_var, moments, population.count, momentum)
-        return x.like(fused_norm(x.local, moments, weight, bias, how))
+        found = moments_here(x.local, how)
+        update_running(running_mean, running_var, found, population.count, momentum)
+        return x.like(fused_norm(x.local, found, weight, bias, how))
     rows = rows_of_channels(x.local, x.device_kind)
     in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
     if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels are as good, in fewer calls
@@ -107,7 +108,9 @@ def require_several(values: int, x: Sharded) -> None:
 
 
 @torch.no_grad()
-def update_running(mean: Buffer, variance: Buffer, moments: torch.Tensor, count: int, momentum: float) -> None:
+def update_running(
+    mean: Buffer, variance: Buffer, moments: Sequence[torch.Tensor] | torch.Tensor, count: int, momentum: float
+) -> None:
     """Move running statistics towards those of a batch, with the unbiased variance, as torch does."""
     if mean is not None:
         mean.mul_(1 - momentum).add_(moments[0].flatten(), alpha=momentum)

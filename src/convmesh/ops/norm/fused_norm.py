@@ -8,6 +8,7 @@ Named kernels for instance norm want the plain format; these are what a compiler
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from convmesh.ops.core.precision import wide
 from convmesh.ops.norm.moments import Population
 
 Param = torch.Tensor | None
+Moments = tuple[torch.Tensor, torch.Tensor]
+"""Two values a statistic, apart: stacked they would be kernels of their own, and are, where they travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +32,35 @@ class FusedNorm:
     eps: float
 
 
-def moments_here(x: torch.Tensor, how: FusedNorm) -> torch.Tensor:
-    """Mean and variance of the population, stacked, with `dims` kept; not differentiable."""
+def moments_here(x: torch.Tensor, how: FusedNorm) -> Moments:
+    """Mean and variance of the population, with `dims` kept; not differentiable."""
     values = x.detach().to(wide(x.dtype))
     variance, mean = torch.var_mean(values, how.dims, correction=0, keepdim=True)
     if how.population.is_here:
-        return torch.stack([mean, variance])
+        return mean, variance
     share = values.numel() // max(1, mean.numel()) / how.population.count
     sums = torch.stack([mean.double(), variance.double() + mean.double().square()]) * share
     average, square = how.population.sum(sums)
-    return torch.stack([average, (square - average.square()).clamp(min=0)]).to(values.dtype)
+    return average.to(values.dtype), (square - average.square()).clamp(min=0).to(values.dtype)
 
 
-def fused_norm(x: torch.Tensor, moments: torch.Tensor, weight: Param, bias: Param, how: FusedNorm) -> torch.Tensor:
+def fused_norm(x: torch.Tensor, moments: Moments, weight: Param, bias: Param, how: FusedNorm) -> torch.Tensor:
     """`x` normalised by its `moments`, scaled and shifted by a value a channel."""
-    result: torch.Tensor = _FusedNorm.apply(x, weight, bias, moments, how)
+    result: torch.Tensor = _FusedNorm.apply(x, weight, bias, *moments, how)
     return result
 
 
 class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: Param, bias: Param, moments: torch.Tensor, how: FusedNorm
+        ctx: Any,
+        x: torch.Tensor,
+        weight: Param,
+        bias: Param,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        how: FusedNorm,
     ) -> torch.Tensor:
-        mean, variance = moments
         inverse = (variance + how.eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.how, ctx.types = how, [None if p is None else p.dtype for p in (weight, bias)]
@@ -67,23 +75,23 @@ class _FusedNorm(torch.autograd.Function):
         x, weight, mean, inverse = ctx.saved_tensors
         how: FusedNorm = ctx.how
         dy, normalised = grad.to(mean.dtype), (x.to(mean.dtype) - mean) * inverse
-        sums = torch.stack([dy.sum(how.dims, keepdim=True), (dy * normalised).sum(how.dims, keepdim=True)])
+        sums = dy.sum(how.dims, keepdim=True), (dy * normalised).sum(how.dims, keepdim=True)
         scale = inverse if weight is None else inverse * _along(weight, x)
         dx = None
         if ctx.needs_input_grad[0]:
             average, deviation = _averages(sums, how.population)
             dx = (scale * (dy - average - normalised * deviation)).to(x.dtype)
-        db, dw = sums.sum(1).flatten(1)  # over samples, where each has statistics of its own
+        db, dw = (each.sum(0).flatten() for each in sums)  # over samples, where each has statistics of its own
         of_weight, of_bias = ctx.types
         given = None if of_weight is None else dw.to(of_weight), None if of_bias is None else db.to(of_bias)
-        return dx, *given, None, None
+        return dx, *given, None, None, None
 
 
-def _averages(sums: torch.Tensor, population: Population) -> torch.Tensor:
+def _averages(sums: Moments, population: Population) -> Sequence[torch.Tensor]:
     """Of dy and dy·x̂; a channel's weight is the same for all values behind a statistic."""
     if population.is_here:
-        return sums / population.count
-    return (population.sum(sums.double()) / population.count).to(sums.dtype)
+        return [each / population.count for each in sums]
+    return (population.sum(torch.stack(sums).double()) / population.count).to(sums[0].dtype).unbind()
 
 
 def _along(param: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

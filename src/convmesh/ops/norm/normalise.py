@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from convmesh.kernels.memory_format import memory_format_of
+from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.rows import Rows
 
@@ -42,17 +43,9 @@ def normalise(rows: Rows, moments: torch.Tensor, params: Params, how: Normaliser
 def apply_moments(rows: Rows, mean: torch.Tensor, variance: torch.Tensor, params: Params, eps: float) -> torch.Tensor:
     """`rows.values` normalised with the given moments, one value per row."""
     if not rows.values.numel():
-        return _empty(rows, params)
+        return empty_result(rows.values, rows.values.shape, *params).to(rows.values.dtype)
     weight, bias = (None if p is None else p.to(mean.dtype) for p in params)
     return F.batch_norm(rows.values, mean, variance, weight, bias, training=False, eps=eps)
-
-
-def _empty(rows: Rows, params: Params) -> torch.Tensor:
-    """An empty result that depends on all operands, so that every rank joins in the sums of their gradients."""
-    result = rows.values.clone()
-    for param in params:
-        result = result if param is None else result * rows.along(param).to(result.dtype)
-    return result
 
 
 def per_row(param: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None:

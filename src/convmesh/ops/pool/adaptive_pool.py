@@ -21,6 +21,7 @@ from convmesh.layout import Box, Layout, Span
 from convmesh.layout.adaptive import Adaptive, unrolled
 from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import DimMap, Same
+from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, output_layout
 from convmesh.ops.core.fetch import fetch
@@ -29,7 +30,7 @@ from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.pool.election import NOBODY, elect
 from convmesh.ops.pool.flat_index import ravel, unravel
-from convmesh.ops.pool.pool_windows import one_device_shape, vector
+from convmesh.ops.pool.pool_windows import one_device_shape
 
 OutputSize = int | Sequence[int | None]
 

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Span
 from convmesh.layout.maps import Window
+from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
-from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape, vector
+from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape
 
 
 def avg_pool(

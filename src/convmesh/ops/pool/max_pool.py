@@ -9,13 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.fusing import is_fused
 from convmesh.kernels.memory_format import memory_format_of
+from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.per_dim import Ints
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.pool.flat_index import ravel, rebase
-from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape, vector
+from convmesh.ops.pool.fused_pool import fused_max, windows_here
+from convmesh.ops.pool.pool_windows import Covered, Numbers, Pooling, cover, one_device_shape
 
 _BACKWARD = {
     2: torch.ops.aten.max_pool2d_with_indices_backward,
@@ -37,6 +40,9 @@ def max_pool(
     pooling = Pooling.of(dims, kernel_size, stride, padding, dilation, ceil_mode)
     _check(input.shape, pooling)
     covered = cover(input, pooling, _lowest(input.dtype))
+    windows = windows_here(covered, pooling) if is_fused() and not return_indices else None
+    if windows is not None:
+        return Sharded(fused_max(covered.local, windows), covered.work, input.mesh)
     values, winners = _local_max(covered, pooling)
     result = Sharded(values, covered.work, input.mesh)
     if not return_indices:

@@ -105,10 +105,3 @@ def _fetch(x: Sharded, pooling: Pooling, cut: Sequence[bool]) -> tuple[Layout, t
     maps = (*[Same()] * (x.dim() - pooling.dims), *windows)
     work = output_layout(x.layout, maps)
     return work, fetch(x, work, maps)
-
-
-@lru_cache(maxsize=1024)
-def vector(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A constant, created once: copying it to a device each time would stall the device."""
-    with torch.inference_mode(False):  # an inference tensor could not be used in training later
-        return torch.tensor(values, dtype=dtype, device=device)

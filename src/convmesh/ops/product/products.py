@@ -81,6 +81,22 @@ def einsum(equation: str, *operands: Any) -> Sharded:
     return contract(terms, _all_sharded(*given), partial(torch.einsum, _written(terms)))
 
 
+@implements(torch.tensordot)
+def tensordot(a: Operand, b: Operand, dims: Any = 2, out: None = None) -> Sharded:
+    """A product that sums over some dims of `a` and as many of `b`."""
+    del out  # refused for every operator
+    torch.tensordot(probe(a), probe(b), dims)
+    if isinstance(dims, int):
+        dims = ([*range(a.dim() - dims, a.dim())], [*range(dims)])
+    left, right = ([dim % x.dim() for dim in met] for x, met in ((a, dims[0]), (b, dims[1])))
+    rows, columns = [f"row {dim}" for dim in range(a.dim())], [f"column {dim}" for dim in range(b.dim())]
+    for i, j in zip(left, right, strict=True):
+        columns[j] = rows[i]
+    kept = [*(n for i, n in enumerate(rows) if i not in left), *(n for j, n in enumerate(columns) if j not in right)]
+    terms = Contraction((tuple(rows), tuple(columns)), tuple(kept))
+    return contract(terms, _all_sharded(a, b), partial(torch.einsum, _written(terms)))
+
+
 def _of_equation(equation: str, dims: list[int]) -> Contraction:
     left, arrow, right = equation.replace(" ", "").partition("->")
     letters = left.split(",")

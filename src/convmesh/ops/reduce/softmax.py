@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from convmesh.dist import OpenMesh, all_reduce
 from convmesh.errors import UnsupportedError
+from convmesh.ops.core.across_ranks import Along
 from convmesh.ops.core.precision import as_autocast_asks, wide
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.reduce.partials import Dims, reduced, reduced_dims, reduces
 
 _T = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Along:
-    """The dims of a normalisation and the axes that cut them."""
-
-    dims: tuple[int, ...]
-    mesh: OpenMesh
-    axes: tuple[str, ...]
-
-    def sum(self, local: torch.Tensor) -> torch.Tensor:
-        return all_reduce(local.sum(self.dims, keepdim=True), self.mesh, self.axes)
-
-    def max(self, local: torch.Tensor) -> torch.Tensor:
-        """NaNs may be lost here; they reappear in the sum of exponentials that follows."""
-        if any(local.shape[dim] == 0 for dim in self.dims):
-            shape = [1 if dim in self.dims else n for dim, n in enumerate(local.shape)]
-            largest = local.new_full(shape, -torch.inf)
-        else:
-            largest = local.amax(self.dims, keepdim=True)
-        return all_reduce(largest, self.mesh, self.axes, dist.ReduceOp.MAX)
 
 
 @reduces(F.softmax, torch.softmax, _T.softmax, torch.special.softmax)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
@@ -143,6 +144,8 @@ def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: i
 @implements(F.embedding)
 def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options: Any) -> Sharded:  # noqa: A002
     """The rows of a whole table that the indices name."""
+    if input.dtype not in (torch.int64, torch.int32):  # torch 2.11 refuses only indices with data
+        raise TypeError(f"`input` must be indices, int64 or int32, not {str(input.dtype).removeprefix('torch.')}")
     F.embedding(probe(input), probe(weight), padding_idx, **options)
     labels = _labels(input.dim())
     terms = Contraction((labels, ("row", "feature")), (*labels, "feature"), frozenset({"row"}))
@@ -161,6 +164,24 @@ def grid_sample(input: Any, grid: Any, *args: Any, **kwargs: Any) -> Sharded:  #
         frozenset({*space, "place"}),
     )
     return contract(terms, _on_one_mesh(input, grid), lambda x, at: F.grid_sample(x, at, *args, **kwargs))
+
+
+@implements(F.one_hot)
+def one_hot(tensor: Sharded, num_classes: int = -1) -> Any:
+    """A new last dim, 1 at the class that each value names."""
+    if num_classes < 0:
+        raise UnsupportedError(
+            f"`one_hot` (num_classes={num_classes}): the number of classes must be given; it is not in the shapes."
+        )
+    return local_result(tensor, F.one_hot, (num_classes,))
+
+
+@implements(F.affine_grid)
+def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Any:
+    """The places that an affine map of each sample names, for samples that are here."""
+    F.affine_grid(probe(theta), [*size], align_corners)
+    whole = make_whole(theta, [1, 2])
+    return local_result(whole, lambda maps: F.affine_grid(maps, [maps.shape[0], *size[1:]], align_corners))
 
 
 def _labels(dims: int) -> Labels:

@@ -13,6 +13,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Span
 from convmesh.layout.maps import DimMap, Same
 from convmesh.layout.resize import Alone, Arithmetic, Method, Resized, step_of
+from convmesh.ops.core.device_constants import lasting
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import output_layout
 from convmesh.ops.core.fetch import fetch
@@ -193,7 +194,7 @@ def _taps(
     """Local indices and broadcastable weights of every tap, kept on the device."""
     assert work.resized is not None
     indices, weights = work.resized.taps(work.out, work.extent)
-    with torch.inference_mode(False):  # a later training step may take them from the cache
+    with lasting():
         local = torch.from_numpy(indices - work.held.start).to(device)
         if weights is None:
             return ((local[0], None),)

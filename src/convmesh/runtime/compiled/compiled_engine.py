@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import cudnn
 
 from convmesh.dist import OpenMesh
 from convmesh.gradients.owners import owner_of
@@ -17,6 +18,7 @@ from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.private_torch import tree_flatten
 from convmesh.private_torch.module_tables import hooks_of
+from convmesh.runtime.compiled.graphed_steps import GraphMemory
 from convmesh.runtime.compiled.replayed_step import ReplayedStep
 from convmesh.runtime.compiled.step_calls import cut_step
 from convmesh.runtime.compiled.step_compiler import StepCompiler, Uncompiled, first_line, missing_compiler
@@ -37,7 +39,8 @@ class CompiledEngine:
         self._steps: OrderedDict[Hashable, ReplayedStep | None] = OrderedDict()
         self._modules = [eager.module, *([eager.loss] if isinstance(eager.loss, nn.Module) else [])]
         self._holdings: Holdings | None = None
-        self._compiler = StepCompiler(self._tell)
+        self._compiler = StepCompiler(self._tell, tunes=backend == "max-autotune")
+        self._memory = GraphMemory(eager.mesh, self._tell)
         self.told: list[str] = []
         """The lines that said why something runs eagerly."""
 
@@ -87,7 +90,8 @@ class CompiledEngine:
         learning = tuple(t.requires_grad for t in self._holdings.tensors())
         device = self.eager.mesh.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        kind = str(spec), tuple(map(_kind_of, leaves)), modes, learning, autocast, torch.is_grad_enabled()
+        mode = autocast, torch.is_grad_enabled(), cudnn.benchmark, cudnn.deterministic
+        kind = str(spec), tuple(map(_kind_of, leaves)), modes, learning, mode
         try:
             hash(kind)
         except TypeError:
@@ -96,7 +100,7 @@ class CompiledEngine:
         return kind
 
     def _traced(self, inputs: list[Sharded], targets: Any) -> ReplayedStep | None:
-        compiles = self._backend == "inductor"
+        compiles = self._backend != "eager"
         device = self.eager.mesh.device.type
         if compiles and (missing := missing_compiler(device)):
             self._tell(f"torch's compiler does not work here ({missing})")
@@ -108,7 +112,7 @@ class CompiledEngine:
         except Exception as error:  # whatever an operator raises that needs values; the eager step tells a real mistake
             self._tell(f"the step cannot be traced ({first_line(error)})")
             return None
-        return ReplayedStep(traced, calls, self._holdings, self.eager.mesh)
+        return ReplayedStep(traced, calls, self._holdings, self._memory)
 
     def _order(self, traced: TracedStep) -> list[list[int]]:
         """The step's gradients by the buckets in which they are summed, in the order of the buckets."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
+from convmesh.errors import UnsupportedError
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.tracing import returns_views
 from convmesh.runtime.compiled.step_compiler import Run
@@ -66,8 +67,34 @@ class StepCalls:
     """Places of the seeds, the held tensors and the batch."""
     tangent: int
     results: tuple[int, ...]
-    """Places of the loss, the outputs and what labels tell."""
+    """Places of the loss, of whether outputs are finite, and of what labels tell."""
     gradients: tuple[int, ...]
+
+
+def whole_segments(calls: StepCalls) -> list[tuple[int, ...]]:
+    """Pieces of backward, by number, in groups at whose ends no transfer is under way: what a graph can hold."""
+    under_way = _under_way(calls.forward, set())
+    if under_way:
+        raise UnsupportedError("a transfer is under way between forward and backward")
+    segments: list[tuple[int, ...]] = []
+    opened: tuple[int, ...] = ()
+    for number, piece in enumerate(calls.pieces):
+        under_way = _under_way(piece.calls, under_way)
+        opened = (*opened, number)
+        if not under_way:
+            segments, opened = [*segments, opened], ()
+    return segments
+
+
+def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
+    """Places of the transfers that were posted and not waited for, after some calls."""
+    found = set(before)
+    for call in calls:
+        if isinstance(call.run, Posts):
+            found.update(call.writes)
+        elif isinstance(call.run, Waits):
+            found.difference_update(call.reads)
+    return found
 
 
 def cut_step(traced: TracedStep, order: Order, compiler: Compile) -> StepCalls:
@@ -127,12 +154,12 @@ class _Cutter:
         first: Any = run[0]
         if is_post(first.target):
             sent, number = first.args
-            return StepCall(_Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
+            return StepCall(Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
         if is_wait(first.target):
             unpacking: list[Any] = run[1:]
             items = {node.args[1]: places[node] for node in unpacking}
             posted = self._posted[first.args[1]]
-            return StepCall(_Waits(tuple(items)), (places[posted],), tuple(items.values()))
+            return StepCall(Waits(tuple(items)), (places[posted],), tuple(items.values()))
         found = region(self._constants, run)
         found.module.graph.eliminate_dead_code()  # views that other runs repeat
         found.module.recompile()
@@ -151,7 +178,7 @@ class _Cutter:
 
 
 @dataclass(frozen=True)
-class _Posts:
+class Posts:
     posting: Posting
 
     def __call__(self, sent: Tensors) -> list[Flying]:
@@ -159,7 +186,7 @@ class _Posts:
 
 
 @dataclass(frozen=True)
-class _Waits:
+class Waits:
     items: tuple[int, ...]
 
     def __call__(self, flying: list[Flying]) -> Tensors:

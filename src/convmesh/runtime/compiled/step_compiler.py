@@ -15,7 +15,7 @@ from convmesh.private_torch.inductor import compile_graph
 from convmesh.private_torch.tensor_internals import memory_key
 from convmesh.private_torch.tracing import returns_views
 
-BACKENDS = ("inductor", "eager")
+BACKENDS = ("inductor", "max-autotune", "eager")
 
 Tell = Callable[[str], None]
 Run = Callable[[list[Any]], Sequence[Any]]
@@ -26,8 +26,8 @@ def backend_of(choice: bool | str) -> str | None:
     """The backend that `compile` names: Inductor for True, none for False."""
     if isinstance(choice, str) and choice not in BACKENDS:
         raise PlanError(
-            f"`compile` (={choice!r}) must be True, False, 'inductor', or 'eager', which replays the step's operators "
-            "as they are."
+            f"`compile` (={choice!r}) must be True, False, 'inductor', 'max-autotune', which tries more kernels, or "
+            "'eager', which replays the step's operators as they are."
         )
     return choice if isinstance(choice, str) else "inductor" if choice else None
 
@@ -66,8 +66,8 @@ class Uncompiled:
 class StepCompiler:
     """Compiles runs of operators, those that are alike once: networks repeat their blocks."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, tell: Tell, tunes: bool = False) -> None:
+        self.tell, self._tunes = tell, tunes
         self._known: dict[Hashable, Run] = {}
 
     def of_run(self, module: fx.GraphModule) -> Run:
@@ -83,7 +83,7 @@ class StepCompiler:
         key = _graph_key(module), _arguments_key(arguments)
         if key not in self._known:
             try:
-                self._known[key] = compile_graph(module, list(arguments))
+                self._known[key] = compile_graph(module, list(arguments), self._tunes)
             except Exception as error:  # the compiler's own errors have no common base
                 self.tell(f"torch's compiler failed on a part of the step ({first_line(error)})")
                 self._known[key] = Uncompiled(module)

@@ -25,7 +25,8 @@ from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.module_tables import Table, buffers_of, parameters_of, standing_in
 from convmesh.private_torch.tracing import FakeTensorMode
-from convmesh.runtime.direct_engine import DirectEngine
+from convmesh.runtime.compiled.operand_layout import lay_out_operands
+from convmesh.runtime.direct_engine import DirectEngine, judged
 
 
 class Holdings:
@@ -81,14 +82,13 @@ def _without_values(leaf: Any) -> Any:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """`module(tangent, seeds, *held, *batch)` returns the loss, the outputs, what labels tell, and gradients."""
+    """`module(tangent, seeds, *held, *batch)` gives the loss, a flag for finite outputs, label notes and gradients."""
 
     module: fx.GraphModule
     postings: list[Posting]
     """The transfers in the graph, by number."""
     learning: tuple[int, ...]
     """Which of the held tensors have a gradient."""
-    outputs: Nested
     notes: list[LabelNote]
     """With tensors of the trace; a replay fills in its own."""
     masks: int
@@ -102,7 +102,6 @@ class _Recipe:
         self._engine, self._holdings, self._inputs, self._backward = engine, holdings, inputs, backward
         self._held = holdings.tensors()
         self.learning: tuple[int, ...] = ()
-        self.outputs = Nested((), None)
         self.notes: list[LabelNote] = []
         self.masks = 0
 
@@ -119,9 +118,8 @@ class _Recipe:
         return [*results, *grads]
 
     def _results(self, loss: torch.Tensor, outputs: Any) -> list[torch.Tensor]:
-        self.outputs, found = Nested.of(outputs)
         told = [tensor for note in self.notes for tensor in (note.lowest, note.highest)]
-        return [t.detach() for t in (loss, *found, *told)]
+        return [t.detach() for t in (loss, judged(outputs).finite, *told)]
 
     def _gradients(self, loss: torch.Tensor, parts: list[torch.Tensor], tangent: torch.Tensor) -> list[torch.Tensor]:
         asked = [i for i, part in enumerate(parts) if part.requires_grad]
@@ -154,10 +152,12 @@ def trace_step(
         torch.clear_autocast_cache()  # it knows weights without values
     forget_source_of(module)
     module.graph.eliminate_dead_code()
+    if fuse:
+        lay_out_operands(module.graph)
     module.recompile()
     forget_source_of(module)
     _refuse_hidden_weights(module)
-    return TracedStep(module, transfers.postings, recipe.learning, recipe.outputs, recipe.notes, recipe.masks)
+    return TracedStep(module, transfers.postings, recipe.learning, recipe.notes, recipe.masks)
 
 
 def with_values(notes: Sequence[LabelNote], tensors: Iterator[torch.Tensor]) -> list[LabelNote]:

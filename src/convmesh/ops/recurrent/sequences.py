@@ -1,0 +1,112 @@
+"""Split LSTM, GRU and RNN layers: samples are cut; time, which each step of the recurrence waits for, is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from convmesh.dist import weights_over
+from convmesh.errors import UnsupportedError
+from convmesh.layout import Cut, Layout
+from convmesh.ops.core.registry import implements
+from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.ops.shape.along import local_result
+from convmesh.ops.shape.reshape import make_whole
+
+Function = Callable[..., Any]
+States = tuple[Any, ...]
+
+
+class _Settings(NamedTuple):
+    """As torch's functions take them, behind the weights."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+
+def _register_sequence(function: Function) -> None:
+    @implements(function)
+    def split(input: Any, hx: Any, weights: Any, *settings: Any) -> Any:  # noqa: A002 - torch's name
+        """All outputs, and the last states of every layer."""
+        if isinstance(settings[0], (list, tuple)):
+            raise UnsupportedError(
+                f"`{function.__name__}`: packed sequences have no split version; pad them, and mask the loss."
+            )
+        told = _Settings(*settings)
+        states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
+        mesh = next(x.mesh for x in (input, *states) if isinstance(x, Sharded))
+        x = on_mesh(input, mesh)
+        outputs, *last = _layers(function, x if told.batch_first else _swapped(x), states, weights, told)
+        return (outputs if told.batch_first else _swapped(outputs), *last)
+
+
+def _swapped(x: Any) -> Any:
+    return x.transpose(0, 1)
+
+
+def _layers(function: Function, x: Sharded, states: States, weights: Sequence[torch.Tensor], told: _Settings) -> Any:
+    """All layers in one call of torch; one by one where dropout is between them, whose masks are ours."""
+    if not (told.dropout and told.train) or told.num_layers == 1:
+        return _run(function, x, states, weights, told._replace(dropout=0.0))
+    count, ways = len(weights) // told.num_layers, 2 if told.bidirectional else 1
+    one, last = told._replace(num_layers=1, dropout=0.0), []
+    for layer in range(told.num_layers):
+        x = F.dropout(x, told.dropout) if layer else x  # type: ignore[arg-type,assignment]
+        begun = tuple(state[layer * ways : (layer + 1) * ways] for state in states)
+        x, *ended = _run(function, x, begun, weights[layer * count : (layer + 1) * count], one)
+        last.append(ended)
+    return (x, *(torch.cat(each) for each in zip(*last, strict=True)))
+
+
+def _run(function: Function, x: Sharded, states: States, weights: Sequence[torch.Tensor], told: _Settings) -> Any:
+    """On this rank's samples: (samples, time, features), and states of (layers, samples, features)."""
+    whole = make_whole(x, [1, 2])
+    samples = whole.layout.cuts[0]
+    begun = [on_mesh(state, x.mesh).redistribute(_by_samples(whole.layout, state.shape)).local for state in states]
+    own = weights_over(x.mesh, whole.layout.axes, *weights)
+    settings = told._replace(batch_first=True)
+    outputs, *last = function(whole.local, begun if len(begun) > 1 else begun[0], own, *settings)
+    made = local_result(whole, lambda _: outputs)
+    return made, *(_state(whole, state, samples) for state in last)
+
+
+def _by_samples(layout: Layout, shape: Sequence[int]) -> Layout:
+    return Layout.of(layout.mesh, shape).replacing({1: layout.cuts[0]})
+
+
+def _state(x: Sharded, local: torch.Tensor, samples: Cut) -> Sharded:
+    shape = (local.shape[0], samples.partition.extent, local.shape[2])
+    return Sharded(local, _by_samples(x.layout, shape), x.mesh)
+
+
+_SEQUENCES: tuple[Function, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+for _function in _SEQUENCES:
+    _register_sequence(_function)
+
+
+def _register_cell(function: Function) -> None:
+    @implements(function)
+    def split(input: Any, hx: Any, *weights: Any) -> Any:  # noqa: A002
+        """One step of time: (samples, features), with samples cut."""
+        states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
+        mesh = next(x.mesh for x in (input, *states) if isinstance(x, Sharded))
+        whole = make_whole(on_mesh(input, mesh), [1])
+        target = [Layout.of(mesh.mesh, state.shape).replacing({0: whole.layout.cuts[0]}) for state in states]
+        begun = [on_mesh(s, mesh).redistribute(layout).local for s, layout in zip(states, target, strict=True)]
+        own = weights_over(mesh, whole.layout.axes, *weights)
+        made = function(whole.local, begun if len(begun) > 1 else begun[0], *own)
+        if isinstance(made, torch.Tensor):
+            return Sharded(made, target[0], mesh)
+        return tuple(Sharded(state, layout, mesh) for state, layout in zip(made, target, strict=True))
+
+
+_CELLS: tuple[Function, ...] = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+for _function in _CELLS:
+    _register_cell(_function)

@@ -1,0 +1,36 @@
+"""Operands of convolutions, laid out as kernels want them while a compiler can still merge the copy with other work.
+
+A kernel that is given a part of a tensor, such as the gradient of one input of `cat`, copies it first, and slowly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from convmesh.kernels.memory_format import CHANNELS_LAST, is_channels_last
+
+_OPERANDS = {torch.ops.aten.convolution.default: 2, torch.ops.aten.convolution_backward.default: 3}
+"""Convolutions, with the number of tensors that they read."""
+
+
+def lay_out_operands(graph: fx.Graph) -> None:
+    """Give each convolution all its operands channels-last if one of them is, else plain, and without gaps."""
+    for target, count in _OPERANDS.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            operands: list[Any] = list(node.args[:count])
+            values = [operand.meta["val"] for operand in operands]
+            last = any(map(is_channels_last, values))
+            wanted = CHANNELS_LAST[values[0].dim()] if last else torch.contiguous_format
+            for place, value in enumerate(values[:-1]):  # weights are copied in their own format already
+                if not value.is_contiguous(memory_format=wanted):
+                    node.update_arg(place, _copied(node, operands[place], wanted))
+
+
+def _copied(before: fx.Node, operand: fx.Node, wanted: torch.memory_format) -> fx.Node:
+    with before.graph.inserting_before(before):
+        copy = before.graph.call_function(torch.ops.aten.clone.default, (operand,), {"memory_format": wanted})
+    copy.meta["val"] = operand.meta["val"].clone(memory_format=wanted)
+    return copy

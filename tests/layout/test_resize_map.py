@@ -63,7 +63,10 @@ def test_linear_weights_are_those_of_torch(align_corners: bool) -> None:
             resized = Resized("linear", out, step_of(extent, out, scale, align_corners, "fused"), align_corners)
             indices, weights = resized.taps(Span(0, out), extent)
             assert weights is not None
-            assert np.array_equal((weights * (indices % 2)).sum(0), expected.numpy()), (extent, out, scale)
+            # torch 2.15 rounds once more, or once less: the last bit of float32
+            assert np.allclose((weights * (indices % 2)).sum(0), expected.numpy(), rtol=0, atol=2**-22), (
+                extent, out, scale,
+            )  # fmt: skip
 
 
 @given(data=st.data())

@@ -40,6 +40,9 @@ class Stage:
     def perform_reduce_grad(self, _: int) -> None:
         """Sum nothing."""
 
+    def release_fwd_send_outputs(self, _: int) -> None:
+        """Nothing was sent; torch asks from 2.15 on."""
+
     def no_messages(self, _: int) -> list[Any]:
         return []
 

@@ -77,7 +77,7 @@ def dropped() -> float:
     for tensor in (cm.shard(x, mesh, {0: "data"}), replicated(x, mesh)):
         manual_seed(mesh, 3)
         made.append(layers(tensor)[0].gather())
-    return (made[0] - made[1]).abs().max().item()
+    return float((made[0] - made[1]).abs().max().item())
 
 
 def test_dropout_between_layers_is_the_same_however_samples_are_cut(pools: Pools) -> None:

@@ -101,7 +101,9 @@ class Resized:
             return (self.step * index).astype(kind)
         if self.method == "nearest-exact" and self.arithmetic != "fused":
             return (self.step * (index + 0.5)).astype(kind)
-        centred: Array = (self.step * (index + 0.5) - 0.5).astype(kind)
+        product: Array = self.step * (index + 0.5)
+        product = product if self.arithmetic == "fused" else product.astype(kind)
+        centred: Array = (product - 0.5).astype(kind)
         if self.method == "cubic":
             return centred
         inside: Array = np.maximum(centred, kind(0))

@@ -20,6 +20,7 @@ from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
+from convmesh.ops.shape.resize_rounding import linear_arithmetic
 
 METHODS: dict[str, tuple[Method, tuple[int, ...]]] = {
     "nearest": ("nearest", (1, 2, 3)),
@@ -110,7 +111,9 @@ def _arithmetic(x: Sharded, method: Method, outs: tuple[int, ...]) -> Arithmetic
     """
     if method in ("nearest", "nearest-exact") and (x.is_cuda or (len(outs) == 2 and sum(outs) <= MOST_VECTORISED)):
         return "single"
-    return "double" if x.dtype == torch.float64 else "fused"
+    if x.dtype == torch.float64:
+        return "double"
+    return linear_arithmetic() if method == "linear" and not x.is_cuda else "fused"
 
 
 def _drops_scale(

@@ -109,11 +109,12 @@ def _arithmetic(x: Sharded, method: Method, outs: tuple[int, ...]) -> Arithmetic
     On CPUs it is the kernel for contiguous tensors: ranks with empty shards cannot know the memory format, and all
     must agree. Channels-last kernels break ties differently in float64, and for scales that round to 1 or 2.
     """
-    if method in ("nearest", "nearest-exact") and (x.is_cuda or (len(outs) == 2 and sum(outs) <= MOST_VECTORISED)):
+    is_vectorised = len(outs) == 2 and sum(outs) <= MOST_VECTORISED
+    if method in ("nearest", "nearest-exact") and (x.is_cuda or is_vectorised):
         return "single"
     if x.dtype == torch.float64:
         return "double"
-    return linear_arithmetic() if method == "linear" and not x.is_cuda else "fused"
+    return linear_arithmetic() if method == "linear" and not (x.is_cuda or is_vectorised) else "fused"
 
 
 def _drops_scale(

@@ -23,6 +23,7 @@ from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unf
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, keeps_its_graph, running_node
 from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
 from convmesh.private_torch.exporting import calling_module, is_guard
+from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.gloo_groups import gloo_group_like
 from convmesh.private_torch.inductor import compile_graph
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
@@ -363,6 +364,18 @@ def test_stages_of_a_pipeline_have_the_methods_that_ours_override() -> None:
     }.items():
         taken = [*inspect.signature(getattr(PipelineStage, name)).parameters]
         assert taken[1 : 1 + len(arguments)] == arguments, name
+
+
+def test_transforms_run_by_the_known_kernels() -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    seen: set[Any] = set()
+    with Seen():
+        torch.fft.ifftn(torch.fft.fftn(torch.fft.irfftn(torch.fft.rfftn(torch.ones(4, 4)))))
+    assert seen >= FOURIER_KERNELS
 
 
 def test_an_allocator_can_be_told_that_a_capture_is_over() -> None:

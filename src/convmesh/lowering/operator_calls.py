@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from convmesh.lowering.call_text import in_kernel_format, written
 from convmesh.lowering.shape_shortcuts import made
 from convmesh.plans import Work
+from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
 ALIASING = frozenset({"detach", "_unsafe_view", "lift_fresh", "as_strided_"})
@@ -188,13 +189,10 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         is_transposed = func.overloadpacket is torch.ops.aten.convolution and args[6]
         places = args[0] if is_transposed else result
         return 2 * int(places.numel()) * int(args[1][0].numel())  # as torch counts, in fifty times as long
-    if func.overloadpacket in _FOURIER:
+    if func.overloadpacket in FOURIER_KERNELS:
         return _fourier_flops(args[0], args[1], result)
     count = flop_registry.get(func.overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count else 0
-
-
-_FOURIER = frozenset({torch.ops.aten._fft_c2c, torch.ops.aten._fft_r2c, torch.ops.aten._fft_c2r})
 
 
 def _fourier_flops(x: Any, dims: Sequence[int], result: Any) -> int:

@@ -68,8 +68,9 @@ class CalibratedCompute(ComputeModel):
         super().__init__(system, assumptions)
         self._factor = factor
 
-    def work(self, work: Work) -> Estimate:
-        return super().work(work).scaled(self._factor)
+    def priced(self, work: Work) -> tuple[Estimate, float]:
+        seconds, host = super().priced(work)
+        return seconds.scaled(self._factor), host
 
 
 class PractisedTransfers(TransferModel):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -13,6 +13,7 @@ from convmesh.errors import ConvMeshError
 from convmesh.graph import capture
 from convmesh.lowering import dry_run, lower
 from convmesh.plans import Program
+from tests.draws import draws
 
 
 class Branches(nn.Module):
@@ -71,7 +72,7 @@ def lowered(model: nn.Module, shape: tuple[int, ...], mesh: cm.Mesh, strategy: s
         return str(error)
 
 
-@settings(max_examples=40)
+@draws(40)
 @given(networks(), meshes(), st.integers(4, 13), st.sampled_from([16, 24, 28]), st.booleans(), st.data())
 def test_own_samples_give_what_the_batch_gives(
     model: nn.Module, on: tuple[cm.Mesh, str], batch: int, extent: int, channels_last: bool, draw: st.DataObject

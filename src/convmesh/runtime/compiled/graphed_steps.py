@@ -69,11 +69,11 @@ class GraphedStep:
         self._steps += 1
         if self._gave_up or self._steps <= STEPS_BEFORE or not self._memory.is_free or self._is_observed():
             return None
+        self._memory.vacate()
         if self._graphs is None or not self._graphs.reads(given):
             self._capture(given, fixed)
         if self._graphs is None:
             return None
-        self._memory.vacate()
         self._graphs.begin(given, trained.buffers)
         run = GraphRun(self._graphs, trained, self._fail)
         return self._memory.occupied_by(run, partial(self._graphs.keep_gradients, trained.weights))

@@ -58,7 +58,7 @@ def conv(
 def _overlapped(
     x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, windows: tuple[Window, ...], groups: int
 ) -> Sharded:
-    maps = (Same(), Whole(weight.shape[0]), *windows)
+    maps: Maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
     split = _split(x.layout, work, maps, groups, x.mesh.rank, _overlaps(x, work, maps), x.device_kind)
     if split.plain is not None and is_best_left_alone(x.local, weight, split.plain, x.device_kind):

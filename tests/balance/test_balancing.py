@@ -97,7 +97,7 @@ def test_pipelines_are_refused(pools: Pools) -> None:
 def refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1))
     net = cm.parallelize(model, cm.plan(model, (4, 1, 8, 8), Mesh(data=1), "data"))
-    with pytest.raises(ConfigError, match=r"`every` .=2. must be at least 5"):
+    with pytest.raises(ConfigError, match=r"`every` .=2. must be at least 3"):
         cm.Balancer(net, every=2)
 
 

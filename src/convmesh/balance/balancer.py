@@ -50,7 +50,7 @@ class Balancer:
     order of the samples stay those of equal shares.
     """
 
-    def __init__(self, net: ParallelNet, every: int = 10, policy: MovePolicy | None = None) -> None:
+    def __init__(self, net: ParallelNet, every: int = 5, policy: MovePolicy | None = None) -> None:
         if every < MEASURED:
             raise ConfigError(f"`every` (={every}) must be at least {MEASURED}, the steps that are measured.")
         if net.plan.pipeline is not None:
@@ -62,7 +62,6 @@ class Balancer:
         self._meter = BusyMeter(clock_for(net.mesh.device))
         self._steps = 0
         self._settled = -SETTLING
-        self._busy: list[float] = []
         self._earlier: list[float] | None = None
 
     @property
@@ -84,24 +83,23 @@ class Balancer:
         except BaseException:
             self._meter.drop()
             raise
-        self._after_step(self._meter.end() if is_measured else None)
+        self._meter.end()
+        self._after_step()
 
-    def _after_step(self, busy: float | None) -> None:
+    def _after_step(self) -> None:
         self._steps += 1
         if self.net.dealt_mesh != self.net.mesh.mesh:  # read ahead, before shares moved
+            self._meter.drop()
             return
         self._settled += 1
-        if busy is not None:
-            self._busy.append(busy)
         if self._settled >= self.every:
             self._decide()
             self._settled = 0
 
     def _decide(self) -> None:
         """All ranks come here after the same step, with the same numbers in the end."""
-        # The median: a hiccup or two do not count, a rank that is held up again and again shows.
-        seconds = told_to_all(statistics.median(self._busy), self.net.mesh)
-        self._busy = []
+        # The median: one hiccup does not count, a rank that is held up again and again shows.
+        seconds = told_to_all(statistics.median(self._meter.taken()), self.net.mesh)
         now = Dealing.of(self.net.mesh.mesh, self.extents)
         then = next_dealing(now, seconds, self._earlier, self.policy)
         self._earlier = seconds if then is None else None

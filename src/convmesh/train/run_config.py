@@ -159,8 +159,8 @@ class BalanceConfig(Section):
 
     mode: Literal["off", "auto"] = "off"
     """auto: ranks are measured while they train, and the faster ones get more of each batch or volume."""
-    every: Annotated[int, Field(ge=MEASURED)] = 10
-    """Steps between two decisions; the last five of them are measured."""
+    every: Annotated[int, Field(ge=MEASURED)] = 5
+    """Steps between two decisions; the last three of them are measured."""
     least_gain: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Nothing moves unless a step is predicted to become shorter by this fraction."""
     most: Annotated[float, Field(gt=1)] = 2.0

@@ -52,9 +52,9 @@ class BusyMeter:
         self._steps: list[_Step] = []
         self._now: _Step | None = None
 
-    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...]) -> _Wait:
+    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> _Wait:
         """As a watch of transfers."""
-        del works, carrier, axes
+        del works, carrier, axes, message
         wait = _Wait(self._clock)
         if self._now is not None:
             self._now.waits.append(wait)

@@ -146,7 +146,6 @@ def test_a_compiled_step_is_profiled_by_what_runs_between_transfers(pools: Pools
     for rank in (0, 1):
         times = run.times(rank)
         assert min(times.compute, times.exposed + times.idle) > 0
-        assert times.other < 0.5 * times.step
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
@@ -158,9 +157,9 @@ def test_a_pipeline_is_profiled_by_layer_and_message(schedule: Schedule, pools: 
     assert {"0", "2", "4", "6", "loss"} <= layers
     for rank in (0, 1):
         assert {phase for layer, phase in run.layers(rank) if layer} == {"forward", "backward"}
-    received = {(m.crossing.message, m.rank, m.last) for step in run.steps for m in step.matches[1] if m.stall > 0}
-    first = [(name, last) for name, rank, last in received if name == "forward of stage 1, micro-batch 0" and rank == 1]
-    assert {last for _, last in first} == {0}  # nothing to do before the first message: the sender is last
+    names = [[c.message for c in step.steps[rank].crossings if c.message] for step in run.steps for rank in (0, 1)]
+    assert {*names[0]} == {*names[1]}  # what one rank sends the other receives
+    assert len(names[0]) == len({*names[0]})
     waited = [m.crossing for step in run.steps for own in step.matches.values() for m in own if m.crossing.message]
     assert all(each.layer for each in waited)
     assert sum(each.bytes_sent for each in waited) > 0

@@ -53,7 +53,7 @@ def test_small_cosmology_has_the_curve_of_one_process_on_four_ranks(pools: Pools
     for name in ("loss", "r2_outputs"):
         judged = [[line["eval"][name] for line in lines(tmp_path / run) if "eval" in line] for run in ("one", "four")]
         assert len(judged[0]) == 3
-        assert np.allclose(*judged, rtol=1e-9, atol=0)
+        assert np.allclose(judged[0], judged[1], rtol=1e-9, atol=0)
 
 
 def test_small_fractals_are_learnt(pools: Pools, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs on real ranks: the same losses on every mesh, after every resume, and with every way to make a step."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def test_the_run_folder_has_all_that_other_tools_read(whole: Path) -> None:
     environment = json.loads((whole / "environment.json").read_text(encoding="utf-8"))
     assert environment["versions"]["torch"] == torch.__version__
     assert "cpu_capability" in environment["kernels"]
+
+
+def test_ranks_that_outnumber_the_cores_are_not_predicted(pools: Pools, tmp_path: Path) -> None:
+    ranks, cores = 4, len(os.sched_getaffinity(0))
+    pools[ranks].run(ran, {"steps": 1, "plan": {"predict": True, "system": "auto"}}, str(tmp_path / "run"))
+    told = json.loads((tmp_path / "run" / "prediction.json").read_text(encoding="utf-8"))
+    assert (told["seconds_step"] is None) == (ranks > cores and not torch.cuda.is_available())
+    if told["seconds_step"] is None:
+        assert told["reason"] == f"4 ranks take turns on {cores} cores, in an order that nobody knows beforehand"
+        assert told["reason"] in (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
 
 
 def test_the_resolved_config_is_the_run_again(whole: Path) -> None:

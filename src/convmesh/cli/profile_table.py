@@ -128,7 +128,7 @@ def _ending(told: dict[str, Any]) -> Iterator[str]:
     else:
         yield "No rank, layer or link is off."
     if told["predicted"] is None:
-        yield "The run has no prediction (`plan.predict`), so layers and links are not judged."
+        yield "The run has no prediction (prediction.json says why), so layers and links are not judged."
     if told["slowdown"] is not None:
         yield f"Profiled steps took {told['slowdown']:.2f}x the run's other steps."
     yield f"Trace: {told['trace']} (open it at https://ui.perfetto.dev)"

@@ -38,12 +38,18 @@ def _table(case: dict[str, Any]) -> str:
         ("second half: balanced, from the slow-down on", lambda t: _mean(t["balanced"]), ideal),
         ("second half: balanced, its last two thirds", lambda t: _mean(_late(t["balanced"])), ideal),
     ]
-    lines = ["| | ms a step | ideal | of the ideal throughput |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| | ms a step | ranks alone, summed | of that throughput | of the first half's, scaled |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for what, seconds, best in rows:
-        times = [1e3 * seconds(trial) for trial in trials]
-        ideals = [1e3 * best(trial) for trial in trials]
-        shares = [100 * b / s for b, s in zip(ideals, times, strict=True)]
-        lines.append(f"| {what} | {_middle(times)} | {_middle(ideals)} | {_spread(shares)} |")
+        times = [seconds(trial) for trial in trials]
+        ideals = [best(trial) for trial in trials]
+        scaled = [
+            _mean(t["equal_before"] + t["before"]) * b / _ideal_before(t) for t, b in zip(trials, ideals, strict=True)
+        ]
+        columns = [_middle(times), _middle(ideals), _spread(ideals, times), _spread(scaled, times)]
+        lines.append(f"| {what} | {' | '.join(columns)} |")
     steps = ", ".join(str(len(trial["balanced"])) for trial in trials)
     counts = f"Steps after the slow-down in {len(trials)} runs: {steps}"
     moves = [f"- {move}" for move in trials[0]["moves"]]
@@ -68,9 +74,10 @@ def _mean(seconds: Sequence[float]) -> float:
     return sum(seconds) / len(seconds)
 
 
-def _middle(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0f}"
+def _middle(seconds: Sequence[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.0f}"
 
 
-def _spread(shares: Sequence[float]) -> str:
+def _spread(ideals: Sequence[float], times: Sequence[float]) -> str:
+    shares = [100 * best / seconds for best, seconds in zip(ideals, times, strict=True)]
     return f"{statistics.median(shares):.0f} % ({min(shares):.0f} to {max(shares):.0f})"

@@ -11,7 +11,7 @@ from torch import nn
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.errors import ConfigError
-from tests.balance.slow_ranks import cores_of_their_own, ran_alone, slowed_loss
+from tests.balance.slow_ranks import cores_of_their_own, ran_alone, slowed_loss, spin
 from tests.conftest import Pools
 from tests.train.runs import lines, losses, ran
 
@@ -77,6 +77,29 @@ def test_a_slow_rank_of_a_spatial_group_gets_a_thinner_slab(pools: Pools) -> Non
     assert rows + rows_slow == 16
     assert rows > rows_slow
     assert "ranks were busy for" in texts[0]
+
+
+def steps_until_a_move(full: int) -> int:
+    """How many steps it takes, after `full` of them at equal speed, until a rank that became slow has less to do."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), torch.randn(16, 1, 2, 2)
+    net = cm.parallelize(model, cm.plan(model, x, Mesh(data=2), "data"), nn.functional.mse_loss)
+    with cores_of_their_own():
+        balancer = cm.Balancer(net)
+    for step in range(full + 12):
+        factor = 3 if step >= full and net.mesh.rank == 1 else 1
+        with balancer.step():
+            spin(factor * 8e-3)
+            net(net.shard_input(x), net.shard_target(torch.zeros(16, 2))).backward()
+        if balancer.moves:
+            break
+    return balancer.moves[0].step - full
+
+
+def test_a_rank_that_becomes_slow_is_relieved_after_a_few_steps_at_any_time(pools: Pools) -> None:
+    taken = [pools[2].run(steps_until_a_move, full) for full in range(8, 13)]  # a decision comes after the 8th
+    assert all(first == second for first, second in taken)
+    assert max(first for first, _ in taken) <= 5
 
 
 def test_one_rank_has_nothing_to_balance(pools: Pools) -> None:

@@ -21,6 +21,10 @@ SETTLING = 3
 """Steps that are not measured after a start and after a move: kernels are chosen and memory is claimed in them."""
 
 
+AGAIN = 2
+"""Steps to the next decision where the last step alone would have moved shares."""
+
+
 @dataclass(frozen=True)
 class Move:
     """What a decision was made from, and what it changed."""
@@ -63,6 +67,8 @@ class Balancer:
         self._steps = 0
         self._settled = -SETTLING
         self._earlier: list[float] | None = None
+        self._kept: list[float] = []
+        """The seconds of the last step before, where the next decision is to count it."""
 
     @property
     def shares(self) -> dict[str, tuple[int, ...]]:
@@ -94,17 +100,21 @@ class Balancer:
         self._settled += 1
         if self._settled >= self.every:
             self._decide()
-            self._settled = 0
 
     def _decide(self) -> None:
         """All ranks come here after the same step, with the same numbers in the end."""
+        busy = [*self._kept, *self._meter.taken()]
         # The median: one hiccup does not count, a rank that is held up again and again shows.
-        seconds = told_to_all(statistics.median(self._meter.taken()), self.net.mesh)
+        seconds, last = told_to_all([statistics.median(busy), busy[-1]], self.net.mesh)
         now = Dealing.of(self.net.mesh.mesh, self.extents)
         then = next_dealing(now, seconds, self._earlier, self.policy)
         self._earlier = seconds if then is None else None
+        self._kept, self._settled = [], 0
         if then is not None:
             self._move(now, then, seconds)
+        elif next_dealing(now, last, policy=self.policy) is not None:
+            # A hiccup, or a rank that has become slow: two more steps tell, and a slow one costs more than a look.
+            self._kept, self._settled = busy[-1:], self.every - AGAIN
 
     def _move(self, now: Dealing, then: Dealing, seconds: Sequence[float]) -> None:
         changed = {axis: units for axis, units in then.units.items() if units != now.units[axis]}
@@ -126,11 +136,11 @@ def extents_of(net: ParallelNet) -> dict[str, int]:
     return {axis: extent for extent, axis in cuts if axis in SHARED_AXES and extent > first.mesh.axes[axis]}
 
 
-def told_to_all(seconds: float, mesh: OpenMesh) -> list[float]:
-    """Every rank's number, on every rank."""
-    numbers = torch.zeros(mesh.mesh.size, dtype=torch.float64)
-    numbers[mesh.rank] = seconds
-    told: list[float] = all_reduce(numbers.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()
+def told_to_all(numbers: Sequence[float], mesh: OpenMesh) -> list[list[float]]:
+    """Every rank's numbers, on every rank: for each number a list of the ranks'."""
+    table = torch.zeros(len(numbers), mesh.mesh.size, dtype=torch.float64)
+    table[:, mesh.rank] = torch.tensor(numbers, dtype=torch.float64)
+    told: list[list[float]] = all_reduce(table.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()
     return told
 
 

@@ -31,6 +31,8 @@ def section(found: dict[str, Any]) -> str:
 
 def _table(case: dict[str, Any]) -> str:
     trials = [trial for trial in case["trials"] if trial["balanced"]]
+    if not trials:
+        return f"### {case['title']}\n\nThe time was over before the slow-down."
     rows: list[tuple[str, Callable[[Trial], float], Callable[[Trial], float]]] = [
         ("first half: equal shares", lambda t: _mean(t["equal_before"]), _ideal_before),
         ("first half: balanced", lambda t: _mean(t["before"]), _ideal_before),

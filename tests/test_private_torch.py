@@ -43,6 +43,7 @@ from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_b
 from convmesh.private_torch.stores import default_store
 from convmesh.private_torch.tensor_internals import (
     as_subclass_leaf,
+    copy_all_,
     is_view,
     local_shard,
     memory_key,
@@ -213,6 +214,16 @@ def test_many_tensors_are_scaled_and_measured_at_once() -> None:
     tensors = [torch.full((2,), 3.0), torch.full((2,), 4.0)]
     multiply_all_(tensors, torch.tensor(2.0))
     assert [norm.item() for norm in norms_of(tensors, float("inf"))] == [6.0, 8.0]
+
+
+def test_many_tensors_are_copied_at_once_however_they_lie() -> None:
+    plain, last = torch.arange(24.0).view(1, 2, 3, 4), torch.arange(24.0).view(1, 2, 3, 4)
+    targets = [torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(2, dtype=torch.float64)]
+    copy_all_(targets, [plain, last.contiguous(memory_format=torch.channels_last), torch.ones(2)])
+    assert torch.equal(targets[0], plain)
+    assert torch.equal(targets[1], plain)
+    assert torch.equal(targets[2], torch.ones(2, dtype=torch.float64))
+    copy_all_([], [])
 
 
 def test_the_end_of_a_backward_calls_back_before_backward_returns() -> None:

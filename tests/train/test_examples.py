@@ -39,6 +39,12 @@ def test_cosmology(tmp_path: Path) -> None:
     assert min(reached("cosmology", 4, tmp_path / "run")["r2_outputs"]) >= 0.9
 
 
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_fractals(tmp_path: Path) -> None:
+    assert reached("fractals", 2, tmp_path / "run")["dice"] >= 0.9
+
+
 def test_small_cosmology_has_the_curve_of_one_process_on_four_ranks(pools: Pools, tmp_path: Path) -> None:
     """The example with volumes of 16³, in float64: losses and evaluations, over epochs that read from ranks' memory."""
     tables = load_config(EXAMPLES / "cosmology.toml").model_dump()

@@ -102,6 +102,26 @@ def test_a_rank_that_becomes_slow_is_relieved_after_a_few_steps_at_any_time(pool
     assert max(first for first, _ in taken) <= 5
 
 
+def moves_in_a_restless_run(steps: int) -> list[int]:
+    """The steps after which shares moved, if now one rank is slow and now the other."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), torch.randn(16, 1, 2, 2)
+    net = cm.parallelize(model, cm.plan(model, x, Mesh(data=2), "data"), nn.functional.mse_loss)
+    with cores_of_their_own():
+        balancer = cm.Balancer(net)
+    for step in range(steps):
+        with balancer.step():
+            spin(4e-3 * (3 if step // 8 % 2 == net.mesh.rank else 1))
+            net(net.shard_input(x), net.shard_target(torch.zeros(16, 2))).backward()
+    return [move.step for move in balancer.moves]
+
+
+def test_shares_that_go_to_and_fro_move_less_and_less_often(pools: Pools) -> None:
+    moves, others = pools[2].run(moves_in_a_restless_run, 120)
+    assert moves == others
+    assert 2 <= len(moves) <= 6  # of fifteen changes of the slow rank
+
+
 def test_one_rank_has_nothing_to_balance(pools: Pools) -> None:
     assert pools[1].run(own_loop, {})[0][0] == {}
 

@@ -11,6 +11,7 @@ import torch
 
 from convmesh.balance.busy_meter import BusyMeter
 from convmesh.balance.fair_shares import MEASURED, Dealing, MovePolicy, next_dealing
+from convmesh.balance.move_patience import MovePatience
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.dist.stamps import clock_for
 from convmesh.errors import ConfigError, ConvMeshError
@@ -69,6 +70,7 @@ class Balancer:
         self._earlier: list[float] | None = None
         self._kept: list[float] = []
         """The seconds of the last step before, where the next decision is to count it."""
+        self._patience = MovePatience()
 
     @property
     def shares(self) -> dict[str, tuple[int, ...]]:
@@ -81,7 +83,7 @@ class Balancer:
         if not self.extents:
             yield
             return
-        is_measured = self._settled >= self.every - MEASURED
+        is_measured = self._settled >= (self.every - MEASURED) * self._patience.factor
         if is_measured:
             self._meter.begin()
         try:
@@ -98,7 +100,7 @@ class Balancer:
             self._meter.drop()
             return
         self._settled += 1
-        if self._settled >= self.every:
+        if self._settled >= self.every * self._patience.factor:
             self._decide()
 
     def _decide(self) -> None:
@@ -111,8 +113,11 @@ class Balancer:
         self._earlier = seconds if then is None else None
         self._kept, self._settled = [], 0
         if then is not None:
+            self._patience.moved(now, then)
             self._move(now, then, seconds)
-        elif next_dealing(now, last, policy=self.policy) is not None:
+            return
+        self._patience.stayed()
+        if self._patience.factor == 1 and next_dealing(now, last, policy=self.policy) is not None:
             # A hiccup, or a rank that has become slow: two more steps tell, and a slow one costs more than a look.
             self._kept, self._settled = busy[-1:], self.every - AGAIN
 

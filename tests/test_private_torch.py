@@ -52,7 +52,16 @@ from convmesh.private_torch.tensor_internals import (
     storage_key,
     version_of,
 )
-from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
+from convmesh.private_torch.tracing import (
+    FakeTensorMode,
+    is_cast,
+    is_elementwise,
+    is_traced,
+    returns_views,
+    tree_map_only,
+    without_modes,
+    writes_to,
+)
 from convmesh.private_torch.unscaling import OpenGradScaler
 from convmesh.testing import RankPool, run_ranks
 
@@ -283,6 +292,23 @@ def test_operators_that_return_views_are_known() -> None:
     assert returns_views(aten.slice.Tensor)
     assert returns_views(aten.split.Tensor)
     assert not any(map(returns_views, (aten.add.Tensor, aten.add_.Tensor, len)))
+
+
+def test_operators_tell_what_they_do_with_elements() -> None:
+    aten = torch.ops.aten
+    cast = aten._to_copy.default
+    assert is_cast(cast)
+    assert all(map(is_elementwise, (aten.relu.default, aten.threshold_backward.default, aten.add.Tensor, cast)))
+    others = (aten.sum.default, aten.add_.Tensor, aten.view.default, aten.bernoulli.p, aten.convolution.default, len)
+    assert not any(map(is_elementwise, others))
+
+
+def test_nodes_tell_what_they_write_to() -> None:
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert writes_to(graph.call_function(torch.ops.aten.copy_.default, (x, y))) == [x]
+    assert writes_to(graph.call_function(torch.ops.aten.add.out, (x, x), {"out": y})) == [y]
+    assert writes_to(graph.call_function(torch.ops.aten.add.Tensor, (x, y))) == []
 
 
 def test_a_graph_of_operators_is_compiled_and_frees_what_it_was_given() -> None:

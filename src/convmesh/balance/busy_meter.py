@@ -26,7 +26,7 @@ class _Wait:
 
 
 @dataclass
-class _Step:
+class _MeteredStep:
     """Stamps of one step."""
 
     begin: Any
@@ -49,8 +49,8 @@ class BusyMeter:
 
     def __init__(self, clock: StampClock) -> None:
         self._clock = clock
-        self._steps: list[_Step] = []
-        self._now: _Step | None = None
+        self._steps: list[_MeteredStep] = []
+        self._now: _MeteredStep | None = None
 
     def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> _Wait:
         """As a watch of transfers."""
@@ -64,7 +64,7 @@ class BusyMeter:
         """A step begins."""
         if not self._steps:
             self._clock.begin()
-        self._now = _Step(self._clock.stamp())
+        self._now = _MeteredStep(self._clock.stamp())
         add_watch(self)
 
     def end(self) -> None:

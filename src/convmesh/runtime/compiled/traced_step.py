@@ -159,10 +159,10 @@ def trace_step(
     forget_source_of(module)
     module.graph.eliminate_dead_code()
     if fuse:
-        lay_out_operands(module.graph)
         tangent, _, *given = module.graph.find_nodes(op="placeholder")
         recompute_values(module.graph, tangent)
         read_as_cast(given[len(given) - len(batch) :])
+        lay_out_operands(module.graph)  # last: the others change formats
     module.recompile()
     forget_source_of(module)
     _refuse_hidden_weights(module)

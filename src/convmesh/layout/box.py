@@ -44,7 +44,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(s.extent for s in self.spans)
+        return tuple([s.extent for s in self.spans])
 
     @property
     def size(self) -> int:

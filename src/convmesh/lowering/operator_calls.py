@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from convmesh.graph.tracing.shape_shortcuts import made
 from convmesh.lowering.call_text import in_kernel_format, written
-from convmesh.lowering.shape_shortcuts import made
 from convmesh.plans import Work
 from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
@@ -96,7 +96,8 @@ def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
     if signature not in _known:
         if len(_known) >= MOST_CALLS:
             _known.clear()
-        is_same = _signature(func, args, kwargs) == signature  # else it changed the shape of an argument
+        # An operator that works in place may have changed the shape of an argument.
+        is_same = not func.overloadpacket.__name__.endswith("_") or _signature(func, args, kwargs) == signature
         _known[signature] = _replay_of(result, work, _tensors((*args, *kwargs.values()))) if is_same else None
     return result, work
 

@@ -74,7 +74,7 @@ def memory_of(
     ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
     _hold_state(program, assumptions or Assumptions(), ledger)
     _hold_batch(program, ledger)
-    if device == "cuda" and any(step.op in PRODUCTS for _, _, step in program.steps() if isinstance(step, Work)):
+    if device == "cuda" and any(work.op in PRODUCTS for work in program.works()):
         ledger.hold("workspace", BYTES_PRODUCTS, "buffers")
     stages = {stage: [node for node in program.nodes if node.stage == stage] for stage in own_stages(program)}
     graded: set[int] = set()

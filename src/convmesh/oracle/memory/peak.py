@@ -12,7 +12,7 @@ from convmesh.oracle.memory.stage_turns import Footprint, Turn, heaviest_turns
 from convmesh.oracle.pricing.assumptions import STATES, Assumptions
 from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
-from convmesh.plans.steps import Saved, Step, Steps, Transfer, Work, bytes_each
+from convmesh.plans.steps import Saved, Step, Steps, Transfer, bytes_each
 
 BYTES_BLOCK = 512
 """Block size of a GPU's caching allocator."""

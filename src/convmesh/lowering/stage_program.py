@@ -17,7 +17,7 @@ from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.mesh_view import with_peers
 from convmesh.lowering.recorder import recorded
-from convmesh.plans import Held, NodeProgram, Pipeline, Program, Saved, Transfer
+from convmesh.plans import Held, NodeProgram, Pipeline, Saved, Transfer
 from convmesh.plans.pipeline_rules import own_stages, rank_of
 from convmesh.plans.program import WeightProgram
 from convmesh.plans.stage_graph import StageGraph

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from convmesh.dist import copy_over
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.dist.exchange import fetch
 from convmesh.layout import plan_exchange
-from convmesh.layout.channels import Algorithm, ChannelSplit, channel_layouts, split_for
+from convmesh.layout.channels import Algorithm, ChannelSplit, Sums, channel_layouts, split_for
 from convmesh.layout.maps import Same
+from convmesh.ops.channels.channel_layers import cut_linear
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.draws import draws
@@ -142,6 +143,32 @@ def test_dense(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     samples, features, out = (data.draw(st.integers(1, 9)) for _ in range(3))
     params = ((out, features), (out,))
     check(SplitCase(partial(dense, split=split), mesh, ((samples, features),), params, cuts=(natural(mesh, 2, axes),)))
+
+
+def dense_on_tokens(x: Any, weight: Any, bias: Any = None, *, split: ChannelSplit) -> Any:
+    weight, bias = cut(x, weight, bias, split)
+    return cut_linear(x, weight, bias, split.sums) if isinstance(x, Sharded) else F.linear(x, weight, bias)
+
+
+@on_channel_grids
+@draws(10)
+@given(data=st.data())
+@pytest.mark.operator("linear, cut features", "tokens before the features; sums to features, tokens or every rank")
+def test_dense_on_tokens(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    axes = channel_axes(mesh)
+    sums: Sums = data.draw(st.sampled_from(get_args(Sums)))
+    split = split_for(data.draw(algorithms(mesh)), data.draw(st.sampled_from([axes, axes[::-1]])), sums)
+    tokens = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=2)))
+    shape = (data.draw(st.integers(1, 3)), *tokens, data.draw(st.integers(1, 9)))
+    filters = data.draw(st.integers(1, 9))
+    params: tuple[tuple[int, ...], ...] = ((filters, shape[-1]),)
+    if data.draw(st.booleans()):
+        params += ((filters,),)
+    space = tuple(name for name in ("depth", "height", "width") if name in mesh.axes)
+    # Features are cut, or nothing is, or the tokens are by the axes that cut the weight: then the layer gathers them.
+    cuts = data.draw(st.sampled_from([{-1: axes, 1: space}, {1: space}, {len(tokens): (*space, *axes)}]))
+    cuts = {**cuts, **({0: "data"} if "data" in mesh.axes else {})}
+    check(SplitCase(partial(dense_on_tokens, split=split), mesh, (shape,), params, cuts=(cuts,)))
 
 
 def transposed_groups(x: Any, weight: Any, bias: Any, split: ChannelSplit, groups: int) -> Any:

@@ -48,7 +48,7 @@ class AxisNames:
     def weight_split(self, split: ChannelSplit | None) -> ChannelSplit | None:
         if split is None or not self.pairs:
             return split
-        return ChannelSplit(kept=self.axes(split.kept), gathered=self.axes(split.gathered))
+        return replace(split, kept=self.axes(split.kept), gathered=self.axes(split.gathered))
 
 
 _SAME = AxisNames()

@@ -16,8 +16,8 @@ from torch import nn
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.errors import UnsupportedError
-from convmesh.layout import Layout, Mesh
-from convmesh.layout.channels import ChannelSplit, Volumes, candidates, groups_divide, largest_split, volumes
+from convmesh.layout import Mesh
+from convmesh.layout.channels import ChannelSplit, Sums, Volumes, candidates, groups_divide, largest_split, volumes
 from convmesh.ops.channels.channel_layers import transposed_filter_dim
 from convmesh.ops.channels.undecided_weight import Plans
 from convmesh.ops.core.sharded import Sharded
@@ -44,24 +44,38 @@ class LayerCut:
     gathers_again: bool = False
 
 
-def decide_cut(
-    name: str, choice: Choice, axes: tuple[str, ...], x: Sharded, plans_of: PlansOf, groups: int
-) -> LayerCut:
-    """The cut of a layer that moves the least for its input, among those that `choice` allows."""
-    is_cut = bool(x.layout.cuts[1].axes)
-    splits = _possible(name, choice, x.layout.cuts[1].axes or axes, is_cut, groups)
+@dataclass(frozen=True)
+class Asked:
+    """What a plan asks of one layer's cut; what it leaves open is decided where the layer meets its input."""
+
+    name: str
+    algorithm: Choice
+    axes: tuple[str, ...]
+    sums: Sums = "channel"
+
+
+def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: int = 1) -> LayerCut:
+    """The cut of a layer with channels in `dim` that moves the least for its input, among those that are allowed.
+
+    Of two that move as much, a layer on tokens takes the one that keeps no gathered input.
+    """
+    cut_by = x.layout.cuts[dim].axes
+    splits = _possible(asked, cut_by or asked.axes, bool(cut_by), groups)
+    if dim > 1:
+        splits.sort(key=lambda split: len(split.gathered))
     priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
     moved, split = min(priced, key=lambda pair: pair[0].total)
-    _check_counts(name, x.layout, plans_of(split)[0], split, x.mesh.mesh, groups)
+    _check_counts(asked.name, x.shape[dim], plans_of(split)[0].shape[dim], split, x.mesh.mesh, groups)
     inputs = plans_of(split)[1]
     return LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
 
 
-def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
+def _possible(asked: Asked, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
     """The splits that a layer may take. A whole input needs no gathering, and groups none either: cut the filters."""
+    name, choice = asked.name, asked.algorithm
     if groups > 1 or (not is_cut and choice == "auto"):
         return [ChannelSplit(gathered=axes)]
-    allowed = [split for split in candidates(axes) if choice in ("auto", split.algorithm)]
+    allowed = [split for split in candidates(axes, asked.sums) if choice in ("auto", split.algorithm)]
     if not allowed:
         raise UnsupportedError(
             f"layer {name!r}: algorithm {choice!r} needs its channels cut by two axes, but they are cut by {axes}; "
@@ -70,12 +84,10 @@ def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, gr
     return allowed
 
 
-def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
+def _check_counts(name: str, channels: int, filters: int, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
     ranks = mesh.extent(split.axes)
-    for what, extent, cut_by in (
-        ("filters", output.shape[1], split.gathered + split.kept),
-        ("channels", source.shape[1], split.kept),
-    ):
+    scattered = split.kept if split.sums == "channel" else ()
+    for what, extent, cut_by in (("filters", filters, split.gathered + scattered), ("channels", channels, split.kept)):
         if extent < mesh.extent(cut_by):
             raise UnsupportedError(
                 f"layer {name!r}: {mesh.extent(cut_by)} ranks > {extent} {what}; the largest split that works is "

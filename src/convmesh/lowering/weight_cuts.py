@@ -16,7 +16,7 @@ from convmesh.graph import Weight
 from convmesh.kernels.memory_format import memory_format_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
+from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, Asked, channel_cuts, decide_cut, weight_cuts
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram
@@ -49,11 +49,12 @@ def dry_weights(
 
 
 def _decide(
-    layer: str, split: Split, decided: ChannelSplit | None, x: Sharded, plans_of: Any, groups: int
+    layer: str, split: Split, decided: ChannelSplit | None, x: Sharded, plans_of: Any, groups: int, dim: int
 ) -> ChannelSplit:
     if decided is not None:  # a layer that runs twice keeps its first cut
         return decided
-    return decide_cut(layer, split.algorithm, split.channel, x, plans_of, groups).split
+    asked = Asked(layer, split.algorithm, split.channel, split.sums)
+    return decide_cut(asked, x, plans_of, groups, dim).split
 
 
 class DecidedCuts:

@@ -15,6 +15,7 @@ import numpy as np
 
 from convmesh.graph import Captured, Node
 from convmesh.layout import Mesh
+from convmesh.lowering.arrange import input_user
 from convmesh.lowering.node_options import Single, SingleLowering, Value
 from convmesh.oracle import Assumptions
 from convmesh.oracle.memory.peak import bytes_of_libraries
@@ -85,14 +86,11 @@ class _Network:
         return {node.name: node for node in split_nodes(self.captured.graph)}
 
     def _input(self, node: Node) -> None:
-        user = self._first_user(node.name) or next(iter(self._split_nodes.values()), None)
-        splits = self._splits[user.layer] if user else [Split()]
-        values = dict.fromkeys(self.lowering.input(node.name, split) for split in splits)
-        self.states[node.name] = [_State(None, value) for value in values]
+        user, values = input_user(self.captured.graph, node.name), [self.lowering.values[node.name]]
+        if user:
+            values = [self.lowering.input(node.name, user, split) for split in self._splits[user.layer]]
+        self.states[node.name] = [_State(None, value) for value in dict.fromkeys(values)]
         self.sources[node.name], self.singles[node.name] = (), {}
-
-    def _first_user(self, name: str) -> Node | None:
-        return next((n for n in self.captured.graph.consumers(name) if n.name in self._split_nodes), None)
 
     def _call(self, node: Node) -> None:
         sources = tuple(dict.fromkeys(name for name in node.inputs if name in self.states))
@@ -145,8 +143,8 @@ class _Network:
             else:
                 yield _tied((name,), np.zeros(len(states)))
         for node in self.captured.graph.inputs:
-            if user := self._first_user(node.name):
-                yield self._as_first_user_wants(node.name, user)
+            if user := input_user(self.captured.graph, node.name):
+                yield self._as_user_wants(node.name, user)
         yield from self._same_layers()
 
     def _of_node(self, name: str, prices: NodePrices, share: float) -> PricedFactor:
@@ -158,10 +156,10 @@ class _Network:
             use[at] = prices.bytes(single)
         return PricedFactor(Factor(names, seconds), Factor(names, use))
 
-    def _as_first_user_wants(self, name: str, user: Node) -> PricedFactor:
+    def _as_user_wants(self, name: str, user: Node) -> PricedFactor:
         table = np.full((len(self.states[name]), len(self.states[user.name])), np.inf)
         for at, state in enumerate(self.states[user.name]):
-            wanted = self.lowering.input(name, state.split or Split())
+            wanted = self.lowering.input(name, user, state.split or Split())
             table[[s.value == wanted for s in self.states[name]], at] = 0
         return _tied((name, user.name), table)
 

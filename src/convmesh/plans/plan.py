@@ -22,7 +22,7 @@ Reduction = Literal["bucketed", "sharded", "broadcast"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 TAKES_SPLIT = ("conv", "conv_transpose", "linear", "pool", "resize", "batch_norm")
-"""Kinds of nodes whose input is N×C×space by definition; other nodes take the layout of their inputs."""
+"""Kinds of nodes whose input is N×C×space by definition, or N×space×C; other nodes take the layout of their inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def _split_nodes(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes:
         if node.kind in TAKES_SPLIT and node.inputs:
             dims = len(shapes.get(node.inputs[0], ()))
-            if dims == 2 or (dims > 2 and node.kind != "linear"):
+            if dims == 2 or (dims > 2 and (node.kind != "linear" or node.op == "Linear")):
                 yield node
 
 

@@ -43,6 +43,11 @@ class CutLayer:
     """Whether the gathered input is kept for backward, or gathered again to save its memory."""
     wire: torch.memory_format
     """The memory format in which tensors travel: that of the local layer."""
+    dim: int = 1
+    """The dim of the channels."""
+
+    def bias_gradient(self, dy: torch.Tensor) -> torch.Tensor:
+        return dy.sum([other for other in range(dy.dim()) if other != self.dim])
 
 
 class CutLayerFunction(torch.autograd.Function):
@@ -69,7 +74,7 @@ class CutLayerFunction(torch.autograd.Function):
         dx_part = layer.local.input_gradient(dy, x, weight) if wants_x else None
         returning = None if dx_part is None else post_partial(layer, layer.inputs, dx_part)
         grads = [layer.local.weight_gradient(dy, x, weight)] if wants_w else []
-        grads += [dy.sum([0, *range(2, dy.dim())])] if wants_b else []
+        grads += [layer.bias_gradient(dy)] if wants_b else []
         sums = Reduction(grads, layer.mesh, layer.reduce_axes) if grads else None
         dx = None
         if returning is not None and dx_part is not None:

@@ -7,6 +7,7 @@ sum-scatters its output, one cut by both does both (stationary-y, -x and -w; see
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
@@ -17,7 +18,7 @@ from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
-from convmesh.layout.channels import ChannelSplit, channel_layouts, groups_divide, largest_split
+from convmesh.layout.channels import ChannelLayouts, ChannelSplit, Sums, channel_layouts, groups_divide, largest_split
 from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
@@ -59,7 +60,17 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
-    layouts = channel_layouts(source, maps, filters, split, groups)
+    return _planned(source, channel_layouts(source, maps, filters, split, groups), rank)
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit) -> Plans:
+    """The plans of a layer whose channels are the last dim."""
+    last = len(source.cuts) - 1
+    return _planned(source, channel_layouts(source, (Same(),) * (last + 1), features, split, dim=last), rank)
+
+
+def _planned(source: Layout, layouts: ChannelLayouts, rank: int) -> Plans:
     inputs = plan_exchange(source, layouts.input_needs, rank)
     return layouts.output, inputs, plan_exchange(layouts.output, layouts.output_parts, rank)
 
@@ -115,17 +126,22 @@ def _crop(steps: tuple[Transposed, ...], out: Box, extents: torch.Size) -> tuple
     return tuple((-low, -high) for low, high in excess(steps, out, extents))
 
 
-def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Sharded:
-    """Dense layer with a cut weight on a matrix of samples."""
-    if x.dim() != 2:
+def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: Sums = "channel") -> Sharded:
+    """Dense layer with a cut weight on the last dim, that of the features; samples and tokens come before it.
+
+    `sums` says where partial outputs go; an undecided weight decides on that too.
+    """
+    if x.dim() < 2:
         raise UnsupportedError(
-            f"`input` (shape {tuple(x.shape)}) must have 2 dims for a dense layer with a cut weight."
+            f"`input` (shape {tuple(x.shape)}) must have 2 dims or more for a dense layer with a cut weight."
         )
-    plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
-    split = _split(x, weight, plans_of, 1)
-    if x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+    plans_of = partial(_dense_plans, x.layout, weight.shape[0], x.mesh.rank)
+    split = _split(x, weight, plans_of, 1, dim=x.dim() - 1)
+    if split.kept and not isinstance(weight, PlannedWeight):
+        split = replace(split, sums=sums)
+    if x.dim() == 2 and x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
         return _run_streamed(x, weight, bias, split, plans_of(split)[0])
-    return _run(x, weight, bias, split, plans_of(split), LocalDense())
+    return _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
 
 
 def _run_streamed(
@@ -135,7 +151,7 @@ def _run_streamed(
     rank = x.mesh.rank
     batches = sub_batches(x.layout, output, rank, x.mesh.settings.sub_batches)
     x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split))
-    plans = [_plans(b.layout, (Same(), Same()), weight.shape[0], 1, rank, split) for b in batches]
+    plans = [_dense_plans(b.layout, weight.shape[0], rank, split) for b in batches]
     parts = tuple(_layer(x, weight, weight_here, split, batch_plans, LocalDense()) for batch_plans in plans)
     layer = StreamedLayer(parts, batches, tuple(x.local.shape), output.box(rank).shape)
     with without_autocast(x.device):
@@ -144,12 +160,17 @@ def _run_streamed(
 
 
 def _split(
-    x: Sharded, weight: CutWeight, plans_of: Callable[[ChannelSplit], Plans], groups: int, filter_dim: int = 0
+    x: Sharded,
+    weight: CutWeight,
+    plans_of: Callable[[ChannelSplit], Plans],
+    groups: int,
+    filter_dim: int = 0,
+    dim: int = 1,
 ) -> ChannelSplit:
     """The weight's cut: its placement, or, for an undecided weight, the decision made now."""
     if isinstance(weight, PlannedWeight):
         assert weight.decide is not None
-        weight.decided = weight.decide(x, plans_of, groups)
+        weight.decided = weight.decide(x, plans_of, groups, dim)
         return weight.decided
     shard_of(weight, x.mesh)
     split = channel_split(weight, filter_dim)
@@ -175,9 +196,10 @@ def _run(
     plans: Plans,
     local: LocalLayer,
     filter_dim: int = 0,
+    dim: int = 1,
 ) -> Sharded:
     x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split, filter_dim))
-    layer = _layer(x, weight, weight_here, split, plans, local)
+    layer = _layer(x, weight, weight_here, split, plans, local, dim)
     with without_autocast(x.device):
         y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
     return Sharded(y, plans[0], x.mesh)
@@ -191,7 +213,13 @@ def _local_parts(
 
 
 def _layer(
-    x: Sharded, weight: CutWeight, weight_here: torch.Tensor, split: ChannelSplit, plans: Plans, local: LocalLayer
+    x: Sharded,
+    weight: CutWeight,
+    weight_here: torch.Tensor,
+    split: ChannelSplit,
+    plans: Plans,
+    local: LocalLayer,
+    dim: int = 1,
 ) -> CutLayer:
     output, inputs, outputs = plans
     return CutLayer(
@@ -203,6 +231,7 @@ def _layer(
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
         wire=best_format(x.dtype, x.device_kind, x.dim(), weight_here.shape[2:]),
+        dim=dim,
     )
 
 

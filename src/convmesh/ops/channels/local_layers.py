@@ -100,7 +100,7 @@ class LocalTransposed:
 
 @dataclass(frozen=True)
 class LocalDense:
-    """A dense layer on the second dim of a matrix of samples."""
+    """A dense layer on the last dim."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight, bias)
@@ -111,4 +111,4 @@ class LocalDense:
 
     def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         del weight
-        return dy.T @ x
+        return dy.flatten(0, -2).T @ x.flatten(0, -2)

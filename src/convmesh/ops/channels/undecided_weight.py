@@ -12,7 +12,8 @@ from convmesh.layout.channels import ChannelSplit
 from convmesh.private_torch.tensor_internals import as_subclass_leaf
 
 Plans = tuple[Layout, ExchangePlan, ExchangePlan]
-Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int], ChannelSplit]
+Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int, int], ChannelSplit]
+"""From an input, the plans of each candidate, the number of groups and the dim of the channels."""
 
 
 class PlannedWeight(torch.Tensor):

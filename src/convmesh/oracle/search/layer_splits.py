@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
 from convmesh.layout.channels import groups_divide
+from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
 from convmesh.plans import Split
 from convmesh.plans.presets import CUTS_CHANNELS
@@ -29,13 +30,14 @@ def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> 
     """Splits of one layer. An axis cuts the dim of its name, or samples, or channels; nothing only where it must."""
     given, made = graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
     weights = sum(weight.elements for weight in node.weights if weight.learns) if node.kind in CUTS_CHANNELS else 0
-    uses = [_uses(axis, mesh, given, made, weights) for axis in mesh.axes]
+    rows, filters = rows_by_axis(given, made, node.channels_last), made[channel_dim(len(made), node.channels_last)]
+    uses = [_uses(axis, mesh, given, rows, filters, weights) for axis in mesh.axes]
     groups = int(str(node.options.get("groups", 1)))
     ratings: dict[Split, tuple[int, float]] = {}
     for chosen in itertools.product(*uses):
         pairs = list(zip(mesh.axes, chosen, strict=True))
         split = _split(pairs)
-        if _fits(split, mesh, given, made, groups):
+        if _fits(split, mesh, given[0], filters, groups):
             ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
     least = min(idle for idle, _ in ratings.values())
     busy = [split for split, (idle, _) in ratings.items() if idle == least]
@@ -54,15 +56,15 @@ def _strangeness(pairs: Sequence[tuple[str, str | None]]) -> float:
     return len(moved) + 0.5 * (at_home and any(kind == "space" for kind, _ in moved))
 
 
-def _uses(axis: str, mesh: Mesh, given: Shape, made: Shape, weights: int) -> list[str | None]:
+def _uses(axis: str, mesh: Mesh, given: Shape, rows: Mapping[str, int], filters: int, weights: int) -> list[str | None]:
     """The dims of a layer that an axis may cut; None for nothing."""
-    ranks, rows = mesh.axes[axis], rows_by_axis(given, made)
+    ranks = mesh.axes[axis]
     dims: list[str | None] = [None]
     if axis in SPACE_AXES and rows.get(axis, 0) >= LEAST_ROWS * ranks:
         dims.append(axis)
     if given[0] >= ranks:
         dims.append("sample")
-    if weights and made[1] >= ranks and (axis in CHANNEL_AXES or _is_worth(ranks, mesh, given, weights)):
+    if weights and filters >= ranks and (axis in CHANNEL_AXES or _is_worth(ranks, mesh, given, weights)):
         dims.append("channel")
     return dims
 
@@ -80,6 +82,6 @@ def _split(pairs: Sequence[tuple[str, str | None]]) -> Split:
     return Split(**cut)  # type: ignore[arg-type]
 
 
-def _fits(split: Split, mesh: Mesh, given: Shape, made: Shape, groups: int) -> bool:
+def _fits(split: Split, mesh: Mesh, samples: int, filters: int, groups: int) -> bool:
     channels = mesh.extent(split.channel)
-    return given[0] >= mesh.extent(split.sample) and made[1] >= channels and groups_divide(groups, channels)
+    return samples >= mesh.extent(split.sample) and filters >= channels and groups_divide(groups, channels)

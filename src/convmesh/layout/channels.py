@@ -37,6 +37,8 @@ class ChannelSplit:
     gathered: Axes = ()
     sums: Sums = "channel"
     """Where the sums over `kept` go; "whole" and "token" are for layers whose channels are the last dim."""
+    blocks: int = 1
+    """Equal blocks of filters, each of which is cut by `gathered`, so that every rank has the same part of all."""
 
     @property
     def algorithm(self) -> Algorithm:

@@ -8,7 +8,7 @@ once and sum-scatters once, and nothing is moved in the middle.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -52,6 +52,8 @@ class Asked:
     algorithm: Choice
     axes: tuple[str, ...]
     sums: Sums = "channel"
+    blocks: int = 1
+    """In how many blocks the layer's output is read: every rank is to have the same part of each."""
 
 
 def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: int = 1) -> LayerCut:
@@ -61,6 +63,8 @@ def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: in
     """
     cut_by = x.layout.cuts[dim].axes
     splits = _possible(asked, cut_by or asked.axes, bool(cut_by), groups)
+    if asked.blocks > 1:
+        splits = [_in_blocks(split, asked.blocks) for split in splits if not split.kept] or splits
     if dim > 1:
         splits.sort(key=lambda split: len(split.gathered))
     priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
@@ -82,6 +86,11 @@ def _possible(asked: Asked, axes: tuple[str, ...], is_cut: bool, groups: int) ->
             "use a mesh with channel= and filter=, or algorithm 'x', 'y' or 'auto'."
         )
     return allowed
+
+
+def _in_blocks(split: ChannelSplit, blocks: int) -> ChannelSplit:
+    """The same with filters cut in each block; a dim that several axes cut has no blocks."""
+    return replace(split, blocks=blocks) if len(split.gathered) == 1 else split
 
 
 def _check_counts(name: str, channels: int, filters: int, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
@@ -111,12 +120,14 @@ def channel_cuts(axes: tuple[str, ...]) -> dict[str, dict[int, tuple[str, ...]]]
     return {name: {0: axes} for name in ("weight", "bias", "running_mean", "running_var")}
 
 
-def replace_tensor(module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]]) -> None:
+def replace_tensor(
+    module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]], blocks: int = 1
+) -> None:
     """Put this rank's shard in place of a whole parameter or buffer, if the module has it."""
     whole = getattr(module, name, None)
     if whole is None:
         return
-    shard = cut_weight(whole.detach(), mesh, cuts)
+    shard = cut_weight(whole.detach(), mesh, cuts, blocks)
     if isinstance(whole, nn.Parameter):
         setattr(module, name, nn.Parameter(shard, requires_grad=whole.requires_grad))
     else:

@@ -25,6 +25,7 @@ from convmesh.lowering.assembly import Assembly
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult, Strides, dries_in
+from convmesh.lowering.feature_blocks import feature_blocks
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.lowering_cache import LoweringCache, cache_of
@@ -196,7 +197,17 @@ class Lowering:
             return FunctionCall(node.op, node.target, split, moves, tensors)
         cuts_norm = self._weights.note_norm(spec.layer, module, arranged)
         key = self._cache.module_key(str(node.target), module)
-        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, self._weights.decided(spec.layer))
+        decided, blocks = self._weights.decided(spec.layer), self._blocks(spec, split)
+        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, decided, blocks)
+
+    def _blocks(self, spec: Node, split: Split | None) -> int:
+        """In how many blocks a layer's features are read, in its own stage."""
+        if split is None or not split.channel or not spec.channels_last:
+            return 1
+        stage = self._stages.get(spec.name, 0)
+        if any(self._stages.get(node.name, 0) != stage for node in self._captured.graph.consumers(spec.name)):
+            return 1
+        return feature_blocks(self._captured.graph, spec, self._plan.mesh.extent(split.channel))
 
     def _unseen(self, spec: Node, args: Any, module: nn.Module) -> Run:
         shapes = [self._for_samples(value.shape) for value in spec.outputs]

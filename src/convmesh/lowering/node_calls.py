@@ -94,10 +94,12 @@ class ModuleCall(DryCall):
     """Whether its input's channels are cut, so that a norm has only theirs."""
     decided: ChannelSplit | None
     """The cut of its weight, where an earlier call of the layer has decided on it."""
+    blocks: int = 1
+    """Blocks in which its features are read."""
 
     @property
     def key(self) -> Any:
-        return None if self.module_key is None else (self.module_key, self.split, self.decided)
+        return None if self.module_key is None else (self.module_key, self.split, self.decided, self.blocks)
 
     @property
     def axes(self) -> Axes:
@@ -126,7 +128,7 @@ class ModuleCall(DryCall):
         return replace(self, split=names.split(self.split), decided=names.weight_split(self.decided))
 
     def ready(self) -> Ready:
-        weights = dry_weights(self.layer, self.module, self.split, self.cuts_norm, self.decided)
+        weights = dry_weights(self.layer, self.module, self.split, self.cuts_norm, self.decided, self.blocks)
         call = partial(_with_weights, self.module, weights)
         return partial(_after_arranging, call, self.split, role_of(self.module)), list(weights.values())
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
+from convmesh.dist.cut_weights import Cuts, local_shape, shard_of, weight_blocks
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
 from convmesh.layout.channels import ChannelLayouts, ChannelSplit, Sums, channel_layouts, groups_divide, largest_split
-from convmesh.layout.layout import LAYOUTS_KEPT
+from convmesh.layout.layout import LAYOUTS_KEPT, FoldedLayout, chunked_cut, fair_cut
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
@@ -55,7 +55,8 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
         if dim not in by_dim:
             raise UnsupportedError(f"`weight` is placed {placement} along {name!r}; cut it by filters or channels.")
         by_dim[dim].append(name)
-    return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]))
+    blocks = weight_blocks(weight)
+    return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]), blocks=blocks)
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
@@ -141,7 +142,17 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: S
         split = replace(split, sums=sums)
     if x.dim() == 2 and x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
         return _run_streamed(x, weight, bias, split, plans_of(split)[0])
-    return _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
+    made = _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
+    return made if split.blocks == 1 else _folded(made, split.blocks)
+
+
+def _folded(made: Sharded, blocks: int) -> Sharded:
+    """A dense layer's output whose features are a rank's parts of several blocks, as its weight's rows are."""
+    axes, features = made.layout.cuts[-1]
+    block = features.extent // blocks
+    cuts = (fair_cut(made.layout.mesh, blocks, ()), chunked_cut(made.layout.mesh, block, axes))
+    layout = FoldedLayout(made.layout.mesh, (*made.layout.cuts[:-1], *cuts))
+    return Sharded(made.local.unflatten(-1, (blocks, -1)), layout, made.mesh)
 
 
 def _run_streamed(

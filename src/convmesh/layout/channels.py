@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from convmesh.layout.box import Span
 from convmesh.layout.demand import Demand, DimDemand
@@ -77,6 +77,10 @@ class ChannelLayouts:
     output: Layout
     input_needs: Demand
     output_parts: Demand
+    input_sums: Axes = ()
+    """Axes along which ranks have the same input but compute with different filters: its gradient is summed, whole."""
+    output_sums: Axes = ()
+    """Axes along which ranks have partial sums of the same output, which all of them get."""
 
 
 def channel_layouts(
@@ -104,7 +108,18 @@ def channel_layouts(
     made = [*Demand.ownership(work).dims]
     spatial[dim] = _demand(split.axes, inputs)
     made[dim] = _demand(split.gathered + split.kept, parts)
-    return ChannelLayouts(output=output, input_needs=Demand(mesh, spatial), output_parts=Demand(mesh, made))
+    same_input = dim > 1 and not {*split.gathered} & {*source.axes}
+    if same_input:
+        spatial[dim] = _demand(split.kept, [kept.span(k) for k in range(kept.parts)])
+    if split.sums == "whole":
+        made[dim] = Demand.ownership(work).dims[dim]
+    return ChannelLayouts(
+        output=output,
+        input_needs=Demand(mesh, spatial),
+        output_parts=Demand(mesh, made),
+        input_sums=split.gathered if same_input else (),
+        output_sums=split.kept if split.sums == "whole" else (),
+    )
 
 
 def _with_sums(work: Layout, split: ChannelSplit, dim: int) -> Layout:
@@ -155,11 +170,28 @@ class Volumes:
         return forward + self.gather_output_gradient + self.scatter_input_gradient
 
 
-def volumes(inputs: ExchangePlan, outputs: ExchangePlan, input_learns: bool = True) -> Volumes:
+class ChannelPlans(NamedTuple):
+    """One rank's exchanges of a layer with cut channels, and the axes of the sums that every rank gets."""
+
+    output: Layout
+    inputs: ExchangePlan
+    outputs: ExchangePlan
+    input_sums: Axes = ()
+    output_sums: Axes = ()
+
+
+def volumes(plans: ChannelPlans, input_learns: bool = True) -> Volumes:
     """What the two exchanges of a layer move, each in both directions; an input of the network needs no gradient."""
+    inputs, outputs, mesh = plans.inputs, plans.outputs, plans.output.mesh
+    summed = _summed(inputs.frame.size, mesh.extent(plans.input_sums))
     return Volumes(
         gather_input=inputs.forward.elements_sent,
-        scatter_output=outputs.adjoint.elements_sent,
+        scatter_output=outputs.adjoint.elements_sent + _summed(outputs.frame.size, mesh.extent(plans.output_sums)),
         gather_output_gradient=outputs.forward.elements_sent,
-        scatter_input_gradient=inputs.adjoint.elements_sent if input_learns else 0,
+        scatter_input_gradient=inputs.adjoint.elements_sent + summed if input_learns else 0,
     )
+
+
+def _summed(elements: int, ranks: int) -> int:
+    """What a rank sends in an all-reduce, which passes twice over all parts but its own."""
+    return 2 * (ranks - 1) * elements // ranks

@@ -17,13 +17,21 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Mesh
-from convmesh.layout.channels import ChannelSplit, Sums, Volumes, candidates, groups_divide, largest_split, volumes
+from convmesh.layout.channels import (
+    ChannelPlans,
+    ChannelSplit,
+    Sums,
+    Volumes,
+    candidates,
+    groups_divide,
+    largest_split,
+    volumes,
+)
 from convmesh.ops.channels.channel_layers import transposed_filter_dim
-from convmesh.ops.channels.undecided_weight import Plans
 from convmesh.ops.core.sharded import Sharded
 
 Choice = Literal["auto", "x", "y", "w", "whole"]
-PlansOf = Callable[[ChannelSplit], Plans]
+PlansOf = Callable[[ChannelSplit], ChannelPlans]
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -67,10 +75,10 @@ def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: in
         splits = [_in_blocks(split, asked.blocks) for split in splits if not split.kept] or splits
     if dim > 1:
         splits.sort(key=lambda split: len(split.gathered))
-    priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
+    priced = [(volumes(plans_of(split), input_learns=x.requires_grad), split) for split in splits]
     moved, split = min(priced, key=lambda pair: pair[0].total)
-    _check_counts(asked.name, x.shape[dim], plans_of(split)[0].shape[dim], split, x.mesh.mesh, groups)
-    inputs = plans_of(split)[1]
+    _check_counts(asked.name, x.shape[dim], plans_of(split).output.shape[dim], split, x.mesh.mesh, groups)
+    inputs = plans_of(split).inputs
     return LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
 
 

@@ -18,14 +18,22 @@ from convmesh.dist.cut_weights import Cuts, local_shape, shard_of, weight_blocks
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
 from convmesh.layout import Box, Layout, Region, plan_exchange
-from convmesh.layout.channels import ChannelLayouts, ChannelSplit, Sums, channel_layouts, groups_divide, largest_split
+from convmesh.layout.channels import (
+    ChannelLayouts,
+    ChannelPlans,
+    ChannelSplit,
+    Sums,
+    channel_layouts,
+    groups_divide,
+    largest_split,
+)
 from convmesh.layout.layout import LAYOUTS_KEPT, FoldedLayout, chunked_cut, fair_cut
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
 from convmesh.ops.channels.local_layers import LocalConv, LocalDense, LocalTransposed
 from convmesh.ops.channels.sub_batches import StreamedFunction, StreamedLayer, sub_batches
-from convmesh.ops.channels.undecided_weight import PlannedWeight, Plans
+from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.autocast import autocast_inputs, without_autocast
 from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.sharded import Sharded
@@ -60,20 +68,21 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
-def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
+def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> ChannelPlans:
     return _planned(source, channel_layouts(source, maps, filters, split, groups), rank)
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
-def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit) -> Plans:
+def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit) -> ChannelPlans:
     """The plans of a layer whose channels are the last dim."""
     last = len(source.cuts) - 1
     return _planned(source, channel_layouts(source, (Same(),) * (last + 1), features, split, dim=last), rank)
 
 
-def _planned(source: Layout, layouts: ChannelLayouts, rank: int) -> Plans:
+def _planned(source: Layout, layouts: ChannelLayouts, rank: int) -> ChannelPlans:
     inputs = plan_exchange(source, layouts.input_needs, rank)
-    return layouts.output, inputs, plan_exchange(layouts.output, layouts.output_parts, rank)
+    outputs = plan_exchange(layouts.output, layouts.output_parts, rank)
+    return ChannelPlans(layouts.output, inputs, outputs, layouts.input_sums, layouts.output_sums)
 
 
 def cut_conv(
@@ -83,7 +92,7 @@ def cut_conv(
     maps: Maps = (Same(), Same(), *windows)
     plans_of = partial(_plans, x.layout, maps, weight.shape[0], groups, x.mesh.rank)
     split = _split(x, weight, plans_of, groups)
-    output, _, outputs = plans_of(split)
+    output, outputs = plans_of(split).output, plans_of(split).outputs
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
     local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
     term = _covering_term(x.layout, output, windows, x.mesh.rank)
@@ -105,7 +114,7 @@ def cut_conv_transpose(
     filter_dim = transposed_filter_dim(groups)
     plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1] * groups, groups, x.mesh.rank)
     split = _split(x, weight, plans_of, groups, filter_dim)
-    output, inputs, outputs = plans_of(split)
+    output, inputs, outputs = plans_of(split)[:3]
     stride, dilation = tuple(s.stride for s in steps), tuple(s.dilation for s in steps)
     space = Box(output.box(x.mesh.rank).spans[2:])
     pads = _crop(steps, space, x.shape[2:]) if _reaches(inputs.frame) else ()
@@ -141,7 +150,7 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: S
     if split.kept and not isinstance(weight, PlannedWeight):
         split = replace(split, sums=sums)
     if x.dim() == 2 and x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
-        return _run_streamed(x, weight, bias, split, plans_of(split)[0])
+        return _run_streamed(x, weight, bias, split, plans_of(split).output)
     made = _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
     return made if split.blocks == 1 else _folded(made, split.blocks)
 
@@ -173,7 +182,7 @@ def _run_streamed(
 def _split(
     x: Sharded,
     weight: CutWeight,
-    plans_of: Callable[[ChannelSplit], Plans],
+    plans_of: Callable[[ChannelSplit], ChannelPlans],
     groups: int,
     filter_dim: int = 0,
     dim: int = 1,
@@ -204,7 +213,7 @@ def _run(
     weight: CutWeight,
     bias: torch.Tensor | None,
     split: ChannelSplit,
-    plans: Plans,
+    plans: ChannelPlans,
     local: LocalLayer,
     filter_dim: int = 0,
     dim: int = 1,
@@ -213,7 +222,7 @@ def _run(
     layer = _layer(x, weight, weight_here, split, plans, local, dim)
     with without_autocast(x.device):
         y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
-    return Sharded(y, plans[0], x.mesh)
+    return Sharded(y, plans.output, x.mesh)
 
 
 def _local_parts(
@@ -228,17 +237,18 @@ def _layer(
     weight: CutWeight,
     weight_here: torch.Tensor,
     split: ChannelSplit,
-    plans: Plans,
+    plans: ChannelPlans,
     local: LocalLayer,
     dim: int = 1,
 ) -> CutLayer:
-    output, inputs, outputs = plans
     return CutLayer(
         mesh=x.mesh,
         local=local,
-        inputs=inputs,
-        outputs=outputs,
-        reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
+        inputs=plans.inputs,
+        outputs=plans.outputs,
+        input_sums=plans.input_sums,
+        output_sums=plans.output_sums,
+        reduce_axes=x.mesh.weight_axes(tuple(name for name in plans.output.axes if name not in split.axes)),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
         wire=best_format(x.dtype, x.device_kind, x.dim(), weight_here.shape[2:]),

@@ -142,8 +142,9 @@ class Sharded(ShardedOperators):
     @property
     def unfolded(self) -> Sharded:
         """The tensor with the blocks of its last dim in a dim of their own, if its layout has such."""
-        is_folded = isinstance(self.layout, FoldedLayout)
-        return Sharded(self.local, self.layout.unfolded, self.mesh) if is_folded else self
+        if not isinstance(self.layout, FoldedLayout):
+            return self
+        return Sharded(self.local, self.layout.unfolded, self.mesh)
 
     def in_one_piece(self) -> Sharded:
         """The tensor with its last dim in one piece, by the rule of reshapes: blocks that are cut are gathered."""

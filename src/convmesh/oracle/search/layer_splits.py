@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import get_args
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.channels import groups_divide
+from convmesh.layout.channels import Sums, groups_divide
 from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
 from convmesh.plans import Split
@@ -41,7 +43,22 @@ def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> 
             ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
     least = min(idle for idle, _ in ratings.values())
     busy = [split for split, (idle, _) in ratings.items() if idle == least]
-    return sorted(busy, key=lambda split: ratings[split])[:most]
+    chosen = sorted(busy, key=lambda split: ratings[split])[:most]
+    if node.channels_last and len(given) > 2:
+        return [variant for split in chosen for variant in _on_tokens(split)]
+    return chosen
+
+
+def _on_tokens(split: Split) -> list[Split]:
+    """The ways to cut a dense layer's features that differ in what follows: where its output is, whole or in parts.
+
+    Columns of the weight leave features cut, for the next layer to take by rows; rows leave sums, which go to every
+    rank, to parts of the tokens or to parts of the features.
+    """
+    if not split.channel:
+        return [split]
+    rows = [replace(split, algorithm="x", sums=sums) for sums in get_args(Sums)]
+    return [replace(split, algorithm="y"), *rows]
 
 
 def _idle(pairs: Sequence[tuple[str, str | None]], weights: int) -> int:

@@ -62,8 +62,8 @@ class Node:
 
     @property
     def channels_last(self) -> bool:
-        """Whether its channels are the last dim: the features of dense layers."""
-        return self.kind == "linear"
+        """Whether its channels are the last dim: the features of dense layers and embeddings."""
+        return self.kind == "linear" or self.op == "Embedding"
 
 
 @dataclass(frozen=True)

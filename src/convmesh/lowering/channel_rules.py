@@ -33,7 +33,10 @@ from convmesh.ops.core.sharded import Sharded
 Choice = Literal["auto", "x", "y", "w", "whole"]
 PlansOf = Callable[[ChannelSplit], ChannelPlans]
 
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
+LAYERS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+    nn.Embedding,
+)  # fmt: skip
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PER_CHANNEL = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
@@ -120,6 +123,8 @@ def _check_counts(name: str, channels: int, filters: int, split: ChannelSplit, m
 def weight_cuts(module: nn.Module, split: ChannelSplit) -> dict[str, dict[int, tuple[str, ...]]]:
     """How a split cuts the tensors of a layer, by name."""
     filter_dim = transposed_filter_dim(module.groups) if isinstance(module, TRANSPOSED) else 0
+    if isinstance(module, nn.Embedding):
+        filter_dim = 1
     return {"weight": {filter_dim: split.gathered, 1 - filter_dim: split.kept}, "bias": {0: split.gathered}}
 
 

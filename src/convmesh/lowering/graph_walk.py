@@ -90,7 +90,7 @@ class Lowering:
         value, graph = spec.outputs[0], self._captured.graph
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
         if user := input_user(graph, spec.name):
-            layout = input_layout(whole, graph, spec.name, user, self._plan.split(user.layer))
+            layout = input_layout(whole, spec.name, user, self._plan.split(user.layer))
         else:
             layout = Layout.of(whole.mesh, whole.shape, {0: "data"}) if whole.cuts else whole
         order = channels_last_order(len(value.shape)) if self._last else ()

@@ -57,7 +57,7 @@ class SingleLowering(Lowering):
         """An input as a user with such a split wants it."""
         value: Dry = self.values[name]
         whole = Layout.of(self._plan.mesh, value.layout.shape)
-        return replace(value, layout=input_layout(whole, self._captured.graph, name, user, split))
+        return replace(value, layout=input_layout(whole, name, user, split))
 
     def single(self, name: str, given: Mapping[str, Value], split: Split | None) -> Single | None:
         """A node for given inputs, under a split if it takes one; None if that cannot be."""

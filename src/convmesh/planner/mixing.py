@@ -25,6 +25,7 @@ from convmesh.oracle.search.layer_splits import splits_of
 from convmesh.planner.node_prices import NodePrices
 from convmesh.planner.predicting import representatives
 from convmesh.plans import Plan, Split, split_nodes
+from convmesh.plans.shared_weights import may_cut, sharers
 from convmesh.system import System
 
 SHARES_EXPOSED = (1.0, 0.2)
@@ -146,6 +147,7 @@ class _Network:
             if user := input_user(self.captured.graph, node.name):
                 yield self._as_user_wants(node.name, user)
         yield from self._same_layers()
+        yield from self._same_weights()
 
     def _of_node(self, name: str, prices: NodePrices, share: float) -> PricedFactor:
         names = (*self.sources[name], name)
@@ -171,6 +173,19 @@ class _Network:
                 rows, columns = self.states[earlier], self.states[name]
                 same = [[0.0 if a.split == b.split else np.inf for b in columns] for a in rows]
                 yield _tied((earlier, name), np.array(same))
+
+    def _same_weights(self) -> Iterator[PricedFactor]:
+        """Layers that share a weight cut it by the same axes."""
+        for name, node in self._split_nodes.items():
+            for other in sharers(self.captured.graph, node):
+                if name < other.name and other.name in self._split_nodes and may_cut(self.captured.graph, node):
+                    rows, columns = self.states[name], self.states[other.name]
+                    same = [[0.0 if _channels(a) == _channels(b) else np.inf for b in columns] for a in rows]
+                    yield _tied((name, other.name), np.array(same))
+
+
+def _channels(state: _State) -> tuple[str, ...]:
+    return state.split.channel if state.split else ()
 
 
 def _tied(names: tuple[str, ...], table: Any) -> PricedFactor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
@@ -11,6 +11,7 @@ from convmesh.layout.channels import groups_divide
 from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.plans.plan import split_nodes
+from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, may_cut, shared_algorithm, sharers
 from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 from convmesh.plans.split import Axes, Split
 
@@ -28,8 +29,6 @@ STRATEGIES = (
     "data", "spatial", "filter", "channel", "pipeline", "hybrid",
     "data+spatial", "data+filter", "data+channel", "data+pipeline",
 )  # fmt: skip
-
-CUTS_CHANNELS = ("conv", "conv_transpose", "linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +61,14 @@ class _Layer:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it is a dense layer on more than one vector a sample."""
-        return self.node.channels_last and len(self.given) > 2
+        """Whether it makes more than one vector a sample."""
+        return self.node.channels_last and len(self.made) > 2
 
 
 def preset(strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions | None = None) -> Preset:
     """The splits of a strategy for a network on a mesh."""
     check_axes(strategy, mesh)
-    chooser = _Chooser(strategy, mesh, options or PresetOptions())
+    chooser = _Chooser(strategy, graph, mesh, options or PresetOptions())
     result = Preset()
     for layer in _layers(graph):
         result.splits.setdefault(layer.node.layer, chooser.split(layer))
@@ -106,7 +105,8 @@ def _layers(graph: Graph) -> list[_Layer]:
 class _Chooser:
     """Decides layer by layer, and keeps notes for the reader."""
 
-    def __init__(self, strategy: str, mesh: Mesh, options: PresetOptions) -> None:
+    def __init__(self, strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions) -> None:
+        self.graph = graph
         self.mesh = mesh
         self.options = options
         self.notes: list[str] = []
@@ -122,7 +122,9 @@ class _Chooser:
         for part, choose in self._choosers().items():
             if part in self._parts:
                 choose(layer, chosen)
-        return Split(**chosen)  # type: ignore[arg-type]
+        split = Split(**chosen)  # type: ignore[arg-type]
+        algorithm = shared_algorithm(self.graph, layer.node) if split.channel else None
+        return replace(split, algorithm=algorithm) if algorithm else split
 
     def _choosers(self) -> dict[str, Callable[[_Layer, dict[str, Axes]], None]]:
         return {
@@ -181,7 +183,12 @@ class _Chooser:
 
     def _fits_channels(self, layer: _Layer, axes: Axes) -> bool:
         """Whether the layer has a weight with enough filters, and groups that divide, for these axes."""
-        if layer.node.kind not in CUTS_CHANNELS:
+        if cut_kind(layer.node) not in CUTS_CHANNELS:
+            return False
+        if not may_cut(self.graph, layer.node):
+            self._say(
+                f"{layer.node.layer}: channels stay whole: {sharers(self.graph, layer.node)[0].layer} shares them"
+            )
             return False
         ranks, groups = self.mesh.extent(axes), int(str(layer.node.options.get("groups", 1)))
         if layer.filters >= ranks and groups_divide(groups, ranks):

@@ -11,5 +11,5 @@ LEAST_ROWS = 2
 
 def rows_by_axis(given: Shape, made: Shape, channels_last: bool = False) -> dict[str, int]:
     """By axis of space: the smaller extent of a layer's input and output, which is what its ranks share."""
-    space = space_dims(len(given), channels_last).items()
-    return {name: min(given[dim], made[dim]) for name, dim in space if dim < len(made)}
+    space = space_dims(len(made if channels_last else given), channels_last).items()
+    return {name: min(given[dim], made[dim]) for name, dim in space if dim < min(len(given), len(made))}

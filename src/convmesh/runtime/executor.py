@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import fx, nn
 
 from convmesh.dist import OpenMesh
@@ -16,7 +15,7 @@ from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import function_of
 from convmesh.lowering.opaque import is_opaque, run_opaque
-from convmesh.ops.channels.channel_layers import cut_linear, is_cut
+from convmesh.ops.channels.channel_layers import cut_embedding, cut_linear, is_cut
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.noise import drawn
 from convmesh.plans import Plan, Split
@@ -67,7 +66,7 @@ def _adapt(
         node.target = parts_name("opaque", original.name)
         parts[node.target] = Opaque(module, spec.layer)
     sums = lowered.plan.split(spec.layer).sums
-    if isinstance(module, nn.Linear) and sums != "channel":
+    if isinstance(module, (nn.Linear, nn.Embedding)) and sums != "channel":
         node.target = parts_name("sums", original.name)
         parts[node.target] = SummedElsewhere(module, sums)
     if spec.kind == "noise" and node.op != "call_module":
@@ -99,15 +98,19 @@ class Arrange(nn.Module):
 
 
 class SummedElsewhere(nn.Module):
-    """A dense layer whose partial outputs are not summed to parts of its features."""
+    """A dense layer or an embedding whose partial outputs are not summed to parts of its features."""
 
-    def __init__(self, layer: nn.Linear, sums: Sums) -> None:
+    def __init__(self, layer: nn.Linear | nn.Embedding, sums: Sums) -> None:
         super().__init__()
         self.layer, self._sums = layer, sums
 
     def forward(self, x: Sharded) -> Sharded:
-        weight: torch.Tensor = self.layer.weight
-        return cut_linear(x, weight, self.layer.bias, self._sums) if is_cut(weight) else self.layer(x)
+        layer, weight = self.layer, self.layer.weight
+        if not is_cut(weight):
+            return cast("Sharded", layer(x))
+        if isinstance(layer, nn.Embedding):
+            return cut_embedding(x, weight, layer.padding_idx, self._sums)
+        return cut_linear(x, weight, layer.bias, self._sums)
 
 
 class Opaque(nn.Module):

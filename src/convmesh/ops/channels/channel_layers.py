@@ -17,7 +17,7 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import Cuts, local_shape, shard_of, weight_blocks
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
-from convmesh.layout import Box, Layout, Region, plan_exchange
+from convmesh.layout import Box, Demand, Layout, Region, plan_exchange
 from convmesh.layout.channels import (
     ChannelLayouts,
     ChannelPlans,
@@ -31,7 +31,7 @@ from convmesh.layout.layout import LAYOUTS_KEPT, FoldedLayout, chunked_cut, fair
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
-from convmesh.ops.channels.local_layers import LocalConv, LocalDense, LocalTransposed
+from convmesh.ops.channels.local_layers import LocalConv, LocalDense, LocalTable, LocalTransposed
 from convmesh.ops.channels.sub_batches import StreamedFunction, StreamedLayer, sub_batches
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.autocast import autocast_inputs, without_autocast
@@ -153,6 +153,39 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: S
         return _run_streamed(x, weight, bias, split, plans_of(split).output)
     made = _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
     return made if split.blocks == 1 else _folded(made, split.blocks)
+
+
+def cut_embedding(x: Sharded, weight: CutWeight, padding: int | None, sums: Sums = "channel") -> Sharded:
+    """Rows of a cut table, as the product of words, one-hot, with a dense layer's weight: that of its transpose.
+
+    Cut by filters, every rank has some features of all words; cut by channels, all features of some words.
+    """
+    words, features = weight.shape
+    plans_of = partial(_table_plans, x.layout, words, features, x.mesh.rank)
+    one_hot = Sharded(x.local, _one_hot(x.layout, words), x.mesh)
+    split = _split(one_hot, weight, plans_of, 1, filter_dim=1, dim=x.dim())
+    if split.kept and not isinstance(weight, PlannedWeight):
+        split = replace(split, sums=sums)
+    table, _ = _local_parts(x, weight, None, split, filter_dim=1)
+    part = x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank))
+    first = chunked_cut(x.mesh.mesh, words, split.kept).partition.span(part).start
+    layer = _layer(x, weight, table, split, plans_of(split), LocalTable(words, first, padding), x.dim())
+    return Sharded(CutLayerFunction.apply(x.local, table, None, layer), plans_of(split).output, x.mesh)
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _one_hot(source: Layout, words: int) -> Layout:
+    """The layout that words would have as vectors with a one in the word's place."""
+    return Layout(source.mesh, (*source.cuts, fair_cut(source.mesh, words, ())))
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _table_plans(source: Layout, words: int, features: int, rank: int, split: ChannelSplit) -> ChannelPlans:
+    dims = len(source.cuts)
+    layouts = channel_layouts(_one_hot(source, words), (Same(),) * (dims + 1), features, split, dim=dims)
+    inputs = plan_exchange(source, Demand(source.mesh, layouts.input_needs.dims[:dims]), rank)
+    outputs = plan_exchange(layouts.output, layouts.output_parts, rank)
+    return ChannelPlans(layouts.output, inputs, outputs, output_sums=layouts.output_sums)
 
 
 def _folded(made: Sharded, blocks: int) -> Sharded:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
+from convmesh.ops.channels.channel_layers import cut_embedding, is_cut
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
@@ -141,11 +142,13 @@ def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: i
     return Contraction((labels, *[listed] * (tensors - 1)), labels, whole)
 
 
-@implements(F.embedding)
+@implements(F.embedding, takes_cut_weights=True)
 def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options: Any) -> Sharded:  # noqa: A002
-    """The rows of a whole table that the indices name."""
+    """The rows of a table that the indices name."""
     if input.dtype not in (torch.int64, torch.int32):  # torch 2.11 refuses only indices with data
         raise TypeError(f"`input` must be indices, int64 or int32, not {str(input.dtype).removeprefix('torch.')}")
+    if is_cut(weight):
+        return cut_embedding(input, weight, padding_idx)
     F.embedding(probe(input), probe(weight), padding_idx, **options)
     labels = _labels(input.dim())
     terms = Contraction((labels, ("row", "feature")), (*labels, "feature"), frozenset({"row"}))

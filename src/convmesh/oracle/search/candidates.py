@@ -13,7 +13,8 @@ from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES, space_axes
 from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.plans import Program, Split, Work, preset, split_nodes
-from convmesh.plans.presets import AXES_OF, CUTS_CHANNELS
+from convmesh.plans.presets import AXES_OF
+from convmesh.plans.shared_weights import may_cut
 from convmesh.plans.space_rows import rows_by_axis
 from convmesh.plans.stage_graph import StageGraph
 
@@ -160,7 +161,7 @@ class Candidates:
 
     def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> Refusal | None:
         """Refuse with the first layer that has too few filters, if such layers do much of the work."""
-        nodes = [node for node in split_nodes(self.graph) if node.kind in CUTS_CHANNELS]
+        nodes = [node for node in split_nodes(self.graph) if may_cut(self.graph, node)]
         uncut = [node for node in nodes if axis not in splits[node.layer].channel]
         if self._work(uncut) <= MOST_IDLE * self._work(nodes):
             return None

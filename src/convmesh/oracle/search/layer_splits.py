@@ -14,7 +14,7 @@ from convmesh.layout.channels import Sums, groups_divide
 from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
 from convmesh.plans import Split
-from convmesh.plans.presets import CUTS_CHANNELS
+from convmesh.plans.shared_weights import may_cut, shared_algorithm
 from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 from convmesh.plans.steps import Shape
 
@@ -31,7 +31,7 @@ HOME = {"data": "sample", **{name: name for name in SPACE_AXES}, **dict.fromkeys
 def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> list[Split]:
     """Splits of one layer. An axis cuts the dim of its name, or samples, or channels; nothing only where it must."""
     given, made = graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
-    weights = sum(weight.elements for weight in node.weights if weight.learns) if node.kind in CUTS_CHANNELS else 0
+    weights = sum(weight.elements for weight in node.weights if weight.learns) if may_cut(graph, node) else 0
     rows, filters = rows_by_axis(given, made, node.channels_last), made[channel_dim(len(made), node.channels_last)]
     uses = [_uses(axis, mesh, given, rows, filters, weights) for axis in mesh.axes]
     groups = int(str(node.options.get("groups", 1)))
@@ -43,10 +43,13 @@ def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> 
             ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
     least = min(idle for idle, _ in ratings.values())
     busy = [split for split, (idle, _) in ratings.items() if idle == least]
-    chosen = sorted(busy, key=lambda split: ratings[split])[:most]
-    if node.channels_last and len(given) > 2:
-        return [variant for split in chosen for variant in _on_tokens(split)]
-    return chosen
+    best = sorted(busy, key=lambda split: ratings[split])[:most]
+    if node.channels_last and len(made) > 2:
+        best = [variant for split in best for variant in _on_tokens(split)]
+    if algorithm := shared_algorithm(graph, node):
+        named = [replace(split, algorithm=algorithm) if split.algorithm == "auto" else split for split in best]
+        return [split for split in named if not split.channel or split.algorithm == algorithm]
+    return best
 
 
 def _on_tokens(split: Split) -> list[Split]:

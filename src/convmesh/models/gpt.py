@@ -56,10 +56,10 @@ def gpt(
 ) -> nn.Sequential:
     """Up to `length` words in, scores of the word after each out; `tied`: the head uses the table of words."""
     words = Words(vocabulary, length, features)
-    body = nn.Sequential(*(TransformerBlock(features, heads, is_causal=True) for _ in range(blocks)))
+    body = [TransformerBlock(features, heads, is_causal=True) for _ in range(blocks)]
     scores = nn.Linear(features, vocabulary, bias=False)
     head = nn.Sequential(nn.LayerNorm(features), scores, ClassesFirst())
-    net = stages(words=words, blocks=body, head=head)
+    net = stages(words=words, blocks=nn.Sequential(*body), head=head)
     normal(dense_layers(net), std=DEVIATION)
     for block in body:  # what blocks add is not to grow with their number
         normal(iter([block.attention.proj, block.fc2]), std=DEVIATION / math.sqrt(2 * blocks))

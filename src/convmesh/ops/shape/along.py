@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
 from convmesh.ops.channels.channel_layers import cut_embedding, is_cut
@@ -150,9 +151,19 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options
     if is_cut(weight):
         return cut_embedding(input, weight, padding_idx)
     F.embedding(probe(input), probe(weight), padding_idx, **options)
+    if isinstance(input, Sharded) and not isinstance(weight, Sharded):
+        (table,) = weights_over(input.mesh, input.layout.axes, weight)
+        assert table is not None
+        return _with_features(input, F.embedding(input.local, table, padding_idx, **options))
     labels = _labels(input.dim())
     terms = Contraction((labels, ("row", "feature")), (*labels, "feature"), frozenset({"row"}))
     return contract(terms, _on_one_mesh(input, weight), partial(F.embedding, padding_idx=padding_idx, **options))
+
+
+def _with_features(words: Sharded, local: torch.Tensor) -> Sharded:
+    """A vector for each word, cut as the words are."""
+    features = Cut((), Partition.even(local.shape[-1], 1))
+    return Sharded(local, Layout(words.mesh.mesh, (*words.layout.cuts, features)), words.mesh)
 
 
 @implements(F.grid_sample)

@@ -43,6 +43,7 @@ from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_b
 from convmesh.private_torch.stores import default_store
 from convmesh.private_torch.tensor_internals import (
     as_subclass_leaf,
+    copy_all_,
     is_view,
     local_shard,
     memory_key,
@@ -51,7 +52,16 @@ from convmesh.private_torch.tensor_internals import (
     storage_key,
     version_of,
 )
-from convmesh.private_torch.tracing import FakeTensorMode, is_traced, returns_views, tree_map_only, without_modes
+from convmesh.private_torch.tracing import (
+    FakeTensorMode,
+    is_cast,
+    is_elementwise,
+    is_traced,
+    returns_views,
+    tree_map_only,
+    without_modes,
+    writes_to,
+)
 from convmesh.private_torch.unscaling import OpenGradScaler
 from convmesh.testing import RankPool, run_ranks
 
@@ -215,6 +225,16 @@ def test_many_tensors_are_scaled_and_measured_at_once() -> None:
     assert [norm.item() for norm in norms_of(tensors, float("inf"))] == [6.0, 8.0]
 
 
+def test_many_tensors_are_copied_at_once_however_they_lie() -> None:
+    plain, last = torch.arange(24.0).view(1, 2, 3, 4), torch.arange(24.0).view(1, 2, 3, 4)
+    targets = [torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(2, dtype=torch.float64)]
+    copy_all_(targets, [plain, last.contiguous(memory_format=torch.channels_last), torch.ones(2)])
+    assert torch.equal(targets[0], plain)
+    assert torch.equal(targets[1], plain)
+    assert torch.equal(targets[2], torch.ones(2, dtype=torch.float64))
+    copy_all_([], [])
+
+
 def test_the_end_of_a_backward_calls_back_before_backward_returns() -> None:
     seen: list[Any] = []
     x = torch.ones(2, requires_grad=True)
@@ -272,6 +292,23 @@ def test_operators_that_return_views_are_known() -> None:
     assert returns_views(aten.slice.Tensor)
     assert returns_views(aten.split.Tensor)
     assert not any(map(returns_views, (aten.add.Tensor, aten.add_.Tensor, len)))
+
+
+def test_operators_tell_what_they_do_with_elements() -> None:
+    aten = torch.ops.aten
+    cast = aten._to_copy.default
+    assert is_cast(cast)
+    assert all(map(is_elementwise, (aten.relu.default, aten.threshold_backward.default, aten.add.Tensor, cast)))
+    others = (aten.sum.default, aten.add_.Tensor, aten.view.default, aten.bernoulli.p, aten.convolution.default, len)
+    assert not any(map(is_elementwise, others))
+
+
+def test_nodes_tell_what_they_write_to() -> None:
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert writes_to(graph.call_function(torch.ops.aten.copy_.default, (x, y))) == [x]
+    assert writes_to(graph.call_function(torch.ops.aten.add.out, (x, x), {"out": y})) == [y]
+    assert writes_to(graph.call_function(torch.ops.aten.add.Tensor, (x, y))) == []
 
 
 def test_a_graph_of_operators_is_compiled_and_frees_what_it_was_given() -> None:

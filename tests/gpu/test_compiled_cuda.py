@@ -43,7 +43,7 @@ def captured() -> tuple[Any, Any]:
     cm.init()
     found = []
     for compiling in (False, True):
-        model, x, target, loss_of = network(torch.float32)
+        model, x, target, loss_of = network(torch.float64)
         net = cm.parallelize(model, cm.plan(model, x, Mesh()), loss_of, compile=compiling)
         args = net.shard_input(x), net.shard_target(target)
         found.append(replayed(net, args) if compiling else steps(net, lambda net=net, args=args: net(*args), 4))
@@ -52,7 +52,7 @@ def captured() -> tuple[Any, Any]:
 
 def test_a_compiled_step_can_be_captured() -> None:
     ((eager, compiled),) = run_ranks(1, captured, seconds_timeout=280)
-    torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), rtol=1e-9, atol=1e-9)
 
 
 def accumulated(mesh: Mesh, strategy: str, compiling: bool) -> tuple[list[torch.Tensor], bool]:

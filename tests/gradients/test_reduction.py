@@ -111,20 +111,24 @@ def alone() -> list[dict[str, Any]]:
     return [gradients(net) for net in nets]
 
 
-def together(scenario: int, mesh: Mesh, options: dict[str, Any]) -> dict[str, Any]:
+def together(scenario: int, mesh: Mesh, options: dict[str, Any], at_once: bool) -> dict[str, Any]:
     net = Towers(opened(mesh))
     reducer = GradientReducer(opened(mesh), net.axes_of(), **options)
+    for bucket in reducer.buckets:
+        vars(bucket)["_copies_at_once"] = at_once  # as on a GPU
     SCENARIOS[scenario](net, reducer.no_sync)
     return gradients(net)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("scenario", range(len(SCENARIOS)), ids=lambda i: SCENARIOS[i].__name__)
-@pytest.mark.parametrize("options", [SMALL, {}], ids=["many", "one"])
+@pytest.mark.parametrize(
+    ("options", "at_once"), [(SMALL, False), (SMALL, True), ({}, False)], ids=["many", "copied at once", "one"]
+)
 def test_gradients_are_those_of_one_device(
-    mesh: Mesh, scenario: int, options: dict[str, Any], pools: Pools, expected: list[dict[str, Any]]
+    mesh: Mesh, scenario: int, options: dict[str, Any], at_once: bool, pools: Pools, expected: list[dict[str, Any]]
 ) -> None:
-    for found in pools[mesh.size].run(together, scenario, mesh, options):
+    for found in pools[mesh.size].run(together, scenario, mesh, options, at_once):
         assert_same(found, expected[scenario])
 
 

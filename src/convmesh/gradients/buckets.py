@@ -10,6 +10,7 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import FlatBuffer, Flight, root_of, start_sum, start_sum_at_root
 from convmesh.gradients.local_gradients import as_gradient_of, local_gradient, local_of, shaped_like
+from convmesh.private_torch.tensor_internals import copy_all_
 
 Axes = tuple[str, ...]
 
@@ -100,6 +101,9 @@ class SummedBucket:
             for slot, place in self._places.items()
             if place.dtype == slot.parameter.dtype
         }
+        self._waiting: dict[Slot, None] = {}
+        """Those whose gradients are not copied yet. On a GPU all go at once: a launch takes longer than most copies."""
+        self._copies_at_once = mesh.device.type == "cuda"
         self._present: list[bool] = []
         self._flight = Flight()
 
@@ -109,14 +113,22 @@ class SummedBucket:
 
     def take(self, slot: Slot) -> None:
         view = self._views.get(slot)
-        if view is not None and slot.parameter.grad is view:
-            return
-        self._places[slot].copy_(local_gradient(slot.parameter))
-        if view is not None:
-            slot.parameter.grad = view
+        if view is None or slot.parameter.grad is not view:
+            self._waiting[slot] = None
+        if not self._copies_at_once:
+            self._copy_waiting()
+
+    def _copy_waiting(self) -> None:
+        slots = [slot for slot in self._waiting if slot.parameter.grad is not None]  # others were reset
+        self._waiting.clear()
+        copy_all_([self._places[s] for s in slots], [local_gradient(s.parameter) for s in slots])
+        for slot in slots:
+            if slot in self._views:
+                slot.parameter.grad = self._views[slot]
 
     def start(self) -> None:
         self._present = [self._complete(slot) for slot in self.slots]
+        self._copy_waiting()
         if all(self._present):
             self._counts.fill_(1)
         else:

@@ -52,6 +52,17 @@ def multiply_all_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None
     torch._foreach_mul_(list(tensors), factor)
 
 
+def copy_all_(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy many tensors by one kernel. One that lies in memory unlike its target would make torch copy all singly."""
+    pairs = list(zip(targets, sources, strict=True))
+    alike = [(t, s) for t, s in pairs if t.stride() == s.stride() and t.dtype == s.dtype]
+    if alike:
+        torch._foreach_copy_([t for t, _ in alike], [s for _, s in alike])
+    for target, source in pairs:
+        if target.stride() != source.stride() or target.dtype != source.dtype:
+            target.copy_(source)
+
+
 def norms_of(tensors: Sequence[torch.Tensor], norm_type: float) -> tuple[torch.Tensor, ...]:
     """The norms of many tensors by one kernel."""
     norms: Any = torch._foreach_norm(list(tensors), norm_type)

@@ -151,12 +151,16 @@ class _Backward:
         self.split, self.dy, self.weight = split, dy, weight
         self._inputs = Pieces([(split.plan.held, x), *arrived], x)
         self._of_taps: list[tuple[Part, torch.Tensor]] = []
+        self._read_last: tuple[Part, torch.Tensor] | None = None
 
     def halos(self, wants_x: bool, wants_w: bool) -> Arrived:
-        """The gradients of what late terms read; those of their taps are kept for `of_weight`."""
+        """The gradients of what late terms read; those of their taps are kept for `of_weight`.
+
+        One term that covers all is as large as the layer: its weight's gradient is left for while the halos travel.
+        """
         gradients = []
         for part in self.split.late:
-            dx, dw = self._gradients(part, (wants_x, wants_w))
+            dx, dw = self._gradients(part, (wants_x, wants_w and self.split.own is not None))
             if dx is not None:
                 gradients.append((part.source, dx))
             if dw is not None:
@@ -164,8 +168,8 @@ class _Backward:
         return gradients
 
     def of_weight(self) -> torch.Tensor:
-        own = self.split.own
-        dw = torch.zeros_like(self.weight) if own is None else self._gradients(own, (False, True))[1]
+        whole = next((part for part in (self.split.own, *self.split.late) if part is not None), None)
+        dw = torch.zeros_like(self.weight) if whole is None else self._gradients(whole, (False, True))[1]
         assert dw is not None
         for part, gradient in self._of_taps:
             dw[part.taps].add_(gradient)
@@ -181,10 +185,18 @@ class _Backward:
         return Pieces(pieces, self.dy).gather(self.split.plan.held)
 
     def _gradients(self, part: Part, wanted: tuple[bool, bool]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        source = pad_dims(self._inputs.gather(part.source), part.pads)
+        if not any(wanted):
+            return None, None
+        source = self._source(part)
         near, taps = self.dy[part.outputs], self.weight[part.taps]
         dx, dw = convolution_backward(near, source, taps, part.params, wanted, self.split.kind)
         return None if dx is None else unpad_dims(dx, part.pads), dw
+
+    def _source(self, part: Part) -> torch.Tensor:
+        """What a part reads. A term that covers all is asked for its gradients one by one, with one copy of it."""
+        if self._read_last is None or self._read_last[0] is not part:
+            self._read_last = part, pad_dims(self._inputs.gather(part.source), part.pads)
+        return self._read_last[1]
 
 
 def _send_back(mesh: OpenMesh, plan: ExchangePlan, halos: Arrived, like: torch.Tensor) -> PendingExchange:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import fx
 
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
@@ -65,6 +66,8 @@ class StepCalls:
     pieces: list[BackwardPiece]
     inputs: tuple[int, ...]
     """Places of the seeds, the held tensors and the batch."""
+    types: tuple[torch.dtype, ...]
+    """In which they are read: a batch may come in others."""
     tangent: int
     results: tuple[int, ...]
     """Places of the loss, of whether outputs are finite, and of what labels tell."""
@@ -124,6 +127,7 @@ class _Cutter:
             forward=freeing[0],
             pieces=[BackwardPiece(*piece) for piece in zip(freeing[1:], groups, ended[1:], strict=True)],
             inputs=tuple(places[n] for n in self._inputs),
+            types=tuple(n.meta["val"].dtype for n in self._inputs),
             tangent=places[self._tangent],
             results=tuple(kept[:border]),
             gradients=tuple(kept[border:]),

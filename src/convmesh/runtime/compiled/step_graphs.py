@@ -43,7 +43,8 @@ class StepGraphs:
         """`given` are the step's inputs, of which those in `fixed` are read where they are."""
         self.calls, self.mesh, self._pool, self._fixed = calls, mesh, pool, fixed
         self._segments = {segment[0]: segment for segment in whole_segments(calls)}
-        self._inputs = [t if i in fixed else _room_for(t) for i, t in enumerate(given)]
+        rooms = zip(given, calls.types, strict=True)
+        self._inputs = [t if i in fixed else _room_for(t, dtype) for i, (t, dtype) in enumerate(rooms)]
         self._places = [t.data_ptr() for t in self._inputs]
         self._values: Values = dict(zip(calls.inputs, self._inputs, strict=True))
         with self._capturing() as self._forward:
@@ -162,5 +163,5 @@ class GraphRun:
         return self._plain.gradients(number, tangent)
 
 
-def _room_for(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+def _room_for(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)

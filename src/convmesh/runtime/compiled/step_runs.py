@@ -28,7 +28,8 @@ class PlainRun:
 
     def __init__(self, calls: StepCalls, given: Sequence[torch.Tensor], mesh: OpenMesh) -> None:
         self._calls, self._mesh = calls, mesh
-        self._values: Values = dict(zip(calls.inputs, given, strict=True))
+        read = [t.to(dtype) for t, dtype in zip(given, calls.types, strict=True)]
+        self._values: Values = dict(zip(calls.inputs, read, strict=True))
         self._next = 0
         with torch.no_grad():
             replayed(calls.forward, self._values, mesh)

@@ -25,7 +25,9 @@ from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.module_tables import Table, buffers_of, parameters_of, standing_in
 from convmesh.private_torch.tracing import FakeTensorMode
+from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
+from convmesh.runtime.compiled.recomputed_values import recompute_values
 from convmesh.runtime.direct_engine import DirectEngine, judged
 
 
@@ -154,6 +156,9 @@ def trace_step(
     module.graph.eliminate_dead_code()
     if fuse:
         lay_out_operands(module.graph)
+        tangent, _, *given = module.graph.find_nodes(op="placeholder")
+        recompute_values(module.graph, tangent)
+        read_as_cast(given[len(given) - len(batch) :])
     module.recompile()
     forget_source_of(module)
     _refuse_hidden_weights(module)

@@ -1,0 +1,190 @@
+"""What a step keeps from forward to backward, made smaller at little cost, for a compiler that fuses.
+
+- Casts are made again: those of weights, and those to a wider type, of which autocast has one for every layer.
+- A value that backward reads only in elementwise operators is computed again, if from values that are there anyway: in
+  the kernel that reads it, so that it is not written to memory.
+- Of a relu's output of which backward asks for nothing but its sign, a byte is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from convmesh.private_torch.tracing import is_cast, is_elementwise, returns_views, writes_to
+
+BYTES_WORTH_A_LAUNCH = 1 << 20
+"""A smaller copy of a weight is kept: another launch costs more than its memory is worth."""
+
+MOST_WEIGHTS = 0.05
+"""Copies of weights are kept if they are more than this share of all that is kept: casting them again takes time in
+proportion to them, a step takes it in proportion to what it keeps."""
+
+MOST_OPERATORS = 16
+"""That one value is computed from."""
+
+MOST_READ = 2
+"""Bytes that are read to compute a value anew, for each byte of it."""
+
+SMALL = 16
+"""A value with this many times fewer elements, such as a mean, may be kept for the sake of another."""
+
+_RELU_BACKWARD = torch.ops.aten.threshold_backward.default
+
+
+def recompute_values(graph: fx.Graph, tangent: fx.Node) -> None:
+    """Let backward, which begins with the first reader of `tangent`, compute anew what costs it little."""
+    _drop_detaching(graph)
+    step = _Step(graph, tangent)
+    for node in step.kept:
+        operators = [node] if step.is_cheap_cast(node) else step.elementwise_source(node)
+        if operators:
+            step.repeat([*operators, *step.forward_views_of(node)])
+        elif readers := step.readers_of_its_sign(node):
+            _keep_sign(node, readers)
+
+
+class _Step:
+    """A step's graph, as it was traced: values of forward, and which of them backward reads."""
+
+    def __init__(self, graph: fx.Graph, tangent: fx.Node) -> None:
+        self._order = {node: number for number, node in enumerate(graph.nodes)}
+        self._begin = min((self._order[reader] for reader in tangent.users), default=len(self._order))
+        self._written = {_memory_of(node) for each in graph.nodes for node in writes_to(each)}
+
+    @cached_property
+    def kept(self) -> list[fx.Node]:
+        """Values that forward computes and backward reads, with memory of their own."""
+        return [n for n in self._order if self._is_forward(n) and not _is_view(n) and any(self._late_readers(n))]
+
+    def is_cheap_cast(self, node: fx.Node) -> bool:
+        """Whether a value is a cast, and its source takes less memory; a weight takes none, as it is there anyway."""
+        if not is_cast(node.target) or self._changes(node):
+            return False
+        source: Any = node.args[0]
+        cast, value = node.meta["val"], source.meta["val"]
+        if cast.device != value.device or self._changes(source):
+            return False
+        if _reads_what_is_given(node):
+            return self._weights_are_few and int(cast.nbytes) >= BYTES_WORTH_A_LAUNCH
+        return bool(value.element_size() < cast.element_size())
+
+    @cached_property
+    def _weights_are_few(self) -> bool:
+        kept = {node: node.meta["val"].nbytes for node in self.kept if isinstance(node.meta["val"], torch.Tensor)}
+        casts = [
+            node for node in kept if is_cast(node.target) and _memory_of(node.all_input_nodes[0]).op == "placeholder"
+        ]
+        return sum(kept[node] for node in casts) <= MOST_WEIGHTS * sum(kept.values())
+
+    def readers_of_its_sign(self, node: fx.Node) -> list[fx.Node]:
+        """Backward's readers of a value, if all they ask is whether it is positive."""
+        readers = list(self._late_readers(node))
+        asked = all(r.target is _RELU_BACKWARD and r.args[1:] == (node, 0) and r.args[0] is not node for r in readers)
+        return readers if asked and not self._changes(node) else []
+
+    def elementwise_source(self, node: fx.Node) -> list[fx.Node]:
+        """The operators from values that are there anyway to a value that backward reads element by element."""
+        if not all(is_elementwise(reader.target) for reader in self._late_readers(node)):
+            return []
+        found: dict[fx.Node, None] = {}
+        read: dict[fx.Node, None] = {}
+        asked = [node]
+        while asked and len(found) <= MOST_OPERATORS:
+            one = asked.pop()
+            if one is not node and self._stays(one, node):
+                read[_memory_of(one)] = None
+            elif is_elementwise(one.target) or _is_view(one):
+                found[one] = None
+                asked += one.all_input_nodes
+            else:
+                return []
+        bytes_read = sum(value.meta["val"].nbytes for value in read)
+        is_cheap = not asked and bytes_read <= MOST_READ * node.meta["val"].nbytes
+        return [*found] if is_cheap and not any(map(self._changes, (*found, *read))) else []
+
+    def _stays(self, node: fx.Node, of: fx.Node) -> bool:
+        """Whether backward has a value whatever is computed anew, or may have it at little cost."""
+        memory = _memory_of(node)
+        if memory.op != "call_function":
+            return True
+        value = memory.meta["val"]
+        if isinstance(value, torch.Tensor) and value.numel() * SMALL <= of.meta["val"].numel():
+            return True
+        is_read = any(not is_elementwise(reader.target) for reader in self._late_readers(memory))
+        return is_read and not self.is_cheap_cast(memory)
+
+    def forward_views_of(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Forward's views of a value, of which backward reads some."""
+        return filter(self._is_forward, _views_of(node))
+
+    def repeat(self, nodes: list[fx.Node]) -> None:
+        """Compute nodes again before backward first reads one of them, for all its readers."""
+        late = {reader for node in nodes for reader in node.users if self._is_late(reader)}
+        first = min(late, key=self._order.__getitem__)
+        again: dict[fx.Node, fx.Node] = {}
+        for node in sorted(nodes, key=self._order.__getitem__):
+            with node.graph.inserting_before(first):
+                again[node] = node.graph.node_copy(node, lambda source: again.get(source, source))
+        for reader in late:
+            for node in nodes:
+                reader.replace_input_with(node, again[node])
+
+    def _late_readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        for one in (node, *_views_of(node)):
+            yield from (reader for reader in one.users if self._is_late(reader) and not _is_view(reader))
+
+    def _changes(self, node: fx.Node) -> bool:
+        """Whether something writes to a value: computed later, it would be another."""
+        return _memory_of(node) in self._written
+
+    def _is_forward(self, node: fx.Node) -> bool:
+        return node.op == "call_function" and self._order.get(node, self._begin) < self._begin
+
+    def _is_late(self, node: fx.Node) -> bool:
+        return node.op == "call_function" and self._order.get(node, -1) >= self._begin
+
+
+def _keep_sign(node: fx.Node, readers: list[fx.Node]) -> None:
+    graph = node.graph
+    with graph.inserting_after(node):
+        blocked = graph.call_function(torch.ops.aten.le.Scalar, (node, 0))
+    blocked.meta["val"] = node.meta["val"].le(0)
+    for reader in readers:
+        with graph.inserting_before(reader):
+            passed = graph.call_function(torch.ops.aten.masked_fill.Scalar, (reader.args[0], blocked, 0))
+        passed.meta = dict(reader.meta)
+        reader.replace_all_uses_with(passed)
+        graph.erase_node(reader)
+
+
+def _drop_detaching(graph: fx.Graph) -> None:
+    """A traced step has no autograd that values could be detached from."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _views_of(node: fx.Node) -> Iterator[fx.Node]:
+    for reader in filter(_is_view, node.users):
+        yield reader
+        yield from _views_of(reader)
+
+
+def _reads_what_is_given(node: fx.Node) -> bool:
+    return _memory_of(node.all_input_nodes[0]).op == "placeholder"
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op == "call_function" and returns_views(node.target)
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """The node whose memory a view shows."""
+    while _is_view(node):
+        node = node.all_input_nodes[0]
+    return node

@@ -1,0 +1,137 @@
+"""What a traced step keeps for backward: less than was traced, with the same results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from convmesh.private_torch.tracing import returns_views
+from convmesh.runtime.compiled.batch_types import read_as_cast
+from convmesh.runtime.compiled.recomputed_values import BYTES_WORTH_A_LAUNCH, recompute_values
+
+Loss = Callable[..., torch.Tensor]
+
+
+def traced(loss_of: Loss, *given: torch.Tensor) -> fx.GraphModule:
+    """`module(tangent, *given)`: the loss, then the gradients of all that is given."""
+
+    def step(tangent: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [v.detach().requires_grad_() for v in values]
+        loss = loss_of(*leaves)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves, tangent)]
+
+    module = make_fx(step, tracing_mode="fake")(torch.ones(()), *given)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def tangent_of(module: fx.GraphModule) -> fx.Node:
+    tangent: fx.Node = module.graph.find_nodes(op="placeholder")[0]
+    return tangent
+
+
+def kept(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
+    """The values that backward reads from forward: what computed them, and their types."""
+    nodes = list(module.graph.nodes)
+    begin = min(nodes.index(reader) for reader in tangent_of(module).users)
+    read = {_memory(source) for node in nodes[begin:-1] for source in node.all_input_nodes}
+    return [(n.target.__name__, n.meta["val"].dtype) for n in nodes[:begin] if n in read and n.op == "call_function"]
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    while node.op == "call_function" and returns_views(node.target):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def compared(loss_of: Loss, *given: torch.Tensor) -> list[tuple[str, torch.dtype]]:
+    """What is kept after the change, whose results are those of before to the bit."""
+    module = traced(loss_of, *given)
+    tangent = torch.tensor(0.5)
+    expected = module(tangent, *given)
+    recompute_values(module.graph, tangent_of(module))
+    module.graph.lint()
+    module.recompile()
+    for found, before in zip(module(tangent, *given), expected, strict=True):
+        assert torch.equal(found, before)
+    return kept(module)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def test_of_a_relu_whose_sign_alone_is_read_a_byte_is_kept() -> None:
+    image, weight = drawn(2, 3, 8, 8), drawn(4, 3, 3, 3)
+    assert compared(lambda x, w: F.relu(F.conv2d(x, w)).sum(), image, weight) == [("le.Scalar", torch.bool)]
+
+
+def test_a_relu_that_a_convolution_reads_is_kept() -> None:
+    image, weight = drawn(2, 3, 8, 8), drawn(3, 3, 3, 3)
+    found = compared(lambda x, w: F.conv2d(F.relu(F.conv2d(x, w)), w).sum(), image, weight)
+    assert found == [("relu.default", torch.float32)]
+
+
+def test_what_follows_from_a_value_that_is_there_anyway_is_computed_again() -> None:
+    def loss_of(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w)
+        return F.relu((y - y.mean((0, 2, 3), keepdim=True)) * 2).sum() + (y.flatten(1) @ v).sum()
+
+    found = compared(loss_of, drawn(2, 3, 8, 8), drawn(4, 3, 3, 3), drawn(144, 5))
+    assert ("convolution.default", torch.float32) in found
+    assert not {"relu.default", "mul.Tensor", "sub.Tensor", "le.Scalar"} & {name for name, _ in found}
+
+
+def test_a_cast_to_a_wider_type_is_made_again() -> None:
+    def loss_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(F.conv2d(x, w).float(), (6,)).square().sum()
+
+    found = compared(loss_of, drawn(2, 3, 8, 8, dtype=torch.bfloat16), drawn(4, 3, 3, 3, dtype=torch.bfloat16))
+    assert ("convolution.default", torch.bfloat16) in found
+    assert ("_to_copy.default", torch.float32) not in found
+
+
+@pytest.mark.parametrize("samples", [1, 1 << 16])
+def test_copies_of_weights_are_kept_unless_they_are_little_beside_the_rest(samples: int) -> None:
+    width = 1 + int((BYTES_WORTH_A_LAUNCH / 2) ** 0.5)
+
+    def loss_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x
+        for _ in range(6):
+            y = torch.tanh(y @ w.to(torch.bfloat16))
+        return y.float().sum()
+
+    module = traced(loss_of, torch.empty(samples, width, dtype=torch.bfloat16), torch.empty(width, width))
+    recompute_values(module.graph, tangent_of(module))
+    casts = [name for name, _ in kept(module) if name == "_to_copy.default"]
+    assert bool(casts) == (samples == 1)
+
+
+def test_what_is_written_to_is_not_computed_again() -> None:
+    def loss_of(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w)
+        loss = F.relu(y - mean).sum() + (y.flatten(1) @ v).sum()
+        mean.detach().mul_(3)  # as running statistics are updated
+        return loss
+
+    given = drawn(2, 3, 8, 8), drawn(4, 3, 3, 3), drawn(144, 5)
+    module = traced(loss_of, *given, torch.zeros(()))
+    recompute_values(module.graph, tangent_of(module))
+    assert ("le.Scalar", torch.bool) in kept(module)
+
+
+def test_a_batch_that_is_only_read_as_a_cast_is_given_as_one() -> None:
+    def loss_of(x: Any, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x.to(torch.bfloat16), w).float().sum()
+
+    module = make_fx(loss_of, tracing_mode="fake")(drawn(2, 3, 8, 8), drawn(4, 3, 3, 3, dtype=torch.bfloat16))
+    batch = module.graph.find_nodes(op="placeholder")[0]
+    read_as_cast([batch])
+    module.recompile()
+    assert batch.meta["val"].dtype == torch.bfloat16
+    image, weight = drawn(2, 3, 8, 8), drawn(4, 3, 3, 3, dtype=torch.bfloat16)
+    assert torch.equal(module(image.to(torch.bfloat16), weight), loss_of(image, weight))

@@ -7,16 +7,13 @@ A cut dim is made whole first, by the rule of reshapes. Picking by a tensor of i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
-from convmesh.ops.channels.channel_layers import cut_embedding, is_cut
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
@@ -141,29 +138,6 @@ def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: i
     listed = tuple(f"listed {d}" if d in apart else label for d, label in enumerate(labels))
     whole = frozenset(name for d in apart for name in (labels[d], listed[d]))
     return Contraction((labels, *[listed] * (tensors - 1)), labels, whole)
-
-
-@implements(F.embedding, takes_cut_weights=True)
-def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options: Any) -> Sharded:  # noqa: A002
-    """The rows of a table that the indices name."""
-    if input.dtype not in (torch.int64, torch.int32):  # torch 2.11 refuses only indices with data
-        raise TypeError(f"`input` must be indices, int64 or int32, not {str(input.dtype).removeprefix('torch.')}")
-    if is_cut(weight):
-        return cut_embedding(input, weight, padding_idx)
-    F.embedding(probe(input), probe(weight), padding_idx, **options)
-    if isinstance(input, Sharded) and not isinstance(weight, Sharded):
-        (table,) = weights_over(input.mesh, input.layout.axes, weight)
-        assert table is not None
-        return _with_features(input, F.embedding(input.local, table, padding_idx, **options))
-    labels = _labels(input.dim())
-    terms = Contraction((labels, ("row", "feature")), (*labels, "feature"), frozenset({"row"}))
-    return contract(terms, _on_one_mesh(input, weight), partial(F.embedding, padding_idx=padding_idx, **options))
-
-
-def _with_features(words: Sharded, local: torch.Tensor) -> Sharded:
-    """A vector for each word, cut as the words are."""
-    features = Cut((), Partition.even(local.shape[-1], 1))
-    return Sharded(local, Layout(words.mesh.mesh, (*words.layout.cuts, features)), words.mesh)
 
 
 @implements(F.grid_sample)

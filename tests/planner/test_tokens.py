@@ -25,11 +25,11 @@ def body(features: int, heads: int = 8) -> nn.Module:
     return nn.Sequential(*(TransformerBlock(features, heads, is_causal=True) for _ in range(BLOCKS)))
 
 
-def found(tokens: int) -> Plan:
+def found(tokens: int, mesh: Mesh = MESH) -> Plan:
     """The best plan for few samples of many features, whose weights cost more than their tokens."""
     with torch.device("meta"):
         captured = capture(body(FEATURES), (1, tokens, FEATURES), check=False)
-    return cm.plan(captured, (1, tokens, FEATURES), MESH, "auto", system="dgx-a100")
+    return cm.plan(captured, (1, tokens, FEATURES), mesh, "auto", system="dgx-a100")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,12 @@ def test_columns_then_rows_with_two_sums_each_way(few: Plan) -> None:
         "forward": Counter((name, "all_reduce", bytes_sum) for name in layers(ROWS)),
         "backward": Counter((name, "all_reduce", bytes_sum) for name in layers(COLUMNS)),
     }
+
+
+def test_an_axis_of_tokens_cuts_weights_where_they_cost_more() -> None:
+    plan = found(64, Mesh(width=RANKS))
+    assert {str(plan.split(name)) for name in layers(COLUMNS)} == {"channel:width(y)"}
+    assert {str(plan.split(name)) for name in layers(ROWS)} == {"channel:width(x, sums whole)"}
 
 
 def test_every_rank_has_whole_heads_and_its_part_of_all_weights(few: Plan) -> None:

@@ -139,8 +139,8 @@ def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
         whole = getattr(owner, tensor, None)
         _, first = known.setdefault(id(whole), (whole, name))
         if first == name or whole is None:
-            replace_tensor(owner, tensor, mesh, cuts)
-        elif lowered.cuts[first] == cuts:
+            replace_tensor(owner, tensor, mesh, cuts, lowered.blocks.get(name, 1))
+        elif lowered.cuts[first] == cuts and lowered.blocks.get(first) == lowered.blocks.get(name):
             setattr(owner, tensor, _tensor_at(model, first))
         else:
             raise PlanError(

@@ -243,12 +243,11 @@ def test_many_tensors_are_scaled_and_measured_at_once() -> None:
 
 
 def test_many_tensors_are_copied_at_once_however_they_lie() -> None:
-    plain, last = torch.arange(24.0).view(1, 2, 3, 4), torch.arange(24.0).view(1, 2, 3, 4)
-    targets = [torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(2, dtype=torch.float64)]
-    copy_all_(targets, [plain, last.contiguous(memory_format=torch.channels_last), torch.ones(2)])
-    assert torch.equal(targets[0], plain)
-    assert torch.equal(targets[1], plain)
-    assert torch.equal(targets[2], torch.ones(2, dtype=torch.float64))
+    plain = torch.arange(24.0).view(1, 2, 3, 4)
+    sources = [plain, plain + 1, plain.contiguous(memory_format=torch.channels_last), torch.ones(2)]
+    targets = [*(torch.zeros(1, 2, 3, 4) for _ in range(3)), torch.zeros(2, dtype=torch.float64)]
+    copy_all_(targets, sources)
+    assert all(torch.equal(target, source.to(target.dtype)) for target, source in zip(targets, sources, strict=True))
     copy_all_([], [])
 
 

@@ -56,11 +56,11 @@ def copy_all_(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
     """Copy many tensors by one kernel. One that lies in memory unlike its target would make torch copy all singly."""
     pairs = list(zip(targets, sources, strict=True))
     alike = [(t, s) for t, s in pairs if t.stride() == s.stride() and t.dtype == s.dtype]
-    if alike:
+    if len(alike) > 1:
         torch._foreach_copy_([t for t, _ in alike], [s for _, s in alike])
+        pairs = [(t, s) for t, s in pairs if t.stride() != s.stride() or t.dtype != s.dtype]
     for target, source in pairs:
-        if target.stride() != source.stride() or target.dtype != source.dtype:
-            target.copy_(source)
+        target.copy_(source)
 
 
 def norms_of(tensors: Sequence[torch.Tensor], norm_type: float) -> tuple[torch.Tensor, ...]:

@@ -25,10 +25,10 @@ def show(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def _reading(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What left the storage; generated samples and those in memory have none."""
+    """What left the storage; of generated samples, which are made whole, what was made."""
     if summary["bytes_read"]:
         ratio = summary["bytes_read"] / summary["bytes_needed"]
-        yield f"  rank 0 read  {summary['bytes_read'] / 1e6:.4g} MB of training data, {ratio:.2f} x what it needed"
+        yield f"  rank 0 read or made  {summary['bytes_read'] / 1e6:.4g} MB of samples, {ratio:.2f} x what it needed"
 
 
 def _number(value: float | None) -> str:

@@ -82,7 +82,12 @@ def predict(strategy: str) -> Took:
     mesh = LARGEST[strategy]
     plan = cm.plan(model, (65_536 * 16, 3, 224, 224), mesh, strategy)
     programs, system = programs_of(plan, representatives(mesh, borders=True)), cm.System.load(SYSTEM)
-    return took(f"predict, resnet50, {strategy}, 65,536 GPUs", lambda: predict_programs(programs, system), 1.0)
+
+    def evaluated() -> tuple[float, ...]:
+        prediction = predict_programs(programs, system)
+        return prediction.seconds_step, prediction.bytes_memory, prediction.bytes_sent, prediction.joules_step
+
+    return took(f"predict, resnet50, {strategy}, 65,536 GPUs", evaluated, 1.0)
 
 
 def help_of_plan() -> Took:

@@ -1,6 +1,7 @@
 """Calls that are alike are run dry once, whatever the rank and the mesh, and find what each would find alone."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 import convmesh as cm
 from convmesh.graph import Captured, capture
 from convmesh.lowering import dry_run, lower
+from convmesh.lowering.summed_axes import SummedAxes
 from convmesh.plans import Program, Transfer
+from convmesh.plans.plan import Reduction
 
 SHAPE = (8, 4, 16, 16)
 
@@ -88,6 +91,38 @@ def test_filter_and_channel_axes_share_their_dry_runs(runs: Counter[str]) -> Non
     assert runs.total() == before
     assert transfers(by_filter, "filter") == transfers(by_channel, "channel")
     assert not transfers(by_channel, "filter")
+
+
+def test_a_call_that_chose_its_algorithm_is_known_under_that_name(runs: Counter[str]) -> None:
+    captured, mesh = block(), cm.Mesh(filter=2)
+    chosen = cm.plan(captured, SHAPE, mesh, "filter")  # says which algorithms lowering chose
+    before = runs.total()
+    lower(captured, chosen, 1)
+    on_other_rank = runs.total() - before
+    lower(captured, chosen, 0, samples=SHAPE[0])  # not the lowered plan itself, but the same calls
+    assert runs.total() - before == on_other_rank
+
+
+@pytest.mark.parametrize("reduction", ["bucketed", "sharded"])
+@pytest.mark.parametrize(
+    "mesh", [cm.Mesh(data=2, height=2), cm.Mesh(data=2, height=2, width=2), cm.Mesh(data=4)], ids=str
+)
+def test_sums_that_ranks_and_meshes_share_are_those_of_the_mesh_itself(
+    mesh: cm.Mesh, reduction: Reduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = block()
+    strategy = "data+spatial" if "height" in mesh.axes else "data"
+    plan = replace(cm.plan(captured, SHAPE, mesh, strategy), reduction=reduction)
+    shared = [lower(captured, plan, rank).program for rank in range(mesh.size)]
+    monkeypatch.setattr(SummedAxes, "of", lambda open_mesh, *_: SummedAxes(open_mesh, {}))
+    for program in shared:
+        again = lower(block(), plan, program.rank).program
+        assert (program.buckets, program.shown, program.bytes_buckets) == (
+            again.buckets,
+            again.shown,
+            again.bytes_buckets,
+        )
+        assert program.weights == again.weights
 
 
 def test_only_dense_layers_depend_on_the_number_of_sub_batches(runs: Counter[str]) -> None:

@@ -52,7 +52,8 @@ class Reduction:
             return self._alone
         self._traffic.awaited(self._posted)
         (buffer,) = self._launched.wait()
-        pieces = buffer.to(self._device).split([s.numel() for s in self._shapes])
+        sizes = [s.numel() for s in self._shapes]
+        pieces = buffer.to(self._device).split(sizes) if len(sizes) > 1 else (buffer.to(self._device),)
         return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
 

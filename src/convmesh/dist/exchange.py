@@ -83,10 +83,12 @@ class Pieces:
         for held, tensor in self.pieces:
             if held == region:
                 return tensor
-        common = [(held.intersect(region), held, tensor) for held, tensor in self.pieces]
-        for shared, held, tensor in common:
+        common = []
+        for held, tensor in self.pieces:
+            shared = held.intersect(region)
             if shared == region:
                 return take(tensor, region.within(held))
+            common.append((shared, held, tensor))
         out = empty_like_format(region.shape, self.pieces[0][1] if self.pieces else self.like)
         if sum(shared.size for shared, _, _ in common) < region.size:
             out.zero_()

@@ -40,7 +40,8 @@ class GradientReducer:
 
     `axes_of` names every parameter in the order in which forward uses them, with the axes along which its gradient is
     partial; () for those that need no sum. Gradients accumulate over backward passes as on one device. `dtype_reduce`
-    is the type in which gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own.
+    is the type in which gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own. One
+    that does not watch backward sums when it is told to (`reduce_now`).
 
     Whoever makes a reducer keeps it: the parameters do not, and when it is freed its hooks are gone.
     """
@@ -52,6 +53,7 @@ class GradientReducer:
         bytes_bucket: int = BYTES_BUCKET,
         bytes_first: int = BYTES_FIRST,
         dtype_reduce: torch.dtype | None = None,
+        watches: bool = True,
     ) -> None:
         _check_sizes(bytes_bucket=bytes_bucket, bytes_first=bytes_first)
         self.mesh = mesh
@@ -69,7 +71,8 @@ class GradientReducer:
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
         self._accumulators: list[Any] = []
         self._watches = OwnedHooks(self)
-        self.watch()
+        if watches:
+            self.watch()
         own(self.axes_of, self)
 
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
+
+from convmesh.layout.kept import Kept
 
 
 class Span(NamedTuple):
@@ -44,7 +45,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(s.extent for s in self.spans)
+        return tuple([s.extent for s in self.spans])
 
     @property
     def size(self) -> int:
@@ -97,15 +98,15 @@ class Region:
     def of(cls, box: Box) -> Region:
         return cls(tuple((s,) if s.extent else () for s in box.spans))
 
-    @cached_property
+    @Kept
     def shape(self) -> tuple[int, ...]:
         return tuple([s[0].extent if len(s) == 1 else sum(span.extent for span in s) for s in self.dims])
 
-    @cached_property
+    @Kept
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @cached_property
+    @Kept
     def is_box(self) -> bool:
         """Whether it is one span in every dim."""
         return all(len(spans) == 1 for spans in self.dims)

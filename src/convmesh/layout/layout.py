@@ -53,6 +53,7 @@ class Layout:
         self.cuts = tuple(cuts)
         self._check()
         self._hash = hash((mesh, self.cuts, self.folds))
+        self._last: tuple[int, Box] = -1, Box(())
 
     @classmethod
     def of(cls, mesh: Mesh, shape: Sequence[int], cut: Mapping[int, str | Sequence[str]] | None = None) -> Layout:
@@ -113,9 +114,12 @@ class Layout:
         return bool(self.cuts[dim].axes)
 
     def box(self, rank: int) -> Box:
-        """The box that `rank` holds."""
-        here = self.mesh.coordinates(rank)
-        return Box(tuple(p.span(self.mesh.part(axes, here)) for axes, p in self.cuts))
+        """The box that `rank` holds; the last is kept, since most are asked for by one rank only."""
+        last = self._last
+        if last[0] != rank:
+            here = self.mesh.coordinates(rank)
+            last = self._last = rank, Box(tuple([p.span(self.mesh.part(axes, here)) for axes, p in self.cuts]))
+        return last[1]
 
     def with_shape(self, shape: Sequence[int]) -> Layout:
         """The same axes on the same dims of a tensor of another shape."""

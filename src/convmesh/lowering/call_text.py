@@ -39,7 +39,8 @@ def _plain(tensor: Any) -> Any:
 
 def written(func: Any, args: Any, kwargs: Any) -> str:
     """`relu.default(float32(8, 64, 32, 32, last=1))`: a Python expression whose tensors are calls of their types."""
-    parts = [*map(_written, args), *(f"{name}={_written(value)}" for name, value in kwargs.items())]
+    parts = [_written(arg) for arg in args]
+    parts += [f"{name}={_written(value)}" for name, value in kwargs.items()]
     return f"{func.__name__}({', '.join(parts)})"
 
 
@@ -47,7 +48,7 @@ def _written(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, (list, tuple)):
-        return f"({''.join(f'{_written(v)}, ' for v in value).rstrip() if value else ''})"
+        return f"({''.join([f'{_written(v)}, ' for v in value]).rstrip() if value else ''})"
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return str(value).removeprefix("torch.")
     if isinstance(value, torch.device):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from convmesh.layout import Layout
+from convmesh.layout.channels import ChannelSplit
 from convmesh.layout.layout import Cut
 from convmesh.lowering.axis_names import Axes, AxisNames
 from convmesh.ops.core.sharded import Sharded
@@ -46,6 +47,11 @@ class DryCall(ABC):
         """The call on one rank's samples of a batch that `axes` cut; None if samples do not stay apart in it."""
         del axes, args
         return None
+
+    def with_choice(self, decided: ChannelSplit | None) -> DryCall:
+        """The call as a plan has it that names the cut of the weight which this one decided on."""
+        del decided
+        return self
 
     @abstractmethod
     def renamed(self, names: AxisNames) -> DryCall:

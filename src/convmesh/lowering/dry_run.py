@@ -21,7 +21,7 @@ from convmesh.lowering.samples_apart import samples_apart
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
-from convmesh.private_torch import flat_arguments, tree_flatten, tree_unflatten
+from convmesh.private_torch import flat_arguments, nested_arguments, tree_leaves
 
 DryRuns = RecentResults[Any, DryResult]
 """Results by what tells calls apart: shared by the ranks, meshes and plans of one network."""
@@ -80,11 +80,11 @@ class DryRunner:
         call = call.renamed(view.names)
         seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in flat.leaves]
         place = _place(call, seen, view.open)
-        signature = (view.key, place, call.key, flat.nesting, self.splits_backward, arriving, *_named(seen))
-        result = self._known.get(signature)
+        given = (view.key, place, flat.nesting, self.splits_backward, arriving, *_named(seen))
+        result = self._known.get((call.key, given))
         if result is None:
             result = _run(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
-            self._known[signature] = result
+            self._known[call.key, given] = self._known[call.with_choice(result.decided).key, given] = result
         return view.outside(result)
 
     def _view(self, call: DryCall, leaves: Sequence[Any]) -> MeshView:
@@ -125,12 +125,12 @@ def _run(
     for x in inputs:  # a leaf of autograd must not be overwritten, as an in-place operator would
         x.local = x.local.clone() if x.local.requires_grad else x.local
     given = iter(inputs)
-    args, kwargs = tree_unflatten([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
+    args, kwargs = nested_arguments([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
     originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldStorages("meta")
     before = storages.start((*originals, *weights))
     with recorded(mesh, storages) as forward, kept.hooks:
         value = call(*args, **kwargs)
-    outputs = [x.local for x in tree_flatten(value)[0] if isinstance(x, Sharded)]
+    outputs = [x.local for x in tree_leaves(value) if isinstance(x, Sharded)]
     shards = _unlisted(other_leaves(outputs, sources), weights)
     bytes_forward = storages.bytes_peak - before - bytes_of(shards)
     saved = kept.listed(originals, outputs, [*weights, *shards])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held, Saved, Step
-from convmesh.private_torch import tree_flatten, tree_leaves, tree_unflatten
+from convmesh.private_torch import tree_leaves, tree_map
 
 Axes = tuple[str, ...]
 Strides = tuple[int, ...]
@@ -35,6 +36,10 @@ class Dry:
         shape = self.layout.box(mesh.rank).shape
         local = torch.empty_permuted(shape, self.order or tuple(range(len(shape))), dtype=self.dtype, device="meta")
         return Sharded(local.requires_grad_(self.learns), self.layout, mesh)
+
+    def lying_in(self, layout: Layout) -> Dry:
+        """The same in another layout. `replace` takes five times as long."""
+        return self if layout is self.layout else Dry(layout, self.dtype, self.learns, self.order)
 
     def gradient(self, mesh: OpenMesh, strides: Strides | None) -> torch.Tensor:
         """A gradient of the shard, without data: lying as told, or else as the shard itself."""
@@ -70,11 +75,16 @@ def lying(tensor: torch.Tensor, strides: Strides | None) -> torch.Tensor:
 
 
 def dry_of(value: Any) -> Any:
-    leaves, spec = tree_flatten(value)
-    return tree_unflatten(
-        [Dry(x.layout, x.dtype, x.requires_grad, order_of(x.local)) if isinstance(x, Sharded) else x for x in leaves],
-        spec,
-    )
+    return mapped(_dry, value)
+
+
+def _dry(x: Any) -> Any:
+    return Dry(x.layout, x.dtype, x.requires_grad, order_of(x.local)) if isinstance(x, Sharded) else x
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """A result with a function of every leaf in its place; most results are one tensor."""
+    return function(value) if isinstance(value, (Dry, Sharded)) else tree_map(function, value)
 
 
 def dries_in(value: Any) -> list[Dry]:

@@ -19,6 +19,7 @@ from convmesh.lowering.dry_values import lying
 from convmesh.lowering.live_bytes import HeldStorages
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import recorded
+from convmesh.lowering.summed_axes import SummedAxes
 from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightProgram
 from convmesh.plans.plan import Reduction
 
@@ -42,13 +43,23 @@ _known: RecentResults[Any, Sums] = RecentResults(MOST_SUMS)
 def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, name: Reduction) -> Program:
     """The program with what sums the gradients of a backward pass in which every weight got one, and what follows."""
     held = {weight.name: weight for weight in program.weights}
-    summed = tuple((weight, held[weight].local_shape, held[weight].dtype, axes) for weight, axes in sum_axes.items())
-    key = (name, summed, mesh.mesh, _place(mesh, sum_axes, name), mesh.stands_for)
+    alike = SummedAxes.of(mesh, sum_axes.values(), name)
+    inside = {weight: alike.inside(axes) for weight, axes in sum_axes.items()}
+    summed = tuple((weight, held[weight].local_shape, held[weight].dtype, axes) for weight, axes in inside.items())
+    key = (name, summed, alike.open.mesh, _place(alike.open, inside, name), mesh.stands_for)
     sums = _known.get(key)
     if sums is None:
-        sums = _known[key] = _reduced({weight: held[weight] for weight in sum_axes}, sum_axes, mesh, name)
+        sums = _known[key] = _reduced({weight: held[weight] for weight in inside}, inside, alike.open, name)
+    sums = _outside(sums, alike)
     weights = tuple([_updating(weight, sums.updated.get(weight.name)) for weight in program.weights])
     return replace(program, weights=weights, buckets=sums.buckets, shown=sums.shown, bytes_buckets=sums.bytes_buckets)
+
+
+def _outside(sums: Sums, alike: SummedAxes) -> Sums:
+    """The sums on the rank's own mesh."""
+    buckets = tuple(BucketProgram(b.weights, tuple(map(alike.outside, b.legs))) for b in sums.buckets)
+    shown = tuple(replace(s, start=alike.outside(s.start), finish=alike.outside(s.finish)) for s in sums.shown)
+    return replace(sums, buckets=buckets, shown=shown)
 
 
 def _updating(weight: WeightProgram, elements: int | None) -> WeightProgram:
@@ -70,7 +81,8 @@ def _reduced(
     storages = HeldStorages("meta")
     before = storages.start(parameters.values())
     with storages:
-        reducer = REDUCERS[name](mesh, [(parameters[weight], axes) for weight, axes in sum_axes.items()])
+        axes_of = [(parameters[weight], axes) for weight, axes in sum_axes.items()]
+        reducer = REDUCERS[name](mesh, axes_of, watches=False)
     bytes_buckets = storages.bytes_held - before
     for parameter in parameters.values():
         parameter.grad = lying(parameter, None)

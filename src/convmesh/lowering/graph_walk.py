@@ -18,7 +18,7 @@ from convmesh.dist import StepSettings, dry_mesh
 from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.graph import Captured, Node
 from convmesh.graph.tracing.node_meta import arguments_of
-from convmesh.kernels.memory_format import channels_last_order, is_channels_last
+from convmesh.kernels.memory_format import channels_last_order
 from convmesh.layout import Layout
 from convmesh.lowering.arrange import Role, arranged_layout, input_layout, input_user, role_of
 from convmesh.lowering.assembly import Assembly
@@ -59,7 +59,6 @@ class Lowering:
         self._runner = DryRunner(self._mesh, self._cache.dry_runs)
         self._summing = DryRunner(self._mesh.with_settings(self._mesh.settings.summing_weights()))
         self._weights = DecidedCuts()
-        self._last = any(is_channels_last(p) for p in captured.module.parameters())  # inputs come as the weights are
         self._split_here = {node.name for node in split_nodes(captured.graph)}
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
         self._env: dict[str, Any] = {}
@@ -93,7 +92,7 @@ class Lowering:
             layout = input_layout(whole, spec.name, user, self._plan.split(user.layer))
         else:
             layout = Layout.of(whole.mesh, whole.shape, {0: "data"}) if whole.cuts else whole
-        order = channels_last_order(len(value.shape)) if self._last else ()
+        order = channels_last_order(len(value.shape)) if self._cache.takes_channels_last else ()
         return Dry(layout, getattr(torch, value.dtype), False, order)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:

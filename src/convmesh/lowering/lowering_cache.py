@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
 from convmesh.graph import Captured
+from convmesh.kernels.memory_format import is_channels_last
 from convmesh.lowering.dry_run import DryRuns
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import module_key
@@ -17,7 +19,7 @@ from convmesh.plans import Plan
 from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.module_tables import buffers_of, parameters_of, parts_of
 
-MOST_LOWERED = 64
+MOST_LOWERED = 256
 """Lowered plans that are kept for a network: a search returns to the best few."""
 
 
@@ -47,6 +49,8 @@ class Problem(NamedTuple):
 class LoweringCache:
     """Lowered plans of a network in one state, and the dry runs that plans share."""
 
+    takes_channels_last: bool
+    """Whether inputs come with channels innermost: as the weights are."""
     dry_runs: DryRuns = field(default_factory=DryRuns)
     _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
     _module_keys: dict[str, Any] = field(default_factory=dict)
@@ -76,13 +80,30 @@ class LoweringCache:
         return self._module_keys[path]
 
 
+_PINNED = "lowering of an unchanged network"
+
+
+@contextmanager
+def unchanged_network(captured: Captured) -> Iterator[None]:
+    """Take it that nothing changes about a network inside the block: a search would look for changes at every plan."""
+    before = captured.derived.get(_PINNED)
+    captured.derived[_PINNED] = cache_of(captured)
+    try:
+        yield
+    finally:
+        captured.derived[_PINNED] = before
+
+
 def cache_of(captured: Captured) -> LoweringCache:
     """The cache of a captured network as it is now."""
+    pinned: LoweringCache | None = captured.derived.get(_PINNED)
+    if pinned is not None:
+        return pinned
     caches = captured.derived.setdefault("lowering", RecentResults(MOST_STATES))
     state = _state(captured.module)
     cache: LoweringCache | None = caches.get(state)
     if cache is None:
-        cache = caches[state] = LoweringCache()
+        cache = caches[state] = LoweringCache(_takes_channels_last(captured.module))
     return cache
 
 
@@ -91,7 +112,11 @@ def share_dry_runs(known: Captured, other: Captured) -> None:
     state = _state(other.module)
     if other is not known and _state(known.module) == state:
         caches = other.derived.setdefault("lowering", RecentResults(MOST_STATES))
-        caches[state] = LoweringCache(cache_of(known).dry_runs)
+        caches[state] = LoweringCache(_takes_channels_last(other.module), cache_of(known).dry_runs)
+
+
+def _takes_channels_last(module: nn.Module) -> bool:
+    return any(is_channels_last(parameter) for parameter in module.parameters())
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:

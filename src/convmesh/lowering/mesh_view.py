@@ -9,9 +9,8 @@ from typing import Any
 from convmesh.dist import OpenMesh, dry_mesh
 from convmesh.layout import Mesh
 from convmesh.lowering.axis_names import AxisNames, layout_on
-from convmesh.lowering.dry_values import Dry, DryResult
-from convmesh.plans import Step, Transfer, Wait
-from convmesh.private_torch import tree_map
+from convmesh.lowering.dry_values import Dry, DryResult, mapped
+from convmesh.plans import Step, Transfer, Wait, Work
 
 
 class MeshView:
@@ -30,16 +29,19 @@ class MeshView:
         rank = reduced.rank({new: self._here[old] for old, new in zip(kept, inside, strict=True)})
         self.open = dry_mesh(reduced, rank, mesh.stands_for).with_settings(mesh.settings)
         self.key = (reduced, mesh.stands_for, mesh.settings)
+        self._is_whole = reduced == mesh.mesh
 
     def inside(self, value: Dry) -> Dry:
         """A tensor of the whole mesh, on the reduced one."""
-        return replace(value, layout=layout_on(value.layout, self.open.mesh, self.names))
+        return value.lying_in(layout_on(value.layout, self.open.mesh, self.names))
 
     def outside(self, result: DryResult) -> DryResult:
         """A result on the reduced mesh, on the whole one; steps that name no rank and no axis stay the same objects."""
+        if self._is_whole:
+            return result
         return replace(
             result,
-            value=tree_map(self._value, result.value),
+            value=mapped(self._value, result.value),
             forward=self._steps(result.forward),
             backward=self._steps(result.backward),
             sum_axes=tuple(self._back.axes(axes) for axes in result.sum_axes),
@@ -47,9 +49,11 @@ class MeshView:
         )
 
     def _value(self, leaf: Any) -> Any:
-        return replace(leaf, layout=layout_on(leaf.layout, self._mesh, self._back)) if isinstance(leaf, Dry) else leaf
+        return leaf.lying_in(layout_on(leaf.layout, self._mesh, self._back)) if isinstance(leaf, Dry) else leaf
 
     def _steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        if all(step.__class__ is Work for step in steps):
+            return steps
         if self._back.pairs:
             steps = tuple(replace(s, axes=self._back.axes(s.axes)) if isinstance(s, Transfer) else s for s in steps)
         return with_peers(steps, self._rank)

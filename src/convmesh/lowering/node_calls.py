@@ -122,6 +122,11 @@ class ModuleCall(DryCall):
             return None
         return replace(self, split=_without_samples(self.split))
 
+    def with_choice(self, decided: ChannelSplit | None) -> ModuleCall:
+        if self.split is None or decided is None or self.split.algorithm == decided.algorithm:
+            return self
+        return replace(self, split=replace(self.split, algorithm=decided.algorithm))
+
     def renamed(self, names: AxisNames) -> ModuleCall:
         if not names.pairs:
             return self

@@ -7,14 +7,15 @@ fifty times as long to derive the shapes of a convolution's gradients as to make
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from convmesh.graph.tracing.shape_shortcuts import made
 from convmesh.lowering.call_text import in_kernel_format, written
-from convmesh.lowering.shape_shortcuts import made
 from convmesh.plans import Work
 from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
@@ -40,6 +41,14 @@ class _Fresh(NamedTuple):
 
     def make(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+    @property
+    def bytes_needed(self) -> int:
+        """Of memory that begins with it."""
+        if 0 in self.shape:
+            return 0
+        last = sum([(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)])
+        return (last + 1) * self.dtype.itemsize
 
 
 class _Given(NamedTuple):
@@ -87,8 +96,9 @@ def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
     if signature not in _known:
         if len(_known) >= MOST_CALLS:
             _known.clear()
-        is_same = _signature(func, args, kwargs) == signature  # else it changed the shape of an argument
-        _known[signature] = _replay_of(result, work, list(_tensors((*args, *kwargs.values())))) if is_same else None
+        # An operator that works in place may have changed the shape of an argument.
+        is_same = not func.overloadpacket.__name__.endswith("_") or _signature(func, args, kwargs) == signature
+        _known[signature] = _replay_of(result, work, _tensors((*args, *kwargs.values()))) if is_same else None
     return result, work
 
 
@@ -144,7 +154,7 @@ def _replay_of(result: Any, work: Work | None, given: Sequence[torch.Tensor]) ->
             return None  # a number that all ranks draw: it has a value, also in a dry run
         fresh = _Fresh(tuple(value.shape), value.stride(), value.dtype)
         storage = value.untyped_storage()
-        if storage_key(storage) in storages or storage.nbytes() != fresh.make().untyped_storage().nbytes():
+        if storage_key(storage) in storages or storage.nbytes() != fresh.bytes_needed:
             return None
         storages.add(storage_key(storage))
         results.append(fresh)
@@ -161,23 +171,23 @@ def _result(value: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(value, _Fresh):
         return value.make()
     if isinstance(value, _Given):
-        return list(_tensors((*args, *kwargs.values())))[value.position]
+        return _tensors((*args, *kwargs.values()))[value.position]
     return value
 
 
 def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
     values = (*args, *kwargs.values())
-    inputs = list(_tensors(values))
-    outputs = list(_tensors(result if isinstance(result, (list, tuple)) else (result,)))
+    inputs = _tensors(values)
+    outputs = _tensors(result if isinstance(result, (list, tuple)) else (result,))
     tensors = inputs + outputs
     return Work(
         op=func.overloadpacket.__name__,
-        inputs=tuple(tuple(t.shape) for t in inputs),
-        outputs=tuple(tuple(t.shape) for t in outputs),
+        inputs=tuple([tuple(t.shape) for t in inputs]),
+        outputs=tuple([tuple(t.shape) for t in outputs]),
         dtype=dtype_name(tensors[0].dtype) if tensors else "",
         flops=_flops(func, args, kwargs, result),
-        bytes_moved=sum(t.numel() * t.element_size() for t in tensors),
-        options=tuple(tuple(v) if isinstance(v, list) else v for v in values if not _holds_tensors(v)),
+        bytes_moved=sum([t.numel() * t.element_size() for t in tensors]),
+        options=tuple([tuple(v) if isinstance(v, list) else v for v in values if not _holds_tensors(v)]),
         call=written(func, args, kwargs),
     )
 
@@ -210,13 +220,15 @@ def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
     return 2 * int(places.numel()) * int(weight[0].numel()) * sum(map(bool, wanted[:2]))
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among arguments or results, also those in lists."""
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from (v for v in value if isinstance(v, torch.Tensor))
+            found += [v for v in value if isinstance(v, torch.Tensor)]
+    return found
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -225,5 +237,6 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -34,7 +34,7 @@ class _Recorder(UncompiledDispatchMode):
         if is_probing(args):
             return made_call(func, args, kwargs or {})[0]  # it has no memory where there is data
         if is_view(func):
-            return self._noted(func(*args, **(kwargs or {})), None)
+            return func(*args, **(kwargs or {}))  # its memory was counted with the tensor that it shows
         return self._noted(*run_call(func, args, kwargs or {}))
 
     def _run_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

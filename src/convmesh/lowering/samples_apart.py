@@ -16,8 +16,7 @@ from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
 from convmesh.layout.partition import Partition
 from convmesh.lowering.dry_call import DryCall
-from convmesh.lowering.dry_values import Dry, DryResult, dries_in
-from convmesh.private_torch import tree_map
+from convmesh.lowering.dry_values import Dry, DryResult, dries_in, mapped
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class SamplesApart:
         own = {*self.cut.axes}
         return replace(
             result,
-            value=tree_map(self._value, result.value),
+            value=mapped(self._value, result.value),
             sum_axes=tuple(
                 tuple(name for name in mesh.mesh.axes if name in own or name in axes) for axes in result.sum_axes
             ),
         )
 
     def _value(self, leaf: Any) -> Any:
-        return replace(leaf, layout=_with_samples(leaf.layout, self.cut)) if isinstance(leaf, Dry) else leaf
+        return leaf.lying_in(_with_samples(leaf.layout, self.cut)) if isinstance(leaf, Dry) else leaf
 
 
 def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMesh) -> SamplesApart | None:
@@ -65,7 +64,7 @@ def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMes
         return None
     samples = cut.partition.span(mesh.mesh.part(cut.axes, mesh.mesh.coordinates(mesh.rank))).extent
     whole = Cut((), Partition.even(samples, 1))
-    here = [replace(x, layout=_with_samples(x.layout, whole)) if isinstance(x, Dry) else x for x in leaves]
+    here = [x.lying_in(_with_samples(x.layout, whole)) if isinstance(x, Dry) else x for x in leaves]
     return SamplesApart(cut, whole, alone, tuple(here))
 
 

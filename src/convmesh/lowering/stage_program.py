@@ -17,7 +17,7 @@ from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.mesh_view import with_peers
 from convmesh.lowering.recorder import recorded
-from convmesh.plans import Held, NodeProgram, Pipeline, Program, Saved, Transfer
+from convmesh.plans import Held, NodeProgram, Pipeline, Saved, Transfer
 from convmesh.plans.pipeline_rules import own_stages, rank_of
 from convmesh.plans.program import WeightProgram
 from convmesh.plans.stage_graph import StageGraph
@@ -62,7 +62,6 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
     pipeline = lowered.plan.pipeline
     assert pipeline is not None
     _check_samples(lowered, graph, pipeline, mesh)
-    lowered = replace(lowered, program=_on_rank(lowered.program, mesh.rank))
     row = StageGraph.of(graph)
     bounds, mine = row.bounds(pipeline.starts), own_stages(pipeline, mesh.mesh, mesh.rank)
     stage_of = row.stage_weights(bounds)
@@ -70,6 +69,7 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
     sums = {name: axes for name, axes in lowered.sum_axes.items() if stage_of[name] in mine}
     program = replace(
         lowered.program,
+        rank=mesh.rank,
         nodes=tuple(node for stage in mine for node in _stage_nodes(lowered, row, bounds, stage, mesh)),
         weights=weights,
         stage=mine[0],
@@ -80,13 +80,8 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
     return replace(lowered, program=with_sums(program, sums, mesh, lowered.plan.reduction))
 
 
-def _on_rank(program: Program, rank: int) -> Program:
-    """The program of another stage's rank: its peers are as far along the pipe axis as it is."""
-    shift = rank - program.rank
-    return replace(program, rank=rank, nodes=tuple(_shifted(node, shift) for node in program.nodes))
-
-
 def _shifted(node: NodeProgram, shift: int) -> NodeProgram:
+    """The node on another stage's rank: its peers are as far along the pipe axis as it is."""
     forward, backward = (with_peers(steps, lambda peer: peer + shift) for steps in (node.forward, node.backward))
     moves = forward is not node.forward or backward is not node.backward
     return replace(node, forward=forward, backward=backward) if moves else node
@@ -108,7 +103,8 @@ def _stage_nodes(
     assert pipeline is not None
     begin, end = bounds[stage], bounds[stage + 1]
     inputs = [node for node in lowered.program.nodes if stage == 0 and node.node not in row.place]
-    nodes = [*inputs, *(n for n in lowered.program.nodes if begin <= row.place.get(n.node, -1) < end)]
+    own = (n for n in lowered.program.nodes if begin <= row.place.get(n.node, -1) < end)
+    nodes = [_shifted(node, mesh.rank - lowered.program.rank) for node in (*inputs, *own)]
     if stage > 0:
         back = _sent(lowered, row.crossing(begin), rank_of(stage - 1, mesh.mesh, mesh.rank), mesh)
         nodes.insert(0, _boundary(f"stage_{stage}_receives", stage, (), back))

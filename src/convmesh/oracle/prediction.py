@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from convmesh.layout.mesh import Mesh
@@ -25,17 +26,38 @@ from convmesh.system import System
 
 @dataclass(frozen=True)
 class Prediction:
-    """One training step of a plan on a system."""
+    """One training step of a plan on a system.
+
+    Time, memory, traffic and energy are each evaluated when they are first asked for: of a plan that does not fit, a
+    search needs the memory alone.
+    """
 
     mesh: Mesh
     system: System
-    parts: Scheduled
-    memory: Mapping[int, Memory]
-    """By evaluated rank; each other rank behaves like one of these."""
-    sent: Mapping[int, Mapping[tuple[str, ...], int]]
-    """By evaluated rank: the bytes that it sends in a step, by axes."""
-    energy: Energy
-    """Of all ranks in a step."""
+    programs: Mapping[int, Program] = field(repr=False)
+    """Of the evaluated ranks; each other rank behaves like one of these."""
+    assumptions: Assumptions
+
+    @cached_property
+    def parts(self) -> Scheduled:
+        """The simulated step."""
+        return _scheduled(self.programs, self.system, self.assumptions)
+
+    @cached_property
+    def memory(self) -> Mapping[int, Memory]:
+        """By evaluated rank."""
+        device = self.system.torch_device
+        return {rank: memory_of(program, self.assumptions, device=device) for rank, program in self.programs.items()}
+
+    @cached_property
+    def sent(self) -> Mapping[int, Mapping[tuple[str, ...], int]]:
+        """By evaluated rank: the bytes that it sends in a step, by axes."""
+        return {rank: _sent(program) for rank, program in self.programs.items()}
+
+    @cached_property
+    def energy(self) -> Energy:
+        """Of all ranks in a step."""
+        return energy_of(self.parts, self.system, self.programs, self.assumptions)
 
     @property
     def seconds_step(self) -> float:
@@ -88,17 +110,8 @@ def predict_programs(
     programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None
 ) -> Prediction:
     """Price the programs of a few ranks that stand for all."""
-    assumed = assumptions or Assumptions()
     mesh = next(iter(programs.values())).mesh
-    parts = _scheduled(programs, system, assumed)
-    return Prediction(
-        mesh=mesh,
-        system=system,
-        parts=parts,
-        memory={rank: memory_of(p, assumed, device=system.torch_device) for rank, p in programs.items()},
-        sent={rank: _sent(program) for rank, program in programs.items()},
-        energy=energy_of(parts, system, programs, assumed),
-    )
+    return Prediction(mesh, system, programs, assumptions or Assumptions())
 
 
 def seconds_of(programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None) -> float:

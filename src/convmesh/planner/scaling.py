@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convmesh.graph import Captured
+from convmesh.lowering.lowering_cache import unchanged_network
 from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.prediction import seconds_of
 from convmesh.oracle.scaling_limits import Curve, Limit, ScalingPoint, Term, binding_term, limit_of
@@ -41,8 +42,10 @@ def scale(
             benches.append(Bench(captured, system, assumptions or Assumptions(), options or DraftOptions()))
         if progress is not None:
             progress(f"{ranks} ranks" if ranks > 1 else "1 rank")
-        for strategy in strategies:
-            points[strategy].append(_point(benches[-1], strategy, ranks, points[strategy]))
+        candidates = Candidates(captured.graph, benches[0].alone)  # layers' shares of arithmetic are those of any batch
+        with unchanged_network(captured):
+            for strategy in strategies:
+                points[strategy].append(_point(benches[-1], candidates, strategy, ranks, points[strategy]))
     curves = tuple(
         Curve(strategy, tuple(curve_points), _limit(curve_points, benches)) for strategy, curve_points in points.items()
     )
@@ -65,11 +68,12 @@ def _batch(bench: Bench) -> int:
     return bench.captured.graph.inputs[0].outputs[0].shape[0]
 
 
-def _point(bench: Bench, strategy: str, ranks: int, before: Sequence[ScalingPoint]) -> ScalingPoint:
+def _point(
+    bench: Bench, candidates: Candidates, strategy: str, ranks: int, before: Sequence[ScalingPoint]
+) -> ScalingPoint:
     """The best of the most promising meshes; nothing is evaluated beyond the ranks at which a strategy stops."""
     if any(point.ranked for point in before) and limit_of(before, lambda _: "computation"):
         return ScalingPoint(ranks, _batch(bench), None, Refusal(kind=RefusalKind.BEYOND_LIMIT))
-    candidates = Candidates(bench.captured.graph, bench.alone)
     search = Search(
         candidates=candidates,
         objective=objective("time", candidates.batch),

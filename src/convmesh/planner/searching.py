@@ -16,6 +16,7 @@ from convmesh.graph import Captured
 from convmesh.layout import Mesh
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
+from convmesh.lowering.lowering_cache import unchanged_network
 from convmesh.oracle import Assumptions, predict_programs
 from convmesh.oracle.search import Candidate, Candidates, Ranked, Search, SearchLimits, SearchResult
 from convmesh.oracle.search.objectives import objective as objective_called
@@ -89,7 +90,7 @@ def search_captured(
         mix=None if strategies else bench.mixes,
         progress=progress or (lambda _: None),
     )
-    with rare_collection():
+    with rare_collection(), unchanged_network(captured):
         run.run(gpus, strategies or STRATEGIES)
         return bench.rescored(run.result(bench.seconds_alone))
 

@@ -40,6 +40,14 @@ def flat_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
     return leaves, spec, str(spec)
 
 
+def nested_arguments(leaves: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments again, from other leaves."""
+    if spec is _in_a_row(len(leaves))[0]:
+        return tuple(leaves), {}
+    args, kwargs = tree_unflatten(leaves, spec)
+    return args, kwargs
+
+
 @cache
 def _in_a_row(count: int) -> tuple[Any, str]:
     spec = tree_flatten((tuple(range(count)), {}))[1]

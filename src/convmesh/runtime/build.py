@@ -69,7 +69,8 @@ def parallelize(
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
     if stages is None:
-        direct = DirectEngine(executable(captured, lowered, inside), opened, inside, loss)
+        layers = {node.node: node.layer for node in lowered.program.nodes}
+        direct = DirectEngine(executable(captured, lowered, inside), opened, inside, loss, layers)
         engine: Engine = direct if backend is None else CompiledEngine(direct, backend)
     else:
         if backend is not None:

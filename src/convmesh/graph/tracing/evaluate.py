@@ -11,8 +11,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from convmesh.graph.tracing.closed import ClosedError
+from convmesh.graph.tracing.shape_shortcuts import made
 from convmesh.graph.unchanged_module import unchanged
 from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.dispatching import UncompiledDispatchMode
 from convmesh.private_torch.module_tables import (
     buffers_of,
     children_of,
@@ -54,6 +56,13 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Shortcuts(UncompiledDispatchMode):
+    """Finds the results of the commonest operators without torch's own shape functions, which take far longer."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) if types else made(func, args, kwargs or {})
+
+
 def _names_device(value: object) -> bool:
     return isinstance(value, (torch.device, str)) or (isinstance(value, int) and not isinstance(value, bool))
 
@@ -71,7 +80,7 @@ class Evaluator:
 
     def call(self, op: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The value of one node, given the values of its arguments."""
-        with OnMeta():
+        with OnMeta(), _Shortcuts():
             if op == "call_module":
                 return self._module(self._model.get_submodule(target), args, kwargs)
             if op == "call_method":

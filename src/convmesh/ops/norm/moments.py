@@ -38,9 +38,11 @@ def moments_of_parts(parts: torch.Tensor, dims: Sequence[int], size: int, popula
     `parts` is overwritten; the parts lie along `dims`, which stay with extent 1. Squares are subtracted, so a deviation
     a million times smaller than the mean is lost; `eps` hides that in normalisations.
     """
-    parts[1].addcmul_(parts[0], parts[0])
+    means = parts[0]
+    parts[1].addcmul_(means, means)
     averages = population.sum(parts.sum(tuple(dims), keepdim=True).mul_(size / population.count))
-    averages[1].addcmul_(averages[0], averages[0], value=-1).clamp_(min=0)
+    mean = averages[0]
+    averages[1].addcmul_(mean, mean, value=-1).clamp_(min=0)
     return averages
 
 

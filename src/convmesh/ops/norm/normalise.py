@@ -50,7 +50,9 @@ def apply_moments(rows: Rows, mean: torch.Tensor, variance: torch.Tensor, params
 
 def per_row(param: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None:
     """A per-channel parameter, repeated for the rows of `shape` = (samples, channels, pieces)."""
-    return None if param is None else param.view(1, -1, 1).expand(tuple(shape)).reshape(-1)
+    if param is None or shape[0] == shape[2] == 1:
+        return param
+    return param.view(1, -1, 1).expand(tuple(shape)).reshape(-1)
 
 
 class _Normalise(torch.autograd.Function):

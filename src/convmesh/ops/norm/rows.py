@@ -51,7 +51,8 @@ class Rows:
     def spread(self, statistics: torch.Tensor) -> torch.Tensor:
         """Each row's statistic, in the type that kernels expect with `values`."""
         typed = statistics.to(wide(self.values.dtype))
-        return typed.expand(-1, *self.shape).reshape(typed.shape[0], self.values.shape[1])
+        rows = typed if typed.shape[1:] == self.shape else typed.expand(-1, *self.shape)
+        return rows.reshape(typed.shape[0], self.values.shape[1])
 
     def along(self, per_row: torch.Tensor) -> torch.Tensor:
         """Per-row values, shaped to broadcast over `values`."""
@@ -60,7 +61,7 @@ class Rows:
     def restored(self, result: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """A result shaped like `values`, in the shape of the original tensor."""
         if not self.interleaved:
-            return result.view(shape)
+            return result if result.shape == shape else result.view(shape)
         samples, channels, *space = shape
         return result.movedim(1, -1).view(samples, *space, channels).movedim(-1, 1)
 

@@ -12,7 +12,7 @@ from convmesh.oracle.memory.stage_turns import Footprint, Turn, heaviest_turns
 from convmesh.oracle.pricing.assumptions import STATES, Assumptions
 from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.stage_order import Kind, actions_of
-from convmesh.plans.steps import Saved, Step, Steps, Transfer, Work, bytes_each
+from convmesh.plans.steps import Saved, Step, Steps, Transfer, bytes_each
 
 BYTES_BLOCK = 512
 """Block size of a GPU's caching allocator."""
@@ -74,7 +74,7 @@ def memory_of(
     ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
     _hold_state(program, assumptions or Assumptions(), ledger)
     _hold_batch(program, ledger)
-    if device == "cuda" and any(step.op in PRODUCTS for _, _, step in program.steps() if isinstance(step, Work)):
+    if device == "cuda" and any(work.op in PRODUCTS for work in program.works()):
         ledger.hold("workspace", BYTES_PRODUCTS, "buffers")
     stages = {stage: [node for node in program.nodes if node.stage == stage] for stage in own_stages(program)}
     graded: set[int] = set()

@@ -10,8 +10,22 @@ from convmesh.layout import Mesh
 from convmesh.oracle.search.candidates import Candidate, unevenness
 from convmesh.oracle.search.results import Ranked
 
-Key = tuple[float, float]
-"""How far a plan exceeds the memory, then its cost: less is better."""
+
+@dataclass(frozen=True)
+class PlanOrder:
+    """How far a plan exceeds the memory, then its cost: less is better."""
+
+    beyond: float
+    cost_of: Callable[[], float]
+    """Called only where it decides: a cost takes a simulation."""
+
+    @property
+    def cost(self) -> float:
+        return self.cost_of()
+
+    def __lt__(self, other: PlanOrder) -> bool:
+        return self.cost < other.cost if self.beyond == other.beyond else self.beyond < other.beyond
+
 
 Evaluate = Callable[[Candidate], Ranked | None]
 
@@ -23,7 +37,7 @@ class Climb:
     candidates: Sequence[Candidate]
     shape: Sequence[int]
     evaluate: Evaluate
-    key: Callable[[Ranked], Key]
+    key: Callable[[Ranked], PlanOrder]
     most: int
     promising: float = math.inf
     """Cost of the first mesh that fits, above which no other mesh is evaluated."""
@@ -33,7 +47,7 @@ class Climb:
         """Start at the mesh with the most even shares and the most ranks on samples."""
         waiting = sorted(self.candidates, key=self._promise)
         here = self._first(waiting)
-        if here is not None and self.key(here)[0] <= 0 and self.key(here)[1] > self.promising:
+        if here is not None and self.key(here).beyond <= 0 and self.key(here).cost > self.promising:
             return
         while here is not None and len(self.tried) < self.most:
             here = self._step(here)
@@ -57,7 +71,7 @@ class Climb:
             if ranked is None:
                 continue
             best = ranked if best is None else min(best, ranked, key=self.key)
-            beyond = self.key(ranked)[0]
+            beyond = self.key(ranked).beyond
             if beyond <= 0:
                 break
             finer = _cut_besides_samples(candidate.mesh) * max(2.0, 1 + beyond)

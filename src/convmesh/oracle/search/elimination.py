@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -116,9 +116,8 @@ def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices 
     waiting, choosers = _Waiting(factors), []
     for name in order:
         joined = _joined(waiting.taken(name), name)
-        best = np.argmin(joined.table, axis=-1)
-        rest = Factor(joined.variables[:-1], np.min(joined.table, axis=-1))
-        choosers.append(replace(rest, table=best))
+        rest = Factor(joined.variables[:-1], joined.table.min(axis=-1))
+        choosers.append(Factor(rest.variables, joined.table.argmin(axis=-1)))
         waiting.add(rest)
     if not math.isfinite(math.fsum(float(f.table) for f in waiting.factors.values())):
         return None
@@ -152,16 +151,21 @@ class _Waiting:
 def _joined(factors: Sequence[Factor], last: Variable) -> Factor:
     """The sum of some tables, with the axis of one variable at the end."""
     names = list(dict.fromkeys(name for factor in factors for name in factor.variables if name != last))
-    names.append(last)
-    total: Table = np.zeros((1,) * len(names))
-    for factor in factors:
-        places = [names.index(name) for name in factor.variables]
-        spread = np.transpose(factor.table, np.argsort(places))
-        shape = [1] * len(names)
-        for place, size in zip(sorted(places), spread.shape, strict=True):
-            shape[place] = size
-        total = total + spread.reshape(shape)
-    return Factor(tuple(names), total)
+    place_of = {name: place for place, name in enumerate([*names, last])}
+    first, *others = [_spread(factor, place_of) for factor in factors]
+    return Factor(tuple(place_of), sum(others, first))
+
+
+def _spread(factor: Factor, place_of: Mapping[Variable, int]) -> Table:
+    """A factor's table with an axis for each of some variables, in their places."""
+    places, table = [place_of[name] for name in factor.variables], factor.table
+    ordered = sorted(places)
+    if places != ordered:
+        table = table.transpose(sorted(range(len(places)), key=places.__getitem__))
+    shape = [1] * len(place_of)
+    for place, size in zip(ordered, table.shape, strict=True):
+        shape[place] = size
+    return table.reshape(shape)
 
 
 def _in_turns(factors: Sequence[Factor], choices: Choices, most_entries: int) -> Choices:

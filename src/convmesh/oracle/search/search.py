@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from convmesh.errors import ConvMeshError, InfeasibleError
 from convmesh.layout import Mesh
 from convmesh.oracle.search.candidates import Candidate, Candidates
-from convmesh.oracle.search.climb import Climb, Key
+from convmesh.oracle.search.climb import Climb, PlanOrder
 from convmesh.oracle.search.objectives import Objective
 from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.oracle.search.results import Ranked, Rejected, SearchResult
@@ -77,7 +77,7 @@ class Search:
             evaluate=self._best_of,
             key=self._key,
             most=self.limits.most_meshes,
-            promising=self.limits.hope * min((self._key(plan)[1] for plan in self.plans), default=math.inf),
+            promising=self.limits.hope * min((self._key(plan).cost for plan in self.plans), default=math.inf),
         )
         climb.run()
         for candidate in legal:
@@ -91,15 +91,15 @@ class Search:
         except ConvMeshError as error:
             self._reject(candidate, Refusal(kind=RefusalKind.ERROR, detail=str(error)))
             return None
-        fitting = [ranked for ranked in plans if self._key(ranked)[0] <= 0]
+        fitting = [ranked for ranked in plans if self._key(ranked).beyond <= 0]
         self.plans += fitting
         if not fitting:
             self._reject(candidate, self._beyond(plans[0]))
         return min(fitting or plans, key=self._key)
 
-    def _key(self, ranked: Ranked) -> Key:
+    def _key(self, ranked: Ranked) -> PlanOrder:
         beyond = ranked.prediction.bytes_needed / self.limits.bytes_memory - 1
-        return max(0.0, beyond), self.objective.of(ranked.prediction)
+        return PlanOrder(max(0.0, beyond), lambda: self.objective.of(ranked.prediction))
 
     def _beyond(self, ranked: Ranked) -> Refusal:
         most = max(ranked.prediction.memory.values(), key=lambda memory: memory.bytes_peak)
@@ -112,7 +112,7 @@ class Search:
         for mesh in meshes[: self.limits.mixes]:
             self.progress(f"splits layer by layer on {mesh}")
             for ranked in mix(mesh):
-                if self._key(ranked)[0] <= 0 and not any(ranked.is_like(other) for other in self.plans):
+                if self._key(ranked).beyond <= 0 and not any(ranked.is_like(other) for other in self.plans):
                     self.plans.append(ranked)
 
     def _reject(self, candidate: Candidate, refusal: Refusal) -> None:

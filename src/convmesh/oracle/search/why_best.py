@@ -56,7 +56,9 @@ def _waited(best: Ranked) -> list[str]:
 
 def _bare(sent: Interval, work: Sequence[Interval]) -> float:
     """Seconds of a transfer that no work overlaps."""
-    return sent.seconds - sum(max(0.0, min(sent.end, one.end) - max(sent.begin, one.begin)) for one in work)
+    begin, end = sent.begin, sent.end
+    beside = [one for one in work if one.begin < end and one.end > begin]
+    return sent.seconds - sum(min(end, one.end) - max(begin, one.begin) for one in beside)
 
 
 def _against(result: SearchResult, best: Ranked) -> list[str]:

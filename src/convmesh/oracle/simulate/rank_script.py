@@ -94,13 +94,13 @@ class RankLines:
         """A node's steps, and the runtime's Python overhead: compute time where the host itself computes."""
         takes = self._overheads.forward if phase == "forward" else self._overheads.backward
         seconds = takes(node.kind, cut_of(steps)) if self._takes_time else 0.0
-        part = self._part(key, node.layer, phase, steps)
+        script = self._pricing.script(steps, self.program.rank)
         if self._beside_host:
-            yield replace(part, seconds_host=seconds)
+            yield ScriptPart(key, node.layer, phase, script, seconds)
             return
         if seconds and steps:
             yield replace(self._overhead(("runtime", *key), seconds), layer=node.layer, phase=phase)
-        yield part
+        yield ScriptPart(key, node.layer, phase, script)
 
     def _overhead(self, key: Hashable, seconds: float) -> ScriptPart:
         if self._beside_host or not seconds:

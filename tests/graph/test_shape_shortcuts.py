@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from convmesh.lowering.shape_shortcuts import _ELEMENTWISE, aten, made
+from convmesh.graph.tracing.shape_shortcuts import _ELEMENTWISE, aten, made
 
 SHAPES = [(4, 3, 5, 6), (1, 3, 1, 6), (2, 8), (0, 3, 2, 2)]
 EXTRA: dict[Any, tuple[Any, ...]] = {

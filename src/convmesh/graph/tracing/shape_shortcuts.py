@@ -39,18 +39,22 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0]
     if func in _ELEMENTWISE and not kwargs and _lie_alike(tensors := _tensors(args)):
         return _like(tensors[0])
-    if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and (args[5] or None not in args[3:5]):
+    if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and (args[5] or _are_given(args[3:5])):
         return _like(args[0]), *_statistics(args[0], (True, True))
     if func is aten.native_batch_norm_backward.default and _lie_alike(args[:2]) and args[7]:
         return _like(args[1]), *_statistics(args[1], args[9][1:])
     if func is aten.convolution_backward.default and _are_plain(args[:3]):
         shapes = (args[1].shape, args[2].shape, args[3])
-        return tuple(args[0].new_empty(s) if is_wanted else None for s, is_wanted in zip(shapes, args[10], strict=True))
+        return tuple(_plain(args[0], s) if is_wanted else None for s, is_wanted in zip(shapes, args[10], strict=True))
     if func is aten.convolution.default and _are_plain(args[:2]) and (shape := _convolved(*args)):
-        return args[0].new_empty(shape)
+        return _plain(args[0], shape)
     if func is aten.cat.default and len(args) == 2 and (shape := _joined(*args)):
-        return args[0][0].new_empty(shape)
+        return _plain(args[0][0], shape)
     return func(*args, **kwargs)
+
+
+def _are_given(tensors: Any) -> bool:
+    return not any(t is None for t in tensors)  # `in` would compare values
 
 
 def _fit(operands: Any) -> bool:
@@ -120,9 +124,14 @@ def _is_settled(tensor: torch.Tensor) -> bool:
     return bool(aten.is_non_overlapping_and_dense(tensor))
 
 
+def _plain(like: torch.Tensor, shape: Any) -> torch.Tensor:
+    """A tensor of another shape. `new_empty` is one of torch's functions in Python."""
+    return torch.empty(shape, dtype=like.dtype, device="meta")
+
+
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _statistics(x: torch.Tensor, wanted: Any) -> list[torch.Tensor | None]:
-    return [x.new_empty(x.shape[1]) if is_wanted else None for is_wanted in wanted]
+    return [_plain(x, x.shape[1:2]) if is_wanted else None for is_wanted in wanted]

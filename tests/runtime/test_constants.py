@@ -69,3 +69,21 @@ class Reads(nn.Module):
 def test_a_layer_that_fails_is_named() -> None:
     with pytest.raises(UnsupportedError, match=r"layer '1\.linalg_inv' .*`linalg.inv` has no split version"):
         cm.plan(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Reads()), SHAPE, Mesh(height=2), "spatial")
+
+
+class LearntBias(nn.Module):
+    """A bias that a layer makes of constants, as the positions of windows are in Swin Transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(6.0).view(6, 1))
+        self.make, self.mix = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(x) + self.make(self.places)  # type: ignore[no-any-return]
+
+
+def test_layers_on_constants_learn() -> None:
+    model = LearntBias()
+    verified = cm.verify(model, (4, 6, 4), cm.plan(model, (4, 6, 4), Mesh(filter=2), "filter"), steps=2)
+    assert verified.ok, str(verified)

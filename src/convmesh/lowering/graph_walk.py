@@ -36,7 +36,7 @@ from convmesh.lowering.stage_program import stages_by_node
 from convmesh.lowering.weight_cuts import DecidedCuts, without_data
 from convmesh.plans import Plan, Split, split_nodes
 from convmesh.private_torch import tree_leaves, tree_map
-from convmesh.private_torch.module_tables import part_at
+from convmesh.private_torch.module_tables import call_with, named_tensors, part_at
 
 Run = Callable[..., DryResult]
 
@@ -108,7 +108,7 @@ class Lowering:
         dries = dries_in(args)
         if not dries:
             args = tree_map(_computed, args)
-            value = call_of(self._captured.module, node)(*args[0], **args[1])
+            value = self._made_apart(node, args)
             self._env[node.name] = tree_map(_learned_apart, value)
             return
         given = tuple([x.layout for x in dries])
@@ -127,6 +127,15 @@ class Lowering:
         self._note_set(node)
         self._visits[node.name] = Visit(result, self._inputs(node, args), partial(self._again, run, stage), stage)
         self._assembly.note(spec, given, result, self._env)
+
+    def _made_apart(self, node: fx.Node, args: Any) -> Any:
+        """What a node makes of constants; where those are without data, so are its weights."""
+        has_data = not any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves(args))
+        if node.op != "call_module" or has_data:
+            return call_of(self._captured.module, node)(*args[0], **args[1])
+        module = part_at(self._captured.module, str(node.target))
+        weights = {name: without_data(tensor) for name, tensor in named_tensors(module)}
+        return call_with(module, weights, args[0], args[1])
 
     def _run(
         self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any, unseen: bool

@@ -40,7 +40,8 @@ def dry_weights(
     """A module's tensors without data; those that are cut say so, and decide how when they meet their input."""
     weights = {name: without_data(tensor) for name, tensor in named_tensors(module)}
     if isinstance(module, LAYERS) and split is not None and split.channel:
-        asked = Asked(layer, split.algorithm, split.channel, split.sums, blocks)
+        sums = split.sums if isinstance(module, (nn.Linear, nn.Embedding)) else "channel"
+        asked = Asked(layer, split.algorithm, split.channel, sums, blocks)
         weights["weight"] = PlannedWeight.of(weights["weight"], partial(_decide, asked, decided))
     elif isinstance(module, PER_CHANNEL) and cuts_norm:
         for name in channel_cuts(()):

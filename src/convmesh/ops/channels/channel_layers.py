@@ -149,7 +149,8 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: S
     split = _split(x, weight, plans_of, 1, dim=x.dim() - 1)
     if split.kept and not isinstance(weight, PlannedWeight):
         split = replace(split, sums=sums)
-    if x.dim() == 2 and x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+    in_parts = x.dim() == 2 and x.mesh.settings.sub_batches > 1 and split.sums == "channel"
+    if in_parts and {*x.layout.cuts[0].axes} & {*split.axes}:
         return _run_streamed(x, weight, bias, split, plans_of(split).output)
     made = _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
     return made if split.blocks == 1 else _folded(made, split.blocks)

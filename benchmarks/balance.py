@@ -1,17 +1,21 @@
 """One of several ranks becomes three times slower half-way: shares that follow the speed against equal ones.
 
-python -m benchmarks.balance [--ranks N] [--steps N]     prints the tables of benchmarks/balance.md
+python -m benchmarks.balance [--ranks N] [--steps N] [--trials N] [--seconds S] [--out FILE]     measures
+python -m benchmarks.balance --page FILE     writes the section of benchmarks/balance.md from such a file
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import sys
+import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +23,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import convmesh as cm
-from benchmarks.slow_down import SlowDown
+from benchmarks.balance_page import put_on_page
+from benchmarks.throttle import throttled
 from benchmarks.timing import machine
 from convmesh import models
 from convmesh.testing import run_ranks
@@ -27,11 +32,14 @@ from convmesh.testing import run_ranks
 FACTOR = 3.0
 """How much slower the last rank becomes."""
 
-BLOCK, OTHERS = 12, 4
-"""Steps that the balanced network and its rivals make in turn: equal shares have a rate, balanced ones a history."""
+BLOCK, OTHERS = 12, 2
+"""Steps that the balanced network and equal shares make in turn: equal shares have a rate, balanced ones a history."""
 
-ROUNDS_BEFORE = 3
-"""Rounds of the first half, in which all ranks have their full speed."""
+STEPS_ALONE = 4
+"""As long as these take a fast rank, all ranks train alone in every turn."""
+
+SECONDS_TURN = 10.0
+"""Of the time limit, kept for the last turn: none begins after that."""
 
 
 @dataclass(frozen=True)
@@ -45,129 +53,165 @@ class Case:
 
 
 CASES = {
-    "data": Case("samples of a batch (cosmoflow, {samples} × 32³)", "data", 24, 32),
-    "depth": Case("slabs of a volume (cosmoflow, 4 × {extent}³, cut in depth)", "depth", 4, 64),
+    "data": Case("samples of a batch (cosmoflow, {samples} × {extent}³)", "data", 16, 32),
+    "depth": Case("slabs of a volume (cosmoflow, {samples} × {extent}³, cut in depth)", "depth", 2, 64),
 }
-"""`samples` a rank where samples are dealt, in all where space is."""
+"""`samples` a rank."""
 
 
 @dataclass
-class Rival:
-    """A network that trains, and the seconds of its steps."""
+class Trial:
+    """Seconds of steps in one run; of `alone`, the steps of a whole batch that all ranks make in a second, apart."""
 
-    step: Callable[[], None]
-    slow_down: SlowDown
-    balancer: cm.Balancer | None = None
+    equal_before: list[float] = field(default_factory=list)
     before: list[float] = field(default_factory=list)
-    """In the first half."""
-    full: list[float] = field(default_factory=list)
-    """In the second half, with the slow-down lifted: what the machine gives at that time."""
-    slow: list[float] = field(default_factory=list)
+    alone_before: list[float] = field(default_factory=list)
+    equal: list[float] = field(default_factory=list)
+    balanced: list[float] = field(default_factory=list)
+    alone: list[list[float]] = field(default_factory=list)
+    """By turn and rank."""
+    moves: list[str] = field(default_factory=list)
 
 
-def rival(case: Case, ranks: int, is_balanced: bool) -> Rival:
-    torch.manual_seed(0)
-    samples = case.samples * (ranks if case.axis == "data" else 1)
-    model = models.create("cosmoflow", channels=1, outputs=2, extent=case.extent, layers=4, width=0.5, dropout=0.0)
-    x, target = torch.randn(samples, 1, *[case.extent] * 3), torch.rand(samples, 2)
-    plan = cm.plan(model, x, cm.Mesh(**{case.axis: ranks}), "data" if case.axis == "data" else "spatial")
-    slow_down = SlowDown(F.mse_loss)
-    slow_down.watch(model)  # before the gradients' sums do
-    net = cm.parallelize(model, plan, loss=slow_down)
-    optimizer = net.optimizer(torch.optim.SGD, lr=1e-4)
-    balancer = cm.Balancer(net) if is_balanced else None
-    shards: dict[Any, Any] = {}
+class Rival:
+    """A network that trains: on all ranks, or on this one alone with a rank's part of the samples."""
 
-    def step() -> None:
-        if net.mesh.mesh not in shards:
-            shards[net.mesh.mesh] = net.shard_input(x), net.shard_target(target)
-        with balancer.step() if balancer is not None else nullcontext():
-            slow_down.begin()
-            net(*shards[net.mesh.mesh]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            slow_down.burn()
+    def __init__(self, case: Case, is_alone: bool = False) -> None:
+        torch.manual_seed(0)
+        ranks = 1 if is_alone else dist.get_world_size()
+        extents = [case.extent] * 3
+        model = models.create("cosmoflow", channels=1, outputs=2, extent=case.extent, layers=4, width=0.5, dropout=0.0)
+        self.x, self.target = torch.randn(case.samples * ranks, 1, *extents), torch.rand(case.samples * ranks, 2)
+        mesh = cm.Mesh(**{case.axis: ranks})
+        plan = cm.plan(model, self.x, mesh, "data" if case.axis == "data" else "spatial")
+        opened = cm.open_mesh(mesh, ranks=[dist.get_rank()]) if is_alone else None
+        self.net = cm.parallelize(model, plan, loss=F.mse_loss, mesh=opened)
+        self.optimizer = self.net.optimizer(torch.optim.SGD, lr=1e-4)
+        self.equal_shares = {case.axis: (1,) * ranks}
+        self.balancer: cm.Balancer | None = None
+        self._shards: dict[Any, Any] = {}
 
-    return Rival(step, slow_down, balancer)
+    def begin_again(self) -> None:
+        """Equal shares, and nothing measured yet."""
+        self.net.set_shares(**self.equal_shares)
+        self.balancer = cm.Balancer(self.net)
+
+    def step(self) -> None:
+        now = self.net.mesh.mesh
+        if now not in self._shards:
+            self._shards[now] = self.net.shard_input(self.x), self.net.shard_target(self.target)
+        with nullcontext() if self.balancer is None else self.balancer.step():
+            self.net(*self._shards[now]).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
 
 def timed(step: Callable[[], None], steps: int) -> list[float]:
-    """Seconds of steps, all ranks together."""
-    seconds = []
+    """Seconds of steps, all ranks together: from one step's end to the next, as in training."""
+    dist.barrier()
+    at = [time.perf_counter()]
     for _ in range(steps):
-        dist.barrier()
-        begin = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - begin)
-    slowest = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.tolist()
+        at.append(time.perf_counter())
+    spent = torch.tensor([end - begin for begin, end in pairwise(at)], dtype=torch.float64)
+    dist.all_reduce(spent)
+    return (spent / dist.get_world_size()).tolist()
 
 
-def slowed(each: Rival, factor: float, steps: int) -> list[float]:
-    """Seconds of steps with the last rank slowed down."""
-    each.slow_down.factor = factor if dist.get_rank() == dist.get_world_size() - 1 else 1.0
-    return timed(each.step, steps)
+def rates_alone(alone: Rival, seconds: float) -> list[float]:
+    """By rank: the steps of a whole batch that it would make in a second alone, measured on all at the same time."""
+    dist.barrier()
+    begin, steps = time.perf_counter(), 0
+    while time.perf_counter() < begin + seconds:
+        alone.step()
+        steps += 1
+    rates = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+    rates[dist.get_rank()] = steps / (time.perf_counter() - begin) / dist.get_world_size()
+    dist.all_reduce(rates)
+    return rates.tolist()
 
 
-def measure(name: str, steps: int) -> tuple[list[list[float]], list[str]]:
-    """Seconds of steps, equal and balanced, before and after the last rank slowed down; the moves.
+@dataclass
+class Bench:
+    """The rivals of a case on this rank."""
 
-    In every round of the second half the equal shares run at full speed too: the machine may not be what it was.
-    """
-    ranks = dist.get_world_size()
-    equal, balanced = (rival(CASES[name], ranks, is_balanced) for is_balanced in (False, True))
-    for each in (equal, balanced):
-        timed(each.step, 2)
-    for _ in range(ROUNDS_BEFORE):
-        equal.before += timed(equal.step, OTHERS)
-        balanced.before += timed(balanced.step, BLOCK)
-    while len(balanced.slow) < steps:
-        equal.full += slowed(equal, 1.0, OTHERS)
-        equal.slow += slowed(equal, FACTOR, OTHERS)
-        balanced.slow += slowed(balanced, FACTOR, BLOCK)
-    assert balanced.balancer is not None
-    found = [equal.before, balanced.before, equal.full, equal.slow, balanced.slow]
-    return found, [move.text for move in balanced.balancer.moves]
+    equal: Rival
+    balanced: Rival
+    alone: Rival
+    deadline: float
+    seconds_alone: float = 1.0
+
+    def warm_up(self) -> None:
+        for each in (self.alone, self.equal, self.balanced):
+            timed(each.step, 2)
+        self.seconds_alone = STEPS_ALONE * min(timed(self.equal.step, 3))
+
+    def is_over(self) -> bool:
+        """By the first rank's clock, on all."""
+        over = torch.tensor(float(time.time() > self.deadline))
+        dist.broadcast(over, 0)
+        return bool(over)
+
+    def trial(self, steps: int) -> Trial:
+        """Equal speeds for a while, then the last rank is slowed down; the ways take turns."""
+        found = Trial()
+        self.balanced.begin_again()
+        found.equal_before = timed(self.equal.step, OTHERS)
+        found.alone_before = rates_alone(self.alone, self.seconds_alone)
+        found.before = timed(self.balanced.step, BLOCK)
+        is_slow = dist.get_rank() == dist.get_world_size() - 1
+        while len(found.balanced) < steps and not self.is_over():
+            with throttled(os.getpid(), FACTOR) if is_slow else nullcontext():
+                found.balanced += timed(self.balanced.step, BLOCK)
+                found.alone.append(rates_alone(self.alone, self.seconds_alone))
+                found.equal += timed(self.equal.step, OTHERS)
+                dist.barrier()
+        found.moves = [move.text for move in self.balanced.balancer.moves] if self.balanced.balancer else []
+        return found
 
 
-def report(name: str, ranks: int, steps: int) -> str:
-    found, moves = run_ranks(ranks, measure, name, steps, seconds_timeout=3600)[0]
-    before, before_balanced, full, equal, balanced = found
-    ideal = mean(full) * ranks / (ranks - 1 + 1 / FACTOR)
-    late = balanced[len(balanced) // 3 :]
-    rows = [
-        ("first half: equal shares", mean(before), ""),
-        ("first half: balanced", mean(before_balanced), ""),
-        ("second half, slow-down lifted: equal shares", mean(full), ""),
-        ("second half: ideal for the summed speed", ideal, "100%"),
-        ("second half: equal shares", mean(equal), f"{ideal / mean(equal):.0%}"),
-        (f"second half: balanced, all {len(balanced)} steps", mean(balanced), f"{ideal / mean(balanced):.0%}"),
-        (f"second half: balanced, the last {len(late)} of them", mean(late), f"{ideal / mean(late):.0%}"),
-    ]
+def measure(name: str, steps: int, trials: int, deadline: float) -> list[dict[str, Any]]:
     case = CASES[name]
-    title = case.title.format(samples=case.samples * ranks, extent=case.extent)
-    lines = [f"### {title}, {ranks} ranks", "", "| | ms a step | throughput against the ideal |", "| --- | --- | --- |"]
-    lines += [f"| {what} | {1e3 * seconds:.0f} | {share} |" for what, seconds, share in rows]
-    return "\n".join([*lines, "", *(f"- {move}" for move in moves), ""])
+    bench = Bench(Rival(case), Rival(case), Rival(case, is_alone=True), deadline)
+    bench.warm_up()
+    found: list[dict[str, Any]] = []
+    while len(found) < trials and not bench.is_over():
+        found.append(asdict(bench.trial(steps)))
+    return found
 
 
-def mean(seconds: list[float]) -> float:
-    return sum(seconds) / len(seconds)
+def results(cases: Sequence[str], ranks: int, steps: int, trials: int, seconds: float) -> dict[str, Any]:
+    """What was measured, as the file has it; the time is shared between the cases."""
+    began, found = time.time(), {}
+    for number, name in enumerate(cases, 1):
+        deadline = began + seconds * number / len(cases) - SECONDS_TURN
+        done = run_ranks(ranks, measure, name, steps, trials, deadline, seconds_timeout=seconds + 60)[0]
+        title = CASES[name].title.format(samples=CASES[name].samples * ranks, extent=CASES[name].extent)
+        found[name] = {"title": title, "trials": done}
+    command = f"python -m benchmarks.balance --ranks {ranks} --steps {steps} --trials {trials} --seconds {seconds:g}"
+    return {
+        "date": str(datetime.date.today()), "machine": machine(), "ranks": ranks, "factor": FACTOR,
+        "command": command, "cases": found,
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=120, help="after the slow-down")
+    parser.add_argument("--steps", type=int, default=96, help="after the slow-down")
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit for all cases; fewer steps and trials then")
     parser.add_argument("--cases", nargs="*", default=[*CASES], choices=[*CASES])
+    parser.add_argument("--out", type=Path, default=None, help="file for the results; default: balance-N.json")
+    parser.add_argument("--page", type=Path, help="a file of results to put on the page; nothing is measured")
     given = parser.parse_args()
-    print("# Shares that follow the ranks' speed\n")
-    command = f"python -m benchmarks.balance --ranks {given.ranks} --steps {given.steps}"
-    print(f"{datetime.date.today()}, {machine()}, {given.ranks} ranks × 1 thread over Gloo; command: `{command}`\n")
-    for name in given.cases:
-        print(report(name, given.ranks, given.steps))
-        sys.stdout.flush()
+    if given.page:
+        print(put_on_page(json.loads(given.page.read_text())))
+        return
+    out = given.out or Path(f"balance-{given.ranks}.json")
+    found = results(given.cases, given.ranks, given.steps, given.trials, given.seconds)
+    out.write_text(json.dumps(found) + "\n")
+    print(put_on_page(found, is_written=False))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import convmesh
 from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, keeps_its_graph, running_node
 from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
+from convmesh.private_torch.dtensors import blocks_of, cut_dim, in_blocks
 from convmesh.private_torch.exporting import calling_module, is_guard
 from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.gloo_groups import gloo_group_like
@@ -202,6 +203,22 @@ def shards() -> None:
     made = DTensor.from_local(whole.detach(), mesh)
     assert memory_key(local_shard(made)) == memory_key(whole)
     assert local_shard(made).grad_fn is None
+
+
+def blocks() -> None:
+    """Rows 0, 1 and 4, 5 of 8 on the first of two ranks: two blocks, each cut in half."""
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(8.0)
+    mine = whole.view(2, 2, 2)[:, mesh.get_local_rank()].flatten()
+    made = DTensor.from_local(mine, mesh, [in_blocks(0, 2)], run_check=False, shape=whole.shape, stride=whole.stride())
+    assert torch.equal(made.full_tensor(), whole)
+    doubled: Any = made * 2
+    assert doubled.placements == made.placements
+    assert (cut_dim(made.placements[0]), blocks_of(made.placements[0])) == (0, 2)
+
+
+def test_dtensors_are_cut_in_each_of_several_blocks(pools: dict[int, RankPool]) -> None:
+    pools[2].run(blocks)
 
 
 def test_a_dtensor_gives_its_memory(pools: dict[int, RankPool]) -> None:

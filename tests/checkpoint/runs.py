@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import convmesh as cm
-from convmesh import Checkpointer, Mesh
+from convmesh import Checkpointer, Mesh, models
 from tests.runtime.pipelines import Small
 
 SAMPLES = 8
@@ -33,6 +33,11 @@ class Little(nn.Module):
         y = F.relu(self.norm(self.enter(x)))
         y = self.again(F.relu(self.twice(y)))
         return self.dense(self.drop(y).flatten(1))  # type: ignore[no-any-return]
+
+
+def fused() -> nn.Module:
+    """A Transformer, whose projections are cut block by block."""
+    return models.create("vit", channels=2, classes=3, extent=8, patch=2, features=8, heads=2, blocks=1)
 
 
 class Run:

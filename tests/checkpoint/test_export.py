@@ -16,7 +16,7 @@ import convmesh as cm
 from convmesh import Checkpointer, Mesh
 from convmesh.checkpoint import export_torch_checkpoint, export_weights, import_torch_checkpoint
 from convmesh.cli.main import main
-from tests.checkpoint.runs import Little, Run
+from tests.checkpoint.runs import Little, Run, fused
 from tests.conftest import Pools
 
 
@@ -91,12 +91,12 @@ def test_weights_are_never_whole_in_memory(pools: Pools, tmp_path: Path) -> None
     assert grown < 64_000
 
 
-def export_and_import(folder: Path) -> float:
-    run = Run(Mesh(filter=2), "filter")
+def export_and_import(folder: Path, network: Any = Little) -> float:
+    run = Run(Mesh(filter=2), "filter", network=network)
     run.steps(0, 2)
     export_torch_checkpoint(folder, run.net, run.optimizer)
     expected = run.net.full_state_dict()
-    other = Run(Mesh(data=2), "data")
+    other = Run(Mesh(data=2), "data", network=network)
     import_torch_checkpoint(folder, other.net, other.optimizer)
     found = other.net.full_state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -107,3 +107,7 @@ def export_and_import(folder: Path) -> float:
 
 def test_torchs_checkpoints_are_written_and_read(pools: Pools, tmp_path: Path) -> None:
     assert max(pools[2].run(export_and_import, tmp_path)) < 1e-9
+
+
+def test_torchs_checkpoints_know_fused_projections(pools: Pools, tmp_path: Path) -> None:
+    assert max(pools[2].run(export_and_import, tmp_path, fused)) < 1e-9

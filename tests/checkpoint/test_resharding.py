@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convmesh import Mesh
-from tests.checkpoint.runs import continue_run, save_run
+from tests.checkpoint.runs import continue_run, fused, save_run
 from tests.conftest import Pools
 from tests.runtime.pipelines import Small
 
@@ -60,6 +60,19 @@ def test_run_continues_elsewhere(pools: Pools, tmp_path: Path, saved: str, loade
 def test_stages_are_cut_anew(pools: Pools, tmp_path: Path, saved: str, loaded: str) -> None:
     (mesh, strategy, options), (other, another, others) = STAGED[saved], STAGED[loaded]
     check(pools, tmp_path, (mesh, strategy, {**options, **MOMENTUM}), (other, another, {**others, **MOMENTUM}))
+
+
+FUSED = ["one", "filter, two", "data+filter, sharded", "channel"]
+"""Between these, the rows of queries, keys and values that a rank has change."""
+
+
+@pytest.mark.parametrize(("saved", "loaded"), in_a_circle(FUSED))
+def test_fused_projections_are_cut_anew(pools: Pools, tmp_path: Path, saved: str, loaded: str) -> None:
+    cases = {**CASES, "filter, two": (Mesh(filter=2), "filter", {})}
+    (mesh, strategy, options), (other, another, others) = cases[saved], cases[loaded]
+    check(
+        pools, tmp_path, (mesh, strategy, {**options, "network": fused}), (other, another, {**others, "network": fused})
+    )
 
 
 @pytest.mark.full

@@ -1,10 +1,14 @@
 """Generated samples are functions of seed and index, and their targets are true."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from convmesh.data import generator, open_source
 from convmesh.data.generators.cosmology import AMPLITUDES, INDICES, WAVES_PIVOT
+from convmesh.data.generators.digits import _images
 from convmesh.errors import DataError, UnknownNameError
 
 
@@ -58,6 +62,17 @@ def test_digits_are_dealt_to_training_and_test() -> None:
     assert np.array_equal(test.read(0), whole.read(4))
     assert int(test.read_target(0)) == int(whole.read_target(4))
     assert train.read(0).min() == -1
+
+
+def test_digits_are_those_of_scikit_learn_without_importing_it() -> None:
+    from sklearn.datasets import load_digits
+
+    images, classes = _images()
+    known = load_digits()
+    assert np.array_equal(images, known.images)
+    assert np.array_equal(classes, known.target)
+    code = "import sys, convmesh.data as d; d.open_source('digits').read(0); print('sklearn' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"False"
 
 
 def test_bad_settings_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,25 @@ def test_plain_formats_read_what_is_asked(name: str, sources: dict[str, Source])
     box = Box((Span(0, 2), Span(3, 9), Span(5, 10), Span(0, 9)))
     source.read(1, box)
     assert source.counters.bytes_read - before == 4 * box.size
+
+
+@pytest.mark.filterwarnings(POOR)
+@pytest.mark.parametrize("library", ["zarrs", "zarr"])
+def test_without_tensorstore_zarr_is_read_by_the_next_library(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zarr
+
+    if library == "zarrs":
+        pytest.importorskip("zarrs")
+    find, absent = importlib.util.find_spec, {"tensorstore", *({"zarrs"} - {library})}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in absent else find(name))
+    box = Box((Span(0, 2), Span(3, 9), Span(5, 10), Span(1, 9)))
+    with zarr.config.set({"codec_pipeline.path": zarr.config.get("codec_pipeline.path")}):  # put back behind it
+        for version in (2, 3):
+            source = open_source(write_zarr(tmp_path / f"{version}.zarr", version))
+            assert np.array_equal(source.read(1, box), X[1][box.slices()])
+        assert ("zarrs" in zarr.config.get("codec_pipeline.path")) == (library == "zarrs")
 
 
 def test_long_runs_are_read_into_their_place(tmp_path: Path) -> None:

@@ -208,22 +208,38 @@ def test_what_is_made_of_weights_alone_may_be_changed_in_place() -> None:
 
 
 class Tokens(nn.Module):
-    """A network without a layer that plans split."""
+    """A network of words."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.up, self.head = nn.Embedding(8, 4), nn.Linear(4, 6), nn.Linear(6, 8)
+        self.words, self.up, self.head = nn.Embedding(8, 4), nn.Linear(4, 12), nn.Linear(12, 8)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.head(torch.relu(self.up(self.words(words))))
         return made
 
 
-def test_the_data_axis_cuts_networks_of_tokens_and_others_say_that_they_do_not() -> None:
+@pytest.mark.parametrize(("axis", "strategy"), [("data", "data"), ("width", "spatial"), ("height", "spatial")])
+def test_samples_and_tokens_of_words_are_cut_from_the_input_on(axis: str, strategy: str) -> None:
     model, words = Tokens(), torch.randint(8, (4, 6))
-    plan = cm.plan(model, words, Mesh(data=2), "data")
+    plan = cm.plan(model, words, Mesh(**{axis: 2}), strategy)
     nodes = lower(capture(model, words), plan).program.nodes
-    assert all(layout.axes == ("data",) for node in nodes for layout in node.outputs)
-    assert "filter cuts no layer of this network" in str(cm.plan(model, words, Mesh(filter=2), "filter"))
+    assert all(layout.axes == (axis,) for node in nodes for layout in node.outputs)
     verified = cm.verify(model, words, plan, steps=1)
     assert verified.ok, str(verified)
+
+
+@pytest.mark.parametrize("strategy", ["filter", "channel"])
+def test_dense_layers_on_tokens_pair_up(strategy: str) -> None:
+    model, words = Tokens(), torch.randint(8, (4, 6))
+    plan = cm.plan(model, words, Mesh(**{strategy: 2}), strategy)
+    assert [plan.split(layer).algorithm for layer in ("up", "head")] == ["y", "x"]
+    weights = {weight.name: weight.local_shape for weight in lower(capture(model, words), plan).program.weights}
+    assert weights["up.weight"] == (6, 4)
+    verified = cm.verify(model, words, plan, steps=1)
+    assert verified.ok, str(verified)
+
+
+def test_a_network_without_layers_to_cut_says_so() -> None:
+    model, words = nn.Embedding(8, 4), torch.randint(8, (4, 6))
+    assert "filter cuts no layer of this network" in str(cm.plan(model, words, Mesh(filter=2), "filter"))

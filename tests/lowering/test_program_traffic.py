@@ -28,6 +28,9 @@ CASES = [
     ("resnet18", "data+spatial", {"data": 2, "height": 2}),
     ("lenet5", "data+filter", {"data": 2, "filter": 2}),
     ("cosmoflow", "data+channel", {"data": 2, "channel": 2}),
+    ("vit", "channel", {"channel": 2}),
+    ("gpt", "data+filter", {"data": 2, "filter": 2}),
+    ("gpt", "spatial", {"width": 2}),
     ("alexnet", "pipeline", {"pipe": 4}),
     ("alexnet", "data+pipeline", {"pipe": 2, "data": 2}),
 ]

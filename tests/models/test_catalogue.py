@@ -13,7 +13,7 @@ from convmesh.models import create, find, names
 PROMISED = {
     *("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "resnet152", "wide-resnet", "inception3", "mobilenet-v2"),
     *("densenet121", "convnext-tiny", "unet2d", "unet3d", "vnet", "cosmoflow", "cosmoflow-256", "cosmoflow-512"),
-    *("deepcam", "meshnet"),
+    *("deepcam", "meshnet", "vit", "gpt"),
 }
 
 

@@ -38,10 +38,17 @@ def test_a_network_has_the_parameters_it_is_catalogued_with(name: str) -> None:
         ("mobilenet_v2", 3_504_872),
         ("densenet121", 7_978_856),
         ("convnext_tiny", 28_589_128),
+        ("vit", 86_567_656),
     ],
 )
 def test_image_networks_have_the_published_counts(name: str, parameters: int) -> None:
     assert find(name).parameters == parameters
+
+
+def test_gpt_of_the_paper() -> None:
+    block = 2 * 2 * 768 + dense(768, 3 * 768) + dense(768, 768) + dense(768, 4 * 768, 768)
+    assert find("gpt").parameters == (50257 + 1024) * 768 + 12 * block + 2 * 768
+    assert count(on_meta("gpt", tied=False)) == find("gpt").parameters + 50257 * 768
 
 
 def test_inception_with_its_auxiliary_classifier() -> None:

@@ -69,7 +69,7 @@ def test_a_small_network_has_all_stages(name: str) -> None:
         published = [layer for layer, _ in reference.create().named_children()]
         assert [layer for layer, _ in small.create().named_children()] == published
     assert small.shape[0] >= 4
-    assert max(small.shape[2:]) >= 31
+    assert max(small.shape[1:]) >= 31
 
 
 def dry_step(small: Small, sizes: dict[str, float]) -> list[str]:
@@ -77,10 +77,10 @@ def dry_step(small: Small, sizes: dict[str, float]) -> list[str]:
     mesh = dry_mesh(Mesh(data=2, height=2), rank=1)
     with mesh.device:
         net = small.create(**sizes).double()
-    height = len(small.shape) - 2
+    height = max(1, len(small.shape) - 2)
     x = shard(small.draw_input().to("meta"), mesh, {0: "data", height: "height"})
-    dense = small.task.kind == "class per voxel"
-    target = shard(small.draw_target().to("meta"), mesh, {0: "data"} | ({height - 1: "height"} if dense else {}))
+    place = {"class per voxel": {height - 1: "height"}, "class per word": {height: "height"}}.get(small.task.kind, {})
+    target = shard(small.draw_target().to("meta"), mesh, {0: "data"} | place)
     loss = small.task.loss()(net(x), target)
     assert loss.shape == ()
     loss.backward()

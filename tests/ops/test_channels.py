@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from convmesh.dist import copy_over
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.dist.exchange import fetch
 from convmesh.layout import plan_exchange
-from convmesh.layout.channels import Algorithm, ChannelSplit, channel_layouts, split_for
+from convmesh.layout.channels import Algorithm, ChannelSplit, Sums, channel_layouts, split_for
 from convmesh.layout.maps import Same
+from convmesh.ops.channels.channel_layers import cut_embedding, cut_linear
 from convmesh.testing import RankPool, SplitCase, opened
 from convmesh.testing.strategies import extents, spatial_dims
 from tests.draws import draws
@@ -40,6 +41,17 @@ GRIDS: list[Mesh] = [
     Mesh(depth=2, height=2, filter=2),
 ]
 on_channel_grids = pytest.mark.parametrize("mesh", GRIDS, ids=lambda m: "x".join(f"{k}{v}" for k, v in m.axes.items()))
+
+TOKEN_GRIDS = [
+    Mesh(channel=2),
+    Mesh(filter=3),
+    Mesh(channel=2, filter=2),
+    Mesh(data=2, channel=2),
+    Mesh(width=2, filter=2),
+]
+on_token_grids = pytest.mark.parametrize(
+    "mesh", TOKEN_GRIDS, ids=lambda m: "x".join(f"{k}{v}" for k, v in m.axes.items())
+)
 
 
 def channel_axes(mesh: Mesh) -> tuple[str, ...]:
@@ -142,6 +154,56 @@ def test_dense(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     samples, features, out = (data.draw(st.integers(1, 9)) for _ in range(3))
     params = ((out, features), (out,))
     check(SplitCase(partial(dense, split=split), mesh, ((samples, features),), params, cuts=(natural(mesh, 2, axes),)))
+
+
+def dense_on_tokens(x: Any, weight: Any, bias: Any = None, *, split: ChannelSplit) -> Any:
+    weight, bias = cut(x, weight, bias, split)
+    return cut_linear(x, weight, bias, split.sums) if isinstance(x, Sharded) else F.linear(x, weight, bias)
+
+
+@on_token_grids
+@draws(8)
+@given(data=st.data())
+@pytest.mark.operator("linear, cut features", "tokens before the features; sums to features, tokens or every rank")
+def test_dense_on_tokens(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    axes = channel_axes(mesh)
+    sums: Sums = data.draw(st.sampled_from(get_args(Sums)))
+    split = split_for(data.draw(algorithms(mesh)), data.draw(st.sampled_from([axes, axes[::-1]])), sums)
+    tokens = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=2)))
+    shape = (data.draw(st.integers(1, 3)), *tokens, data.draw(st.integers(1, 9)))
+    filters = data.draw(st.integers(1, 9))
+    params: tuple[tuple[int, ...], ...] = ((filters, shape[-1]),)
+    if data.draw(st.booleans()):
+        params += ((filters,),)
+    space = tuple(name for name in ("depth", "height", "width") if name in mesh.axes)
+    # Features are cut, or nothing is, or the tokens are by the axes that cut the weight: then the layer gathers them.
+    cuts: Cut = data.draw(st.sampled_from([{-1: axes, 1: space}, {1: space}, {len(tokens): (*space, *axes)}]))
+    cuts |= {0: "data"} if "data" in mesh.axes else {}
+    check(SplitCase(partial(dense_on_tokens, split=split), mesh, (shape,), params, cuts=(cuts,)))
+
+
+def looked_up(x: Any, table: Any, *, split: ChannelSplit, padding: int | None) -> Any:
+    words = (x * 4).abs().clamp(max=len(table) - 1).long()
+    if not isinstance(x, Sharded):
+        return F.embedding(words, table, padding)
+    cut_table, _ = cut(x, table, None, split, filter_dim=1)
+    return cut_embedding(words, cut_table, padding, split.sums)
+
+
+@on_token_grids
+@draws(4)
+@given(data=st.data())
+@pytest.mark.operator("embedding, cut table", "by features, or by words with sums to features, tokens or every rank")
+def test_embedding(mesh: Mesh, data: st.DataObject, check: Check) -> None:
+    axes = channel_axes(mesh)
+    split = split_for(data.draw(algorithms(mesh)), axes, data.draw(st.sampled_from(get_args(Sums))))
+    shape = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7)))
+    table = (data.draw(st.integers(max(2, mesh.extent(axes)), 11)), data.draw(st.integers(1, 6)))
+    tokens = tuple(name for name in ("depth", "height", "width") if name in mesh.axes)
+    cuts: Cut = {1: data.draw(st.sampled_from([tokens, (*tokens, *axes)]))}
+    cuts |= {0: "data"} if "data" in mesh.axes else {}
+    fn = partial(looked_up, split=split, padding=data.draw(st.sampled_from([None, 0, 1])))
+    check(SplitCase(fn, mesh, (shape,), (table,), cuts=(cuts,)))
 
 
 def transposed_groups(x: Any, weight: Any, bias: Any, split: ChannelSplit, groups: int) -> Any:

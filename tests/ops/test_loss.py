@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -318,3 +318,18 @@ def _refusals() -> None:
 
 def test_refusals(pools: Pools) -> None:
     pools[2].run(_refusals)
+
+
+def _under_autocast() -> None:
+    scores = torch.randn(4, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    labels = torch.arange(4)
+    cut: Any = shard(scores, opened(Mesh(channel=2)), {1: "channel"})
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, loss = F.cross_entropy(scores, labels), cast("Any", F.cross_entropy(cut, labels))
+    found = loss.gather()
+    assert found.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
+def test_cut_classes_are_as_precise_under_autocast_as_whole_ones(pools: Pools) -> None:
+    pools[2].run(_under_autocast)

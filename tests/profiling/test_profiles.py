@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
+import convmesh as cm
 from convmesh.cli.main import main
 from convmesh.layout import Mesh
+from convmesh.plans.plan import Schedule
 from convmesh.profiling.findings import findings
 from convmesh.profiling.matched_transfers import matched
 from convmesh.profiling.profile_folder import load_run
 from convmesh.profiling.profile_trace import trace_of
-from convmesh.profiling.rank_profile import TransferTimes, file_of
+from convmesh.profiling.rank_profile import RankProfile, TransferTimes, file_of
+from convmesh.profiling.rank_times import timed_run
+from convmesh.profiling.session import ProfileSession
 from convmesh.testing import RankPool
 from tests.train.runs import lines, losses, ran
 
@@ -123,6 +128,61 @@ def test_other_ways_to_make_a_step_are_profiled_too(changes: dict[str, Any], poo
     run = load_run(tmp_path / "run").run
     assert [step.steps[0].step for step in run.steps] == [2, 3]  # a short run gives up its warm-up
     assert min(run.times(1).compute, run.times(1).exposed) > 0
+
+
+def test_a_compiled_step_is_profiled_by_what_runs_between_transfers(pools: Pools, tmp_path: Path) -> None:
+    tables = {"steps": 4, "compile": "eager", "plan": SPATIAL}
+    pools[2].run(ran, {**tables, "profile_steps": 2}, str(tmp_path / "run"))
+    pools[2].run(ran, tables, str(tmp_path / "plain"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "plain")
+    run = load_run(tmp_path / "run").run
+    cells = set(run.layers(0))
+    assert {("0", "forward"), ("4", "backward"), ("", "update")} <= cells  # halos stand between their layers' parts
+    assert any({"4", "5", "6"} <= {*layers.split("+")} for layers, phase in cells if phase == "forward")
+    named = {layer for layers, _ in cells for layer in layers.split("+")}
+    assert {"0", "1", "4", "7", "loss"} <= named
+    carried = {(t.layer, t.phase, t.carrier) for t in run.profile().transfers}
+    assert {("4", "forward", "neighbour"), ("1", "forward", "all_reduce"), ("", "reduction", "all_reduce")} <= carried
+    for rank in (0, 1):
+        times = run.times(rank)
+        assert min(times.compute, times.exposed + times.idle) > 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
+def test_a_pipeline_is_profiled_by_layer_and_message(schedule: Schedule, pools: Pools) -> None:
+    profiles = pools[2].run(piped, schedule)
+    run = timed_run(profiles)
+    assert run.by_layer
+    layers = {layer for rank in (0, 1) for layer, _ in run.layers(rank)}
+    assert {"0", "2", "4", "6", "loss"} <= layers
+    for rank in (0, 1):
+        assert {phase for layer, phase in run.layers(rank) if layer} == {"forward", "backward"}
+    names = [[c.message for c in step.steps[rank].crossings if c.message] for step in run.steps for rank in (0, 1)]
+    assert {*names[0]} == {*names[1]}  # what one rank sends the other receives
+    assert len(names[0]) == len({*names[0]})
+    waited = [m.crossing for step in run.steps for own in step.matches.values() for m in own if m.crossing.message]
+    assert all(each.layer for each in waited)
+    assert sum(each.bytes_sent for each in waited) > 0
+
+
+def piped(schedule: Schedule) -> RankProfile:
+    """Two profiled steps of four stages, or of two."""
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(2, 2, 3, padding=1) for _ in range(4)]
+    model = nn.Sequential(*(layer for conv in convs for layer in (conv, nn.ReLU())))
+    x = torch.randn(8, 2, 8, 8)
+    plan = cm.plan(model, x, Mesh(pipe=2), "pipeline", microbatches=4, schedule=schedule)
+    net = cm.parallelize(model, plan, loss=nn.functional.mse_loss)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    session = ProfileSession(net, opt)
+    session.attach()
+    for step in range(2):
+        begin = time.perf_counter()
+        net(net.shard_input(x), net.shard_target(torch.zeros_like(x))).backward()
+        opt.step()
+        session.end_step(step, begin, time.perf_counter(), 0.0)
+    session.detach()
+    return session.profile
 
 
 def test_who_posts_last_is_to_blame_for_what_others_wait() -> None:

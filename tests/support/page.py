@@ -71,8 +71,7 @@ NETWORKS = """## Published networks
 
 Networks of other packages, unmodified, one step of training in float64 against the model itself on one process
 (`make test-networks`): on two ranks under `data`, `spatial` and `filter`; a third of them, drawn anew each time, also
-on four ranks under the other strategies. Each row is from the network's last run. Dense layers on tokens (tensors of
-more than two dims) keep whole weights under every preset, so `filter` and `channel` cut little of a transformer.
+on four ranks under the other strategies. Each row is from the network's last run.
 
 | cell | meaning |
 | --- | --- |

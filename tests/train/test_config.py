@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tyro
 
 from convmesh import ConfigError, RunConfig
 from convmesh.train.config_files import all_fields, config_of, load_config, resolved_text
@@ -49,6 +50,8 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_names(tmp_path: Path) ->
         ("lr = 0.1", "did you mean `optimizer.lr`?"),
         ("epochs = true", "`epochs` (=True) must be a valid integer"),
         ("batch = ", "not TOML"),
+        ("compile = 'max'", "`compile` (='max') must be true, false, inductor, max-autotune or eager"),
+        ("precision = 'bfloat16'", "'amp-bf16'"),
     ],
 )
 def test_mistakes_name_the_rule_and_the_fix(tmp_path: Path, text: str, told: str) -> None:
@@ -93,6 +96,21 @@ def test_the_resolved_text_stands_for_the_same_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["digits", "cosmology", "fractals"])
 def test_examples_are_valid(name: str) -> None:
     load_config(Path(__file__).parents[2] / "examples" / f"{name}.toml")
+
+
+@pytest.mark.parametrize("text", ["true", "false", '"max-autotune"', '"eager"'])
+def test_compile_names_a_backend_or_switches_it(tmp_path: Path, text: str) -> None:
+    config = load_config(written(tmp_path, "run.toml", f"compile = {text}\n"))
+    assert f"compile = {text}\n" in resolved_text(config)
+    flag = text.strip('"')
+    assert tyro.cli(RunConfig, args=["--compile", flag], default=RunConfig()) == config
+
+
+def test_precisions_have_the_names_of_plans_too(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, "run.toml", 'precision = "amp-bf16"\n'))
+    assert config.precision == "bf16"
+    assert 'precision = "bf16"\n' in resolved_text(config)
+    assert tyro.cli(RunConfig, args=["--precision", "amp-fp16"], default=RunConfig()).precision == "fp16"
 
 
 def test_tables_from_python_are_checked_too() -> None:

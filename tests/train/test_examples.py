@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from convmesh.train.config_files import load_config
 from tests.cli.command import convmesh
 from tests.conftest import Pools
-from tests.train.runs import ran
+from tests.train.runs import lines, losses, ran
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,6 +37,29 @@ def test_digits_end_with_the_same_accuracy_under_every_plan(tmp_path: Path) -> N
 @pytest.mark.timeout(3600)
 def test_cosmology(tmp_path: Path) -> None:
     assert min(reached("cosmology", 4, tmp_path / "run")["r2_outputs"]) >= 0.9
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_fractals(tmp_path: Path) -> None:
+    assert reached("fractals", 2, tmp_path / "run")["dice"] >= 0.9
+
+
+def test_small_cosmology_has_the_curve_of_one_process_on_four_ranks(pools: Pools, tmp_path: Path) -> None:
+    """The example with volumes of 16³, in float64: losses and evaluations, over epochs that read from ranks' memory."""
+    tables = load_config(EXAMPLES / "cosmology.toml").model_dump()
+    tables |= {"batch": 8, "epochs": 3, "precision": "fp64"}
+    tables["data"] |= {"args": {"size": 16, "samples": 24}, "test_args": {"samples": 6}}
+    tables["evaluation"] |= {"every_epochs": 1}
+    tables["plan"] |= {"predict": False}
+    summary = pools[4].run(ran, tables, str(tmp_path / "four"))[0]
+    assert summary["mesh"] == {"data": 2, "depth": 2}
+    pools[1].run(ran, tables, str(tmp_path / "one"))
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    for name in ("loss", "r2_outputs"):
+        judged = [[line["eval"][name] for line in lines(tmp_path / run) if "eval" in line] for run in ("one", "four")]
+        assert len(judged[0]) == 3
+        assert np.allclose(judged[0], judged[1], rtol=1e-9, atol=0)
 
 
 def test_small_fractals_are_learnt(pools: Pools, tmp_path: Path) -> None:

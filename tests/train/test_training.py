@@ -1,10 +1,12 @@
 """Runs on real ranks: the same losses on every mesh, after every resume, and with every way to make a step."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +42,27 @@ def test_the_run_folder_has_all_that_other_tools_read(whole: Path) -> None:
     environment = json.loads((whole / "environment.json").read_text(encoding="utf-8"))
     assert environment["versions"]["torch"] == torch.__version__
     assert "cpu_capability" in environment["kernels"]
+
+
+def test_a_run_tells_what_its_rank_read(pools: Pools, tmp_path: Path) -> None:
+    images = torch.randn(8, 1, 8, 8).numpy()
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "images.targets.npy", np.arange(8) % 2)
+    data = {"source": str(tmp_path / "images.npy"), "test_source": "", "test_args": {}, "augment": {"flip": ""}}
+    tables = {"data": data, "epochs": 2, "plan": {"strategy": "spatial", "mesh": {"height": 2}}}
+    summary = pools[2].run(ran, tables, str(tmp_path / "run"))[0]
+    assert summary["bytes_read"] == summary["bytes_needed"]
+    assert 0 <= summary["bytes_read"] - 2 * images.nbytes // 2 <= 2 * 8 * 8  # half of each image, twice, and classes
+
+
+def test_ranks_that_outnumber_the_cores_are_not_predicted(pools: Pools, tmp_path: Path) -> None:
+    ranks, cores = 4, len(os.sched_getaffinity(0))
+    pools[ranks].run(ran, {"steps": 1, "plan": {"predict": True, "system": "auto"}}, str(tmp_path / "run"))
+    told = json.loads((tmp_path / "run" / "prediction.json").read_text(encoding="utf-8"))
+    assert (told["seconds_step"] is None) == (ranks > cores and not torch.cuda.is_available())
+    if told["seconds_step"] is None:
+        assert told["reason"] == f"4 ranks take turns on {cores} cores, in an order that nobody knows beforehand"
+        assert told["reason"] in (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
 
 
 def test_the_resolved_config_is_the_run_again(whole: Path) -> None:

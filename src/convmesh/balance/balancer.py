@@ -11,6 +11,7 @@ import torch
 
 from convmesh.balance.busy_meter import BusyMeter
 from convmesh.balance.fair_shares import MEASURED, Dealing, MovePolicy, next_dealing
+from convmesh.balance.move_patience import MovePatience
 from convmesh.dist import OpenMesh, all_reduce
 from convmesh.dist.stamps import clock_for
 from convmesh.errors import ConfigError, ConvMeshError
@@ -19,6 +20,10 @@ from convmesh.runtime import ParallelNet
 
 SETTLING = 3
 """Steps that are not measured after a start and after a move: kernels are chosen and memory is claimed in them."""
+
+
+AGAIN = 2
+"""Steps to the next decision where the last step alone would have moved shares."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Balancer:
     order of the samples stay those of equal shares.
     """
 
-    def __init__(self, net: ParallelNet, every: int = 10, policy: MovePolicy | None = None) -> None:
+    def __init__(self, net: ParallelNet, every: int = 5, policy: MovePolicy | None = None) -> None:
         if every < MEASURED:
             raise ConfigError(f"`every` (={every}) must be at least {MEASURED}, the steps that are measured.")
         if net.plan.pipeline is not None:
@@ -62,8 +67,10 @@ class Balancer:
         self._meter = BusyMeter(clock_for(net.mesh.device))
         self._steps = 0
         self._settled = -SETTLING
-        self._busy: list[float] = []
         self._earlier: list[float] | None = None
+        self._kept: list[float] = []
+        """The seconds of the last step before, where the next decision is to count it."""
+        self._patience = MovePatience()
 
     @property
     def shares(self) -> dict[str, tuple[int, ...]]:
@@ -76,7 +83,7 @@ class Balancer:
         if not self.extents:
             yield
             return
-        is_measured = self._settled >= self.every - MEASURED
+        is_measured = self._settled >= (self.every - MEASURED) * self._patience.factor
         if is_measured:
             self._meter.begin()
         try:
@@ -84,29 +91,35 @@ class Balancer:
         except BaseException:
             self._meter.drop()
             raise
-        self._after_step(self._meter.end() if is_measured else None)
+        self._meter.end()
+        self._after_step()
 
-    def _after_step(self, busy: float | None) -> None:
+    def _after_step(self) -> None:
         self._steps += 1
         if self.net.dealt_mesh != self.net.mesh.mesh:  # read ahead, before shares moved
+            self._meter.drop()
             return
         self._settled += 1
-        if busy is not None:
-            self._busy.append(busy)
-        if self._settled >= self.every:
+        if self._settled >= self.every * self._patience.factor:
             self._decide()
-            self._settled = 0
 
     def _decide(self) -> None:
         """All ranks come here after the same step, with the same numbers in the end."""
-        # The median: a hiccup or two do not count, a rank that is held up again and again shows.
-        seconds = told_to_all(statistics.median(self._busy), self.net.mesh)
-        self._busy = []
+        busy = [*self._kept, *self._meter.taken()]
+        # The median: one hiccup does not count, a rank that is held up again and again shows.
+        seconds, last = told_to_all([statistics.median(busy), busy[-1]], self.net.mesh)
         now = Dealing.of(self.net.mesh.mesh, self.extents)
         then = next_dealing(now, seconds, self._earlier, self.policy)
         self._earlier = seconds if then is None else None
+        self._kept, self._settled = [], 0
         if then is not None:
+            self._patience.moved(now, then)
             self._move(now, then, seconds)
+            return
+        self._patience.stayed()
+        if self._patience.factor == 1 and next_dealing(now, last, policy=self.policy) is not None:
+            # A hiccup, or a rank that has become slow: two more steps tell, and a slow one costs more than a look.
+            self._kept, self._settled = busy[-1:], self.every - AGAIN
 
     def _move(self, now: Dealing, then: Dealing, seconds: Sequence[float]) -> None:
         changed = {axis: units for axis, units in then.units.items() if units != now.units[axis]}
@@ -128,11 +141,11 @@ def extents_of(net: ParallelNet) -> dict[str, int]:
     return {axis: extent for extent, axis in cuts if axis in SHARED_AXES and extent > first.mesh.axes[axis]}
 
 
-def told_to_all(seconds: float, mesh: OpenMesh) -> list[float]:
-    """Every rank's number, on every rank."""
-    numbers = torch.zeros(mesh.mesh.size, dtype=torch.float64)
-    numbers[mesh.rank] = seconds
-    told: list[float] = all_reduce(numbers.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()
+def told_to_all(numbers: Sequence[float], mesh: OpenMesh) -> list[list[float]]:
+    """Every rank's numbers, on every rank: for each number a list of the ranks'."""
+    table = torch.zeros(len(numbers), mesh.mesh.size, dtype=torch.float64)
+    table[:, mesh.rank] = torch.tensor(numbers, dtype=torch.float64)
+    told: list[list[float]] = all_reduce(table.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()
     return told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from convmesh.dist.stamps import StampClock
@@ -24,39 +25,63 @@ class _Wait:
         self.end = self._clock.stamp()
 
 
+@dataclass
+class _MeteredStep:
+    """Stamps of one step."""
+
+    begin: Any
+    end: Any = None
+    waits: list[_Wait] = field(default_factory=list)
+
+    def busy(self, clock: StampClock) -> float:
+        seconds = clock.seconds
+        waited = sum(seconds(wait.end) - seconds(wait.begin) for wait in self.waits if wait.end is not None)
+        return max(0.0, seconds(self.end) - seconds(self.begin) - waited)
+
+
 class BusyMeter:
-    """Times one step at a time, by the clock of what computes: wall time, so that a rank that is held up shows."""
+    """Times steps by the clock of what computes: wall time, so that a rank that is held up shows.
+
+    A device is not waited for until `taken` asks what all steps since the last time took.
+    """
 
     beyond_steps = True
 
     def __init__(self, clock: StampClock) -> None:
         self._clock = clock
-        self._waits: list[_Wait] = []
-        self._begin: Any = None
+        self._steps: list[_MeteredStep] = []
+        self._now: _MeteredStep | None = None
 
-    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...]) -> _Wait:
+    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> _Wait:
         """As a watch of transfers."""
-        del works, carrier, axes
+        del works, carrier, axes, message
         wait = _Wait(self._clock)
-        self._waits.append(wait)
+        if self._now is not None:
+            self._now.waits.append(wait)
         return wait
 
     def begin(self) -> None:
         """A step begins."""
-        self._waits = []
-        self._clock.begin()
-        self._begin = self._clock.stamp()
+        if not self._steps:
+            self._clock.begin()
+        self._now = _MeteredStep(self._clock.stamp())
         add_watch(self)
 
-    def end(self) -> float:
-        """The seconds of work since `begin`."""
+    def end(self) -> None:
+        """It is over."""
         remove_watch(self)
-        end = self._clock.stamp()
-        self._clock.settle()
-        seconds = self._clock.seconds
-        waited = sum(seconds(wait.end) - seconds(wait.begin) for wait in self._waits if wait.end is not None)
-        return max(0.0, seconds(end) - seconds(self._begin) - waited)
+        if self._now is not None:
+            self._now.end = self._clock.stamp()
+            self._steps.append(self._now)
+        self._now = None
 
     def drop(self) -> None:
-        """Forget a step that failed."""
+        """Forget the steps so far: the last one failed, or they were cut otherwise."""
         remove_watch(self)
+        self._steps, self._now = [], None
+
+    def taken(self) -> list[float]:
+        """The seconds of work in each step since this was last asked."""
+        self._clock.settle()
+        steps, self._steps = self._steps, []
+        return [step.busy(self._clock) for step in steps]

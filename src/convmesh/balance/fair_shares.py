@@ -18,8 +18,8 @@ from convmesh.layout.layout import fair_cut
 UNITS_RANK = 16
 """Units of work that a rank has on average, at least: shares of 1/16 are fine enough, and few keep cuts aligned."""
 
-MEASURED = 5
-"""Steps that are measured before a decision."""
+MEASURED = 3
+"""Steps that are measured before a decision: few, since a step with a slow rank costs as much as several without."""
 
 SWEEPS = 3
 """How often axes are balanced in turn, each given the others: of a mesh with one slow rank none is exact alone."""

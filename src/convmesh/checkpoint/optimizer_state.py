@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ def _place_of(key: str, value: Any, place: WeightPlace) -> WeightPlace:
             f"the optimiser's state {key!r} of {place.name!r} ({found}) is neither a number nor like its parameter; "
             "it cannot be cut another way. Save with `optimizer=None`, or use an elementwise optimiser."
         )
-    return WeightPlace(tensor_name(key, place.name), place.shape, place.box, place.holders, place.run, place.order)
+    return replace(place, name=tensor_name(key, place.name))
 
 
 def _is_number(key: str, value: Any, place: WeightPlace) -> bool:

@@ -7,9 +7,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from convmesh.dist.cut_weights import cuts_of, weight_blocks
 from convmesh.errors import CheckpointError, UnsupportedError
 from convmesh.gradients import ShardedOptimizer
+from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.runtime import ParallelNet
+from convmesh.runtime.full_state import load_whole, whole
 from convmesh.runtime.weight_places import settle_weights
 
 
@@ -17,7 +21,7 @@ def export_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Opt
     """Write weights and optimiser as torch.distributed.checkpoint does, under `net` and `optimizer`. On all ranks."""
     from torch.distributed.checkpoint.state_dict_saver import save  # late, since few need it and it takes long
 
-    save(_states(net, optimizer), checkpoint_id=str(folder), process_group=net.mesh.everyone)
+    save(_in_runs(_states(net, optimizer), net), checkpoint_id=str(folder), process_group=net.mesh.everyone)
 
 
 def import_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Optimizer | None = None) -> None:
@@ -30,8 +34,10 @@ def import_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Opt
 
     if not (Path(folder) / ".metadata").is_file():
         raise CheckpointError(f"`folder` (={str(folder)!r}) is no checkpoint of torch: it has no .metadata.")
-    states = _states(net, optimizer)
+    held = _states(net, optimizer)
+    states = _in_runs(held, net)
     load(states, checkpoint_id=str(folder), process_group=net.mesh.everyone)
+    states = _in_blocks(held, states, net)
     updates: Any = states.get("optimizer", {})
     set_state_dict(net, _listed(optimizer), model_state_dict=states["net"], optim_state_dict=updates)
 
@@ -47,6 +53,31 @@ def _states(net: ParallelNet, optimizer: Optimizer | None) -> dict[str, Any]:
     settle_weights(net)
     weights, updates = get_state_dict(net, _listed(optimizer))
     return {"net": weights} if optimizer is None else {"net": weights, "optimizer": updates}
+
+
+def _in_runs(states: dict[str, Any], net: ParallelNet) -> dict[str, Any]:
+    """The states with weights whole that are cut block by block: torch's checkpoints know runs of rows only."""
+    made: dict[str, Any] = tree_map(lambda leaf: whole(leaf, net.mesh) if _has_blocks(leaf) else leaf, states)
+    return made
+
+
+def _in_blocks(held: dict[str, Any], loaded: dict[str, Any], net: ParallelNet) -> dict[str, Any]:
+    """What was loaded, with such weights cut as this rank holds them."""
+    leaves, spec = tree_flatten(loaded)
+    pairs = zip(leaves, tree_leaves(held), strict=True)
+    made: dict[str, Any] = tree_unflatten([_taken(leaf, into, net) for leaf, into in pairs], spec)
+    return made
+
+
+def _taken(leaf: Any, into: Any, net: ParallelNet) -> Any:
+    if not _has_blocks(into):
+        return leaf
+    load_whole(into, leaf, net.mesh, cuts_of(into))
+    return into
+
+
+def _has_blocks(leaf: Any) -> bool:
+    return is_dtensor(leaf) and weight_blocks(leaf) > 1
 
 
 def _listed(optimizer: Optimizer | None) -> list[Optimizer]:

@@ -7,11 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from convmesh.oracle.simulate.stand_ins import Crowd
 from convmesh.oracle.simulate.step_times import Scheduled
 from convmesh.profiling.findings import findings
 from convmesh.profiling.profile_folder import ProfiledRun
 from convmesh.profiling.rank_times import TimedRun
+from convmesh.runtime.compiled.layer_tags import BETWEEN
 
+MOST_NAMED = 3
+"""Layers of a row that are all named; `--json` names more of them too."""
 COLUMNS = ("compute", "exposed", "idle", "data", "other", "step", "hidden")
 
 
@@ -48,7 +52,7 @@ def _layers(profiled: ProfiledRun) -> list[dict[str, Any]]:
     run = profiled.run
     by_rank = {rank: run.layers(rank) for rank in run.ranks}
     sent = _waits(run)
-    expected = _expected(profiled)
+    expected = {rank: _expected(profiled, rank) for rank in run.ranks}
     rows = []
     for layer, phase in dict.fromkeys(cell for cells in by_rank.values() for cell in cells):
         cell = (layer, phase)
@@ -56,7 +60,7 @@ def _layers(profiled: ProfiledRun) -> list[dict[str, Any]]:
         exposed, idle = sent.get(cell, (0.0, 0.0))
         seconds = by_rank[rank].get(cell, 0.0)
         row = {"layer": layer, "phase": phase, "compute": seconds, "rank": rank, "exposed": exposed, "idle": idle}
-        rows.append(row | {"predicted": expected.get(cell)})
+        rows.append(row | {"predicted": expected[rank].get(cell)})
     return sorted(rows, key=lambda row: -row["compute"])
 
 
@@ -71,11 +75,13 @@ def _waits(run: TimedRun) -> dict[tuple[str, str], tuple[float, float]]:
     return found
 
 
-def _expected(profiled: ProfiledRun) -> dict[tuple[str, str], float]:
+def _expected(profiled: ProfiledRun, rank: int) -> dict[tuple[str, str], float]:
+    """By the predicted rank that stands for this one: stages have layers of their own."""
     if profiled.prediction is None:
         return {}
-    parts, times = profiled.prediction.parts, profiled.run.accumulate
-    return {cell: times * seconds for cell, seconds in parts.timeline.seconds_by_layer(parts.rank).items()}
+    timeline, times = profiled.prediction.parts.timeline, profiled.run.accumulate
+    alike = Crowd(profiled.prediction.mesh, timeline.ranks).stand_in(rank)
+    return {cell: times * seconds for cell, seconds in timeline.seconds_by_layer(alike).items()}
 
 
 def as_text(told: dict[str, Any], layers: int) -> str:
@@ -100,13 +106,19 @@ def _rank_rows(told: dict[str, Any]) -> Iterator[str]:
 
 def _layer_rows(told: dict[str, Any], layers: int) -> Iterator[str]:
     if not told["by_layer"]:
-        yield "Compiled or pipelined: timed whole, not layer by layer."
-    width = max([20, *(len(f"{row['layer']} {row['phase']}") for row in told["layers"][:layers])])
+        yield "Compiled: what runs between two transfers is one row, named by its layers."
+    width = max([20, *(len(_name(row)) for row in told["layers"][:layers])])
     yield f"{'layer':{width}}{'compute':>10}{'predicted':>10}{'exposed':>10}{'idle':>10}{'on rank':>10}"
     for row in told["layers"][:layers]:
-        name = f"{row['layer']} {row['phase']}".strip()
         times = "".join(_ms(row[key]) for key in ("compute", "predicted", "exposed", "idle"))
-        yield f"{name:{width}}{times}{row['rank']:>10}"
+        yield f"{_name(row):{width}}{times}{row['rank']:>10}"
+
+
+def _name(row: dict[str, Any]) -> str:
+    """A row's layer and phase; of many layers the first and the last."""
+    layers = row["layer"].split(BETWEEN)
+    layer = row["layer"] if len(layers) <= MOST_NAMED else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
+    return f"{layer} {row['phase']}".strip()
 
 
 def _ending(told: dict[str, Any]) -> Iterator[str]:
@@ -116,7 +128,7 @@ def _ending(told: dict[str, Any]) -> Iterator[str]:
     else:
         yield "No rank, layer or link is off."
     if told["predicted"] is None:
-        yield "The run has no prediction (`plan.predict`), so layers and links are not judged."
+        yield "The run has no prediction (prediction.json says why), so layers and links are not judged."
     if told["slowdown"] is not None:
         yield f"Profiled steps took {told['slowdown']:.2f}x the run's other steps."
     yield f"Trace: {told['trace']} (open it at https://ui.perfetto.dev)"

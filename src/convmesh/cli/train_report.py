@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,17 @@ def show(summary: Mapping[str, Any], folder: Path) -> None:
         *(f"  test {name:10}  {_shown(value)}" for name, value in (summary["eval"] or {}).items()),
         f"  step  {_milliseconds(summary['measured_seconds_step'])} measured, "
         f"{_milliseconds(summary['predicted_seconds_step'])} predicted; {summary['data_share']:.0%} waiting for data",
+        *_reading(summary),
         f"  run folder  {folder}",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _reading(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What left the storage; generated samples and those in memory have none."""
+    if summary["bytes_read"]:
+        ratio = summary["bytes_read"] / summary["bytes_needed"]
+        yield f"  rank 0 read  {summary['bytes_read'] / 1e6:.4g} MB of training data, {ratio:.2f} x what it needed"
 
 
 def _number(value: float | None) -> str:

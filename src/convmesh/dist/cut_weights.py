@@ -13,7 +13,7 @@ from convmesh.dist.open_mesh import OpenMesh
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Layout, Mesh
 from convmesh.layout.layout import chunked_cut
-from convmesh.private_torch.dtensors import cut_dim
+from convmesh.private_torch.dtensors import blocks_of, cut_dim, in_blocks
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -24,19 +24,24 @@ _opened_as: weakref.WeakValueDictionary[DeviceMesh, OpenMesh] = weakref.WeakValu
 """Open meshes by torch's views of them. Equal views have the same ranks, so either mesh will do."""
 
 
-def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts) -> DTensor:
+def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts, blocks: int = 1) -> DTensor:
     """This rank's shard of a whole weight whose dims are cut by axes, outermost first; differentiable.
 
     A DTensor cuts a dim by the axes of its device mesh in their order, so that mesh lists them in the order of `cuts`.
+    With `blocks`, the first dim is several of them, one after the other, and each is cut.
     """
     from torch.distributed.tensor import DTensor, Placement, Replicate, Shard  # its import is long
 
     names = _ordered(mesh, cuts)
-    box = _box(weight.shape, mesh, cuts)
     by_name = {name: dim for dim, axes in cuts.items() for name in axes}
     placements: list[Placement] = [Shard(by_name[n]) if n in by_name else Replicate() for n in names]
     # A clone, so that the whole weight can be freed.
-    local = weight[box.slices()].clone()
+    if blocks == 1:
+        local = weight[_box(weight.shape, mesh, cuts).slices()].clone()
+    else:
+        box = block_layout(weight.shape, mesh.mesh, cuts, blocks).box(mesh.rank)
+        local = weight.unflatten(0, (blocks, -1))[box.slices()].flatten(0, 1).clone()
+        placements = [in_blocks(0, blocks) if by_name.get(n) == 0 else place for n, place in zip(names, placements)]
     return DTensor.from_local(
         local, device_mesh(mesh, names), placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
@@ -66,6 +71,16 @@ def local_shape(shape: Sequence[int], mesh: OpenMesh, cuts: Cuts) -> tuple[int, 
 def weight_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> Layout:
     """The layout of a cut weight: a DTensor cuts dims into chunks, whatever the axes."""
     return Layout(mesh, [chunked_cut(mesh, n, cuts.get(dim, ())) for dim, n in enumerate(shape)])
+
+
+def block_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts, blocks: int) -> Layout:
+    """The layout of a weight of which each block is cut, with the blocks in a first dim of their own."""
+    return weight_layout((blocks, shape[0] // blocks, *shape[1:]), mesh, {d + 1: axes for d, axes in cuts.items()})
+
+
+def weight_blocks(weight: DTensor) -> int:
+    """The number of blocks of the first dim of a cut weight."""
+    return max(map(blocks_of, weight.placements))
 
 
 def cuts_of(weight: DTensor) -> dict[int, tuple[str, ...]]:

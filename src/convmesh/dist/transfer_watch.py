@@ -23,8 +23,11 @@ class TransferWatch(Protocol):
     beyond_steps: bool
     """Whether to be told too of transfers that no program has, such as ranks' questions to each other."""
 
-    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...]) -> TransferNote:
-        """Torch's handles; carrier and axes where the transfer runs in the background of layers."""
+    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> TransferNote:
+        """Torch's handles; carrier and axes where the transfer runs in the background of layers.
+
+        A `message` between stages has a name, the same where it is sent and where it is received.
+        """
 
 
 _watches: tuple[TransferWatch, ...] = ()  # not a ContextVar: backward on a GPU runs in a thread of torch's
@@ -45,9 +48,11 @@ class _SharedNote:
             note.arrived()
 
 
-def noted(works: Sequence[Any], carrier: str = "", axes: tuple[str, ...] = ()) -> TransferNote | None:
+def noted(
+    works: Sequence[Any], carrier: str = "", axes: tuple[str, ...] = (), message: str = ""
+) -> TransferNote | None:
     """Tell the watches of a transfer that was just posted."""
-    return _joined(tuple(watch.posted(works, carrier, axes) for watch in _watches)) if _watches else None
+    return _joined(tuple(watch.posted(works, carrier, axes, message) for watch in _watches)) if _watches else None
 
 
 def wait_for(work: Any) -> None:

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import open_mesh_of
-from convmesh.private_torch.dtensors import is_dtensor
+from convmesh.private_torch.dtensors import cut_dim, is_dtensor
 
 Axes = tuple[str, ...]
 Held = Sequence[tuple[torch.Tensor, Axes]]
@@ -62,4 +62,4 @@ def distinct_axes(parameter: torch.Tensor) -> Axes:
     if not is_dtensor(parameter):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
-    return tuple(name for name, place in zip(names, parameter.placements, strict=True) if place.is_shard())
+    return tuple(name for name, place in zip(names, parameter.placements, strict=True) if cut_dim(place) is not None)

@@ -60,6 +60,11 @@ class Node:
         """Whether a plan can say how this node's work is cut."""
         return bool(self.outputs) and self.kind not in WITHOUT_SPLIT
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether its channels are the last dim: the features of dense layers and embeddings."""
+        return self.kind == "linear" or self.op == "Embedding"
+
 
 @dataclass(frozen=True)
 class Row:

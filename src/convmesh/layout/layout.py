@@ -45,11 +45,14 @@ class Layout:
     An axis that cuts no dim replicates the tensor: the ranks along it hold equal copies, and equal gradients.
     """
 
+    folds = False
+    """Whether the tensor has the last two dims as one; see `FoldedLayout`."""
+
     def __init__(self, mesh: Mesh, cuts: Sequence[Cut]) -> None:
         self.mesh = mesh
         self.cuts = tuple(cuts)
         self._check()
-        self._hash = hash((mesh, self.cuts))
+        self._hash = hash((mesh, self.cuts, self.folds))
         self._last: tuple[int, Box] = -1, Box(())
 
     @classmethod
@@ -73,6 +76,7 @@ class Layout:
         return self is other or (
             isinstance(other, Layout)
             and self._hash == other._hash
+            and self.folds == other.folds
             and self.mesh == other.mesh
             and self.cuts == other.cuts
         )
@@ -82,7 +86,7 @@ class Layout:
 
     def __reduce__(self) -> tuple[type[Layout], tuple[Mesh, tuple[Cut, ...]]]:
         """Rebuilt when unpickled: another process hashes names differently."""
-        return Layout, (self.mesh, self.cuts)
+        return type(self), (self.mesh, self.cuts)
 
     def __repr__(self) -> str:
         cuts = ", ".join(f"{dim}: {'*'.join(cut.axes)}" for dim, cut in enumerate(self.cuts) if cut.axes)
@@ -121,7 +125,7 @@ class Layout:
         """The same axes on the same dims of a tensor of another shape."""
         if tuple(shape) == self.shape:
             return self
-        return Layout(self.mesh, [self._rescaled(cut, n) for cut, n in zip(self.cuts, shape, strict=True)])
+        return type(self)(self.mesh, [self._rescaled(cut, n) for cut, n in zip(self.cuts, shape, strict=True)])
 
     def _rescaled(self, cut: Cut, extent: int) -> Cut:
         """A cut by the mesh's shares stays one, another uneven cut keeps its own."""
@@ -135,7 +139,7 @@ class Layout:
 
     def replacing(self, cuts: Mapping[int, Cut]) -> Layout:
         """This layout with some dims cut differently."""
-        return Layout(self.mesh, [cuts.get(dim, cut) for dim, cut in enumerate(self.cuts)])
+        return type(self)(self.mesh, [cuts.get(dim, cut) for dim, cut in enumerate(self.cuts)])
 
     def with_whole(self, dims: Sequence[int]) -> Layout:
         """This layout with `dims` no longer cut: their axes replicate."""
@@ -153,6 +157,21 @@ class Layout:
                     f"dim {dim} has {partition.parts} parts, but its axes {axes} of {self.mesh} "
                     f"have {self.mesh.extent(axes)} ranks; give it that many parts."
                 )
+
+
+class FoldedLayout(Layout):
+    """The layout of a tensor whose last dim is several blocks one after the other, each of them cut in the same way.
+
+    A fused projection to queries, keys and values is one: three blocks, of which every rank has the same heads. Cuts
+    and shape are those of the tensor with the blocks in a dim of their own.
+    """
+
+    folds = True
+
+    @cached_property
+    def unfolded(self) -> Layout:
+        """The layout of the tensor with the blocks in a dim of their own."""
+        return Layout(self.mesh, self.cuts)
 
 
 def _check_names(axes_of: Sequence[tuple[str, ...]]) -> None:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
-from convmesh.layout import Layout
-from convmesh.layout.layout import LAYOUTS_KEPT
+from torch import nn
+
+from convmesh.graph import Graph, Node
+from convmesh.layout import Cut, Layout
+from convmesh.layout.layout import LAYOUTS_KEPT, fair_cut
+from convmesh.lowering.channel_rules import LAYERS
 from convmesh.ops.core.sharded import Sharded
-from convmesh.plans import Split
+from convmesh.plans import Split, split_nodes
+
+Role = Literal["follows", "cuts", "dense", "words"]
+"""What a layer does with channels: takes them as they come, or cuts its weight along them, in dim 1 or in the last, or
+in a last dim that its output has alone."""
+
+
+def role_of(module: nn.Module | None) -> Role:
+    if isinstance(module, nn.Embedding):
+        return "words"
+    if isinstance(module, nn.Linear):
+        return "dense"
+    return "cuts" if isinstance(module, LAYERS) else "follows"
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
-def arranged_layout(given: Layout, split: Split, cuts_channels: bool) -> Layout:
+def arranged_layout(given: Layout, split: Split, role: Role) -> Layout:
     """`given` with samples and space cut as `split` says. Channels stay as they come, unless their axes are needed
     elsewhere, or the layer cuts its weight by other ones. Dims that are cut by the axes that cut the weight stay too:
     the layer gathers them itself, so that backward need not sum what it then throws away."""
-    wanted = split.cut(len(given.cuts))
+    if role == "words":
+        return _with_tokens(given, split, len(given.cuts) + 1)
+    if role == "dense" and len(given.cuts) > 2:
+        return _with_tokens(given, split, len(given.cuts))
+    cuts_channels, wanted = role != "follows", split.cut(len(given.cuts))
     target = Layout.of(given.mesh, given.shape, wanted)
     own = {*split.channel} if cuts_channels else set()
     kept = {
@@ -23,19 +44,57 @@ def arranged_layout(given: Layout, split: Split, cuts_channels: bool) -> Layout:
         for dim, cut in enumerate(given.cuts)
         if dim != 1 and (cut.axes == wanted.get(dim, ()) or (cut.axes and {*cut.axes} <= own and dim not in wanted))
     }
-    if len(given.cuts) > 1 and _keeps_channels(given, split, cuts_channels, target.axes):
+    if len(given.cuts) > 1 and _keeps_channels(given.cuts[1], split, cuts_channels, target.axes):
         kept[1] = given.cuts[1]
     target = target.replacing(kept)
     return given if target == given else target
 
 
-def _keeps_channels(given: Layout, split: Split, cuts_channels: bool, elsewhere: tuple[str, ...]) -> bool:
-    axes = {*given.cuts[1].axes}
+def _keeps_channels(channels: Cut, split: Split, cuts_channels: bool, elsewhere: tuple[str, ...]) -> bool:
+    axes = {*channels.axes}
     if axes & {*elsewhere}:
         return False
     return not cuts_channels or not split.channel or axes == {*split.channel}
 
 
-def arrange(x: Sharded, split: Split, cuts_channels: bool) -> Sharded:
+def _with_tokens(given: Layout, split: Split, dims: int) -> Layout:
+    """For a layer whose output has features in the last of `dims`: dims before it that are cut stay so, wherever their
+    cuts came from; axes that cut nothing yet cut what the split says."""
+    cuts = [*given.cuts]
+    if len(cuts) == dims and not _keeps_channels(cuts[-1], split, True, ()):
+        cuts[-1] = fair_cut(given.mesh, given.shape[-1], ())
+    for dim, axes in split.cut(dims, channels_last=True).items():
+        used = {name for cut in cuts for name in cut.axes}
+        if not cuts[dim].axes and not used & {*axes}:
+            cuts[dim] = fair_cut(given.mesh, given.shape[dim], axes)
+    target = Layout(given.mesh, cuts)
+    return given if target == given else target
+
+
+def input_user(graph: Graph, name: str) -> Node | None:
+    """The layer whose split says how an input is cut: the first that takes it, else the network's first."""
+    nodes = {node.name: node for node in split_nodes(graph)}
+    taking = (nodes[node.name] for node in graph.consumers(name) if node.name in nodes)
+    return next(taking, next(iter(nodes.values()), None))
+
+
+def input_layout(whole: Layout, name: str, user: Node, split: Split) -> Layout:
+    """An input as its user's split wants it. If layers come between the two, only samples are cut, and tokens."""
+    if name in user.inputs:
+        return arranged_layout(whole, split, _role(user))
+    made = user.outputs[0].shape
+    cut = {0: split.sample}
+    if user.channels_last and len(made) > 2 and made[1:-1] == whole.shape[1:]:
+        cut = split.cut(len(made), channels_last=True)
+    return Layout.of(whole.mesh, whole.shape, cut) if whole.cuts else whole
+
+
+def _role(node: Node) -> Role:
+    if node.op == "Embedding":
+        return "words"
+    return "dense" if node.channels_last else "follows"
+
+
+def arrange(x: Sharded, split: Split, role: Role) -> Sharded:
     """`x` in the layout that the layer's split asks for."""
-    return x.redistribute(arranged_layout(x.layout, split, cuts_channels))
+    return x.redistribute(arranged_layout(x.layout, split, role))

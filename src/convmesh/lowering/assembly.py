@@ -78,6 +78,7 @@ class Assembly:
             arranged=arranged,
             shared=shared,
             cuts=self._weights.cuts,
+            blocks=self._weights.blocks,
             sum_axes=sum_axes,
             eager=eager | self.eager,
             numbers={name: value for name, value in env.items() if not _has_tensors(value)},

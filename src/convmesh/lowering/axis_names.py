@@ -48,7 +48,7 @@ class AxisNames:
     def weight_split(self, split: ChannelSplit | None) -> ChannelSplit | None:
         if split is None or not self.pairs:
             return split
-        return ChannelSplit(kept=self.axes(split.kept), gathered=self.axes(split.gathered))
+        return replace(split, kept=self.axes(split.kept), gathered=self.axes(split.gathered))
 
 
 _SAME = AxisNames()
@@ -63,4 +63,4 @@ def _renamed(split: Split, names: AxisNames) -> Split:
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def layout_on(layout: Layout, mesh: Mesh, names: AxisNames) -> Layout:
     """A layout on a mesh with more or fewer axes that it does not use, and other names for the rest."""
-    return layout if layout.mesh == mesh and not names.pairs else Layout(mesh, names.cuts(layout.cuts))
+    return layout if layout.mesh == mesh and not names.pairs else type(layout)(mesh, names.cuts(layout.cuts))

@@ -25,6 +25,7 @@ from convmesh.layout.mesh import CHANNEL_AXES
 from convmesh.lowering.channel_rules import (
     LAYERS,
     PER_CHANNEL,
+    Asked,
     Choice,
     LayerCut,
     PlansOf,
@@ -139,11 +140,11 @@ def _choice(name: str, algorithm: Algorithms) -> Choice:
 
 
 def _decider(plan: ChannelPlan, name: str, choice: Choice, mesh: Mesh) -> Decide:
-    axes = tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes)
+    asked = Asked(name, choice, tuple(axis for axis in CHANNEL_AXES if axis in mesh.axes))
 
-    def decide(x: Sharded, plans_of: PlansOf, groups: int) -> ChannelSplit:
+    def decide(x: Sharded, plans_of: PlansOf, groups: int, dim: int) -> ChannelSplit:
         if name not in plan.layers:  # a layer that runs twice keeps its first cut
-            plan.layers[name] = decide_cut(name, choice, axes, x, plans_of, groups)
+            plan.layers[name] = decide_cut(asked, x, plans_of, groups, dim)
         return plan.layers[name].split
 
     return decide

@@ -8,7 +8,7 @@ once and sum-scatters once, and nothing is moved in the middle.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -16,16 +16,27 @@ from torch import nn
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.errors import UnsupportedError
-from convmesh.layout import Layout, Mesh
-from convmesh.layout.channels import ChannelSplit, Volumes, candidates, groups_divide, largest_split, volumes
+from convmesh.layout import Mesh
+from convmesh.layout.channels import (
+    ChannelPlans,
+    ChannelSplit,
+    Sums,
+    Volumes,
+    candidates,
+    groups_divide,
+    largest_split,
+    volumes,
+)
 from convmesh.ops.channels.channel_layers import transposed_filter_dim
-from convmesh.ops.channels.undecided_weight import Plans
 from convmesh.ops.core.sharded import Sharded
 
 Choice = Literal["auto", "x", "y", "w", "whole"]
-PlansOf = Callable[[ChannelSplit], Plans]
+PlansOf = Callable[[ChannelSplit], ChannelPlans]
 
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
+LAYERS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+    nn.Embedding,
+)  # fmt: skip
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PER_CHANNEL = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
@@ -44,24 +55,42 @@ class LayerCut:
     gathers_again: bool = False
 
 
-def decide_cut(
-    name: str, choice: Choice, axes: tuple[str, ...], x: Sharded, plans_of: PlansOf, groups: int
-) -> LayerCut:
-    """The cut of a layer that moves the least for its input, among those that `choice` allows."""
-    is_cut = bool(x.layout.cuts[1].axes)
-    splits = _possible(name, choice, x.layout.cuts[1].axes or axes, is_cut, groups)
-    priced = [(volumes(*plans_of(split)[1:], input_learns=x.requires_grad), split) for split in splits]
+@dataclass(frozen=True)
+class Asked:
+    """What a plan asks of one layer's cut; what it leaves open is decided where the layer meets its input."""
+
+    name: str
+    algorithm: Choice
+    axes: tuple[str, ...]
+    sums: Sums = "channel"
+    blocks: int = 1
+    """In how many blocks the layer's output is read: every rank is to have the same part of each."""
+
+
+def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: int = 1) -> LayerCut:
+    """The cut of a layer with channels in `dim` that moves the least for its input, among those that are allowed.
+
+    Of two that move as much, a layer on tokens takes the one that keeps no gathered input.
+    """
+    cut_by = x.layout.cuts[dim].axes
+    splits = _possible(asked, cut_by or asked.axes, bool(cut_by), groups)
+    if asked.blocks > 1:
+        splits = [_in_blocks(split, asked.blocks) for split in splits if not split.kept] or splits
+    if dim > 1:
+        splits.sort(key=lambda split: len(split.gathered))
+    priced = [(volumes(plans_of(split), input_learns=x.requires_grad), split) for split in splits]
     moved, split = min(priced, key=lambda pair: pair[0].total)
-    _check_counts(name, x.layout, plans_of(split)[0], split, x.mesh.mesh, groups)
-    inputs = plans_of(split)[1]
+    _check_counts(asked.name, x.shape[dim], plans_of(split).output.shape[dim], split, x.mesh.mesh, groups)
+    inputs = plans_of(split).inputs
     return LayerCut(split, moved, max(0, inputs.frame.size - inputs.held.size))
 
 
-def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
+def _possible(asked: Asked, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
     """The splits that a layer may take. A whole input needs no gathering, and groups none either: cut the filters."""
+    name, choice = asked.name, asked.algorithm
     if groups > 1 or (not is_cut and choice == "auto"):
         return [ChannelSplit(gathered=axes)]
-    allowed = [split for split in candidates(axes) if choice in ("auto", split.algorithm)]
+    allowed = [split for split in candidates(axes, asked.sums) if choice in ("auto", split.algorithm)]
     if not allowed:
         raise UnsupportedError(
             f"layer {name!r}: algorithm {choice!r} needs its channels cut by two axes, but they are cut by {axes}; "
@@ -70,12 +99,15 @@ def _possible(name: str, choice: Choice, axes: tuple[str, ...], is_cut: bool, gr
     return allowed
 
 
-def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
+def _in_blocks(split: ChannelSplit, blocks: int) -> ChannelSplit:
+    """The same with filters cut in each block; a dim that several axes cut has no blocks."""
+    return replace(split, blocks=blocks) if len(split.gathered) == 1 else split
+
+
+def _check_counts(name: str, channels: int, filters: int, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
     ranks = mesh.extent(split.axes)
-    for what, extent, cut_by in (
-        ("filters", output.shape[1], split.gathered + split.kept),
-        ("channels", source.shape[1], split.kept),
-    ):
+    scattered = split.kept if split.sums == "channel" else ()
+    for what, extent, cut_by in (("filters", filters, split.gathered + scattered), ("channels", channels, split.kept)):
         if extent < mesh.extent(cut_by):
             raise UnsupportedError(
                 f"layer {name!r}: {mesh.extent(cut_by)} ranks > {extent} {what}; the largest split that works is "
@@ -91,6 +123,8 @@ def _check_counts(name: str, source: Layout, output: Layout, split: ChannelSplit
 def weight_cuts(module: nn.Module, split: ChannelSplit) -> dict[str, dict[int, tuple[str, ...]]]:
     """How a split cuts the tensors of a layer, by name."""
     filter_dim = transposed_filter_dim(module.groups) if isinstance(module, TRANSPOSED) else 0
+    if isinstance(module, nn.Embedding):
+        filter_dim = 1
     return {"weight": {filter_dim: split.gathered, 1 - filter_dim: split.kept}, "bias": {0: split.gathered}}
 
 
@@ -99,12 +133,14 @@ def channel_cuts(axes: tuple[str, ...]) -> dict[str, dict[int, tuple[str, ...]]]
     return {name: {0: axes} for name in ("weight", "bias", "running_mean", "running_var")}
 
 
-def replace_tensor(module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]]) -> None:
+def replace_tensor(
+    module: nn.Module, name: str, mesh: OpenMesh, cuts: dict[int, tuple[str, ...]], blocks: int = 1
+) -> None:
     """Put this rank's shard in place of a whole parameter or buffer, if the module has it."""
     whole = getattr(module, name, None)
     if whole is None:
         return
-    shard = cut_weight(whole.detach(), mesh, cuts)
+    shard = cut_weight(whole.detach(), mesh, cuts, blocks)
     if isinstance(whole, nn.Parameter):
         setattr(module, name, nn.Parameter(shard, requires_grad=whole.requires_grad))
     else:

@@ -20,12 +20,12 @@ from convmesh.graph import Captured, Node
 from convmesh.graph.tracing.node_meta import arguments_of
 from convmesh.kernels.memory_format import channels_last_order
 from convmesh.layout import Layout
-from convmesh.lowering.arrange import arranged_layout
+from convmesh.lowering.arrange import Role, arranged_layout, input_layout, input_user, role_of
 from convmesh.lowering.assembly import Assembly
-from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult, Strides, dries_in
+from convmesh.lowering.feature_blocks import feature_blocks
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.lowering_cache import LoweringCache, cache_of
@@ -85,11 +85,13 @@ class Lowering:
             self._call(node, spec)
 
     def _input(self, spec: Node) -> Dry:
-        """An input comes as its first user wants it."""
-        value = spec.outputs[0]
-        user = next((n for n in self._captured.graph.consumers(spec.name) if n.name in self._split_here), None)
+        """An input comes as its first user wants it; with no layer to ask, the data axis cuts it."""
+        value, graph = spec.outputs[0], self._captured.graph
         whole = Layout.of(self._plan.mesh, self._for_samples(value.shape))
-        layout = arranged_layout(whole, self._plan.split(user.layer), False) if user else self._by_samples(whole)
+        if user := input_user(graph, spec.name):
+            layout = input_layout(whole, spec.name, user, self._plan.split(user.layer))
+        else:
+            layout = Layout.of(whole.mesh, whole.shape, {0: "data"}) if whole.cuts else whole
         order = channels_last_order(len(value.shape)) if self._cache.takes_channels_last else ()
         return Dry(layout, getattr(torch, value.dtype), False, order)
 
@@ -98,15 +100,6 @@ class Lowering:
         if self._samples is None or shape[:1] != self._captured.graph.inputs[0].outputs[0].shape[:1]:
             return shape
         return (self._samples, *shape[1:])
-
-    def _by_samples(self, whole: Layout) -> Layout:
-        """Inputs that no split layer takes are cut by samples, as those are that one takes.
-
-        Without any such layer, as in a network of tokens, the data axis cuts them.
-        """
-        first = next(split_nodes(self._captured.graph), None)
-        axes = self._plan.split(first.layer).sample if first else tuple({"data"} & {*self._plan.mesh.axes})
-        return Layout.of(self._plan.mesh, whole.shape, {0: axes}) if whole.cuts and axes else whole
 
     def _call(self, node: fx.Node, spec: Node) -> None:
         stage = self._stages.get(node.name, 0)
@@ -124,7 +117,7 @@ class Lowering:
             unseen = is_opaque(spec.kind, module)
             is_split = node.name in self._split_here and not unseen and bool(args[0]) and isinstance(args[0][0], Dry)
             split = self._plan.split(spec.layer) if is_split else None
-            args = self._arrange_once(node, split, args, isinstance(module, LAYERS))
+            args = self._arrange_once(node, split, args, role_of(module))
             run, result = self._run(node, spec, module, split if not unseen else None, args, unseen)
         except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
@@ -196,23 +189,33 @@ class Lowering:
     def _dry_call(self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any) -> DryCall:
         """A node's call, before it is made."""
         given = _first(args).layout
-        arranged = given if split is None else arranged_layout(given, split, isinstance(module, LAYERS))
+        arranged = given if split is None else arranged_layout(given, split, role_of(module))
         moves = arranged != given
         if module is None:
             tensors = tuple(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
             return FunctionCall(node.op, node.target, split, moves, tensors)
         cuts_norm = self._weights.note_norm(spec.layer, module, arranged)
         key = self._cache.module_key(str(node.target), module)
-        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, self._weights.decided(spec.layer))
+        decided, blocks = self._weights.decided(spec.layer), self._blocks(spec, split)
+        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, decided, blocks)
+
+    def _blocks(self, spec: Node, split: Split | None) -> int:
+        """In how many blocks a layer's features are read, in its own stage."""
+        if split is None or not split.channel or not spec.channels_last:
+            return 1
+        stage = self._stages.get(spec.name, 0)
+        if any(self._stages.get(node.name, 0) != stage for node in self._captured.graph.consumers(spec.name)):
+            return 1
+        return feature_blocks(self._captured.graph, spec, self._plan.mesh.extent(split.channel))
 
     def _unseen(self, spec: Node, args: Any, module: nn.Module) -> Run:
         shapes = [self._for_samples(value.shape) for value in spec.outputs]
         return partial(run_unseen, self._runner, spec, shapes, dries_in(args), module)
 
-    def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, cuts_channels: bool) -> Any:
+    def _arrange_once(self, node: fx.Node, split: Split | None, args: Any, role: Role) -> Any:
         """Note the change of layout that a node's input needs; one that an earlier node made serves this one too."""
         given = _first(args)
-        layout = given.layout if split is None else arranged_layout(given.layout, split, cuts_channels)
+        layout = given.layout if split is None else arranged_layout(given.layout, split, role)
         if split is None or layout == given.layout:
             return args
         source = node.args[0] if node.args else None

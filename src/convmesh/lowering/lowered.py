@@ -29,6 +29,8 @@ class Lowered:
     """Nodes that take the input which another one had changed."""
     cuts: dict[str, Cuts]
     """By weight: the axes that cut its dims."""
+    blocks: dict[str, int]
+    """By weight whose first dim is cut block by block: their number."""
     sum_axes: dict[str, Axes]
     """By weight, in the order of their first use: the axes over which its gradient is summed after backward."""
     eager: frozenset[str]

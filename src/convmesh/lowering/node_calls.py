@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.arrange import arrange
+from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.axis_names import Axes, AxisNames
 from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_call import DryCall, Ready
@@ -78,7 +78,7 @@ class FunctionCall(DryCall):
         return replace(self, split=names.split(self.split))
 
     def ready(self) -> Ready:
-        return partial(_after_arranging, function_of(self.op, self.target), self.split, False), [*self.tensors]
+        return partial(_after_arranging, function_of(self.op, self.target), self.split, role_of(None)), [*self.tensors]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +94,12 @@ class ModuleCall(DryCall):
     """Whether its input's channels are cut, so that a norm has only theirs."""
     decided: ChannelSplit | None
     """The cut of its weight, where an earlier call of the layer has decided on it."""
+    blocks: int = 1
+    """Blocks in which its features are read."""
 
     @property
     def key(self) -> Any:
-        return None if self.module_key is None else (self.module_key, self.split, self.decided)
+        return None if self.module_key is None else (self.module_key, self.split, self.decided, self.blocks)
 
     @property
     def axes(self) -> Axes:
@@ -131,9 +133,9 @@ class ModuleCall(DryCall):
         return replace(self, split=names.split(self.split), decided=names.weight_split(self.decided))
 
     def ready(self) -> Ready:
-        weights = dry_weights(self.layer, self.module, self.split, self.cuts_norm, self.decided)
+        weights = dry_weights(self.layer, self.module, self.split, self.cuts_norm, self.decided, self.blocks)
         call = partial(_with_weights, self.module, weights)
-        return partial(_after_arranging, call, self.split, isinstance(self.module, LAYERS)), list(weights.values())
+        return partial(_after_arranging, call, self.split, role_of(self.module)), list(weights.values())
 
 
 def _is_pointwise(module: nn.Module) -> bool:
@@ -198,11 +200,9 @@ def _call_method(name: str, receiver: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(receiver, name)(*args, **kwargs)
 
 
-def _after_arranging(
-    call: Callable[..., Any], split: Split | None, cuts_channels: bool, *args: Any, **kwargs: Any
-) -> Any:
+def _after_arranging(call: Callable[..., Any], split: Split | None, role: Role, *args: Any, **kwargs: Any) -> Any:
     if split is not None:
-        args = (arrange(args[0], split, cuts_channels), *args[1:])
+        args = (arrange(args[0], split, role), *args[1:])
     return call(*args, **kwargs)
 
 

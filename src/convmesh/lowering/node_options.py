@@ -9,11 +9,10 @@ from typing import Any
 from torch import fx, nn
 
 from convmesh.errors import ConvMeshError
-from convmesh.graph import Captured, Weight
+from convmesh.graph import Captured, Node, Weight
 from convmesh.layout import Layout
-from convmesh.lowering.arrange import arranged_layout
+from convmesh.lowering.arrange import Role, arranged_layout, input_layout, role_of
 from convmesh.lowering.assembly import Assembly
-from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_call import ArrangeCall
 from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.graph_walk import Lowering
@@ -54,11 +53,11 @@ class SingleLowering(Lowering):
     def has_tensors(self, name: str) -> bool:
         return any(isinstance(leaf, Dry) for leaf in tree_leaves(self.values.get(name)))
 
-    def input(self, name: str, split: Split) -> Dry:
-        """An input as a first user with such a split wants it."""
+    def input(self, name: str, user: Node, split: Split) -> Dry:
+        """An input as a user with such a split wants it."""
         value: Dry = self.values[name]
         whole = Layout.of(self._plan.mesh, value.layout.shape)
-        return replace(value, layout=arranged_layout(whole, split, False))
+        return replace(value, layout=input_layout(whole, name, user, split))
 
     def single(self, name: str, given: Mapping[str, Value], split: Split | None) -> Single | None:
         """A node for given inputs, under a split if it takes one; None if that cannot be."""
@@ -89,15 +88,15 @@ class SingleLowering(Lowering):
         if source is None or not isinstance(self._env[source.name], Dry):
             return None
         given: Dry = self._env[source.name]
-        layout = arranged_layout(given.layout, split, self._cuts_channels(node))
+        layout = arranged_layout(given.layout, split, self._role(node))
         if layout == given.layout:
             return None
         moved = self._runner.run(ArrangeCall(layout.cuts), ((given,), {}))
         self._env[source.name] = moved.value
         return moved
 
-    def _cuts_channels(self, node: fx.Node) -> bool:
+    def _role(self, node: fx.Node) -> Role:
         if node.op != "call_module":
-            return False
+            return role_of(None)
         module: nn.Module = self._captured.module.get_submodule(str(node.target))
-        return isinstance(module, LAYERS)
+        return role_of(module)

@@ -16,7 +16,7 @@ from convmesh.graph import Weight
 from convmesh.kernels.memory_format import memory_format_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, channel_cuts, decide_cut, weight_cuts
+from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, Asked, channel_cuts, decide_cut, weight_cuts
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram
@@ -35,12 +35,13 @@ def without_data(tensor: Any) -> Any:
 
 
 def dry_weights(
-    layer: str, module: nn.Module, split: Split | None, cuts_norm: bool, decided: ChannelSplit | None
+    layer: str, module: nn.Module, split: Split | None, cuts_norm: bool, decided: ChannelSplit | None, blocks: int = 1
 ) -> dict[str, torch.Tensor]:
     """A module's tensors without data; those that are cut say so, and decide how when they meet their input."""
     weights = {name: without_data(tensor) for name, tensor in named_tensors(module)}
     if isinstance(module, LAYERS) and split is not None and split.channel:
-        weights["weight"] = PlannedWeight.of(weights["weight"], partial(_decide, layer, split, decided))
+        asked = Asked(layer, split.algorithm, split.channel, split.sums, blocks)
+        weights["weight"] = PlannedWeight.of(weights["weight"], partial(_decide, asked, decided))
     elif isinstance(module, PER_CHANNEL) and cuts_norm:
         for name in channel_cuts(()):
             if weights.get(name) is not None:
@@ -49,11 +50,11 @@ def dry_weights(
 
 
 def _decide(
-    layer: str, split: Split, decided: ChannelSplit | None, x: Sharded, plans_of: Any, groups: int
+    asked: Asked, decided: ChannelSplit | None, x: Sharded, plans_of: Any, groups: int, dim: int
 ) -> ChannelSplit:
     if decided is not None:  # a layer that runs twice keeps its first cut
         return decided
-    return decide_cut(layer, split.algorithm, split.channel, x, plans_of, groups).split
+    return decide_cut(asked, x, plans_of, groups, dim).split
 
 
 class DecidedCuts:
@@ -61,6 +62,8 @@ class DecidedCuts:
 
     def __init__(self) -> None:
         self.cuts: dict[str, Cuts] = {}
+        self.blocks: dict[str, int] = {}
+        """Of weights whose first dim is cut block by block."""
         self._decided: dict[str, ChannelSplit] = {}
 
     def note_norm(self, layer: str, module: nn.Module, given: Layout) -> bool:
@@ -81,6 +84,8 @@ class DecidedCuts:
         for name, cuts in weight_cuts(module, split).items():
             if getattr(module, name, None) is not None:
                 self.cuts[f"{layer}.{name}"] = {dim: axes for dim, axes in cuts.items() if axes}
+                if split.blocks > 1:
+                    self.blocks[f"{layer}.{name}"] = split.blocks
 
     def decided_plan(self, plan: Plan) -> Plan:
         """The plan with every algorithm named."""

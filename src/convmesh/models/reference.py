@@ -47,7 +47,8 @@ class Reference:
 
     def small(self) -> Small:
         """The same topology, narrow and with small samples: trains in moments on one core."""
-        count = self.small_sizes.get("classes", self.small_sizes.get("outputs", self.task.count))
+        counts = (self.small_sizes[name] for name in ("classes", "outputs", "vocabulary") if name in self.small_sizes)
+        count = next(counts, self.task.count)
         shape = (self.small_batch, *self.small_sample)
         return Small(self, dict(self.small_sizes), shape, replace(self.task, count=count), self.small_rate)
 
@@ -70,9 +71,11 @@ class Small:
         return self.reference.create(**{**self.sizes, **sizes})
 
     def draw_input(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Standard normal values, as float64."""
+        """Standard normal values, or words, as float64."""
         import torch
 
+        if self.task.kind == "class per word":  # half a word more, so that a little noise makes no other word
+            return torch.randint(0, self.task.count, self.shape, generator=generator).double() + 0.5
         return torch.randn(self.shape, generator=generator, dtype=torch.float64)
 
     def draw_target(self, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -60,6 +60,13 @@ CLASSIFIERS = (
     ),
     _imagenet("densenet121", "densenet", 7_978_856, small_sizes={"growth": 4, "filters": 8}),
     _imagenet("convnext-tiny", "convnext", 28_589_128, small_sizes={"filters": 4}),
+    _imagenet(
+        "vit",
+        "vit",
+        86_567_656,
+        small_sizes={"extent": 32, "patch": 8, "features": 16, "heads": 4, "blocks": 2},
+        small_sample=(3, 32, 32),
+    ),
 )
 
 SCIENTIFIC = (
@@ -168,4 +175,18 @@ SCIENTIFIC = (
     ),
 )
 
-REFERENCES = CLASSIFIERS + SCIENTIFIC
+LANGUAGE = (
+    Reference(
+        name="gpt",
+        module="convmesh.models.gpt",
+        factory="gpt",
+        parameters=124_439_808,
+        source="GPT-2's smallest published weights",
+        sample=(1024,),
+        task=Task("class per word", 50257),
+        small_sample=(33,),
+        small_sizes={"vocabulary": 37, "length": 33, "features": 16, "heads": 4, "blocks": 2},
+    ),
+)
+
+REFERENCES = CLASSIFIERS + SCIENTIFIC + LANGUAGE

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-Kind = Literal["class", "class per voxel", "values"]
+Kind = Literal["class", "class per voxel", "class per word", "values"]
 
-LOSSES: dict[Kind, str] = {"class": "cross_entropy", "class per voxel": "cross_entropy", "values": "mse_loss"}
+LOSSES: dict[Kind, str] = {
+    "class": "cross_entropy",
+    "class per voxel": "cross_entropy",
+    "class per word": "cross_entropy",
+    "values": "mse_loss",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Task:
         per_sample: dict[Kind, tuple[int, ...]] = {
             "class": (),
             "class per voxel": tuple(extent // self.coarser for extent in shape[2:]),
+            "class per word": tuple(shape[1:]),
             "values": (self.count,),
         }
         return (shape[0], *per_sample[self.kind])

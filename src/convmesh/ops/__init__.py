@@ -4,6 +4,7 @@ Importing a module of a family registers its operators.
 """
 
 from convmesh.ops.channels import dense as dense
+from convmesh.ops.channels import tables as tables
 from convmesh.ops.convolution import conv_transpose as conv_transpose
 from convmesh.ops.convolution.conv import conv
 from convmesh.ops.core.registry import implements, supported

@@ -15,6 +15,7 @@ import numpy as np
 
 from convmesh.graph import Captured, Node
 from convmesh.layout import Mesh
+from convmesh.lowering.arrange import input_user
 from convmesh.lowering.node_options import Single, SingleLowering, Value
 from convmesh.oracle import Assumptions
 from convmesh.oracle.memory.peak import bytes_of_libraries
@@ -24,6 +25,7 @@ from convmesh.oracle.search.layer_splits import splits_of
 from convmesh.planner.node_prices import NodePrices
 from convmesh.planner.predicting import representatives
 from convmesh.plans import Plan, Split, split_nodes
+from convmesh.plans.shared_weights import may_cut, sharers
 from convmesh.system import System
 
 SHARES_EXPOSED = (1.0, 0.2)
@@ -85,14 +87,11 @@ class _Network:
         return {node.name: node for node in split_nodes(self.captured.graph)}
 
     def _input(self, node: Node) -> None:
-        user = self._first_user(node.name) or next(iter(self._split_nodes.values()), None)
-        splits = self._splits[user.layer] if user else [Split()]
-        values = dict.fromkeys(self.lowering.input(node.name, split) for split in splits)
-        self.states[node.name] = [_State(None, value) for value in values]
+        user, values = input_user(self.captured.graph, node.name), [self.lowering.values[node.name]]
+        if user:
+            values = [self.lowering.input(node.name, user, split) for split in self._splits[user.layer]]
+        self.states[node.name] = [_State(None, value) for value in dict.fromkeys(values)]
         self.sources[node.name], self.singles[node.name] = (), {}
-
-    def _first_user(self, name: str) -> Node | None:
-        return next((n for n in self.captured.graph.consumers(name) if n.name in self._split_nodes), None)
 
     def _call(self, node: Node) -> None:
         sources = tuple(dict.fromkeys(name for name in node.inputs if name in self.states))
@@ -145,9 +144,10 @@ class _Network:
             else:
                 yield _tied((name,), np.zeros(len(states)))
         for node in self.captured.graph.inputs:
-            if user := self._first_user(node.name):
-                yield self._as_first_user_wants(node.name, user)
+            if user := input_user(self.captured.graph, node.name):
+                yield self._as_user_wants(node.name, user)
         yield from self._same_layers()
+        yield from self._same_weights()
 
     def _of_node(self, name: str, prices: NodePrices, share: float) -> PricedFactor:
         names = (*self.sources[name], name)
@@ -158,10 +158,10 @@ class _Network:
             use[at] = prices.bytes(single)
         return PricedFactor(Factor(names, seconds), Factor(names, use))
 
-    def _as_first_user_wants(self, name: str, user: Node) -> PricedFactor:
+    def _as_user_wants(self, name: str, user: Node) -> PricedFactor:
         table = np.full((len(self.states[name]), len(self.states[user.name])), np.inf)
         for at, state in enumerate(self.states[user.name]):
-            wanted = self.lowering.input(name, state.split or Split())
+            wanted = self.lowering.input(name, user, state.split or Split())
             table[[s.value == wanted for s in self.states[name]], at] = 0
         return _tied((name, user.name), table)
 
@@ -173,6 +173,19 @@ class _Network:
                 rows, columns = self.states[earlier], self.states[name]
                 same = [[0.0 if a.split == b.split else np.inf for b in columns] for a in rows]
                 yield _tied((earlier, name), np.array(same))
+
+    def _same_weights(self) -> Iterator[PricedFactor]:
+        """Layers that share a weight cut it by the same axes."""
+        for name, node in self._split_nodes.items():
+            for other in sharers(self.captured.graph, node):
+                if name < other.name and other.name in self._split_nodes and may_cut(self.captured.graph, node):
+                    rows, columns = self.states[name], self.states[other.name]
+                    same = [[0.0 if _channels(a) == _channels(b) else np.inf for b in columns] for a in rows]
+                    yield _tied((name, other.name), np.array(same))
+
+
+def _channels(state: _State) -> tuple[str, ...]:
+    return state.split.channel if state.split else ()
 
 
 def _tied(names: tuple[str, ...], table: Any) -> PricedFactor:

@@ -15,6 +15,7 @@ from convmesh.graph import Graph, Node
 from convmesh.layout.mesh import Mesh
 from convmesh.plans.pipeline_rules import check_pipeline
 from convmesh.plans.plan_text import dumps
+from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, is_table, sharers
 from convmesh.plans.split import Split
 
 BatchNorm = Literal["global", "replica"]
@@ -22,7 +23,7 @@ Reduction = Literal["bucketed", "sharded", "broadcast"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 TAKES_SPLIT = ("conv", "conv_transpose", "linear", "pool", "resize", "batch_norm")
-"""Kinds of nodes whose input is N×C×space by definition; other nodes take the layout of their inputs."""
+"""Kinds of nodes whose input is N×C×space by definition, or N×space×C; other nodes take the layout of their inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +138,20 @@ class Plan:
                 f"the plan was made for another network (signature {self.signature}; this one has {graph.signature}); "
                 "make one with `cm.plan(model, sample, mesh)`, or take `signature` out of the file to use it anyway."
             )
+        self._check_shared(graph)
         if self.pipeline is not None:
             check_pipeline(self, graph)
+
+    def _check_shared(self, graph: Graph) -> None:
+        """Refuse to cut a weight in one of its layers only."""
+        for node in split_nodes(graph):
+            axes = self.split(node.layer).channel if cut_kind(node) in CUTS_CHANNELS else ()
+            for other in sharers(graph, node) if axes else ():
+                if cut_kind(other) not in CUTS_CHANNELS or self.split(other.layer).channel != axes:
+                    raise PlanError(
+                        f"layer {node.layer!r} is cut by {', '.join(axes)}, but {other.layer!r} has the same weight, "
+                        "and is not; split both alike, or leave both whole."
+                    )
 
 
 def split_nodes(graph: Graph) -> Iterator[Node]:
@@ -151,9 +164,11 @@ def split_nodes(graph: Graph) -> Iterator[Node]:
 def _split_nodes(graph: Graph) -> Iterator[Node]:
     shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.outputs}
     for node in graph.nodes:
-        if node.kind in TAKES_SPLIT and node.inputs:
+        if is_table(node) and node.inputs:
+            yield node
+        elif node.kind in TAKES_SPLIT and node.inputs:
             dims = len(shapes.get(node.inputs[0], ()))
-            if dims == 2 or (dims > 2 and node.kind != "linear"):
+            if dims == 2 or (dims > 2 and (node.kind != "linear" or node.op == "Linear")):
                 yield node
 
 

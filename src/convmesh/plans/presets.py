@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
 from convmesh.layout.channels import groups_divide
+from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.plans.plan import split_nodes
+from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, may_cut, shared_algorithm, sharers
 from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 from convmesh.plans.split import Axes, Split
 
@@ -27,8 +29,6 @@ STRATEGIES = (
     "data", "spatial", "filter", "channel", "pipeline", "hybrid",
     "data+spatial", "data+filter", "data+channel", "data+pipeline",
 )  # fmt: skip
-
-CUTS_CHANNELS = ("conv", "conv_transpose", "linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,20 @@ class _Layer:
     given: tuple[int, ...]
     made: tuple[int, ...]
 
+    @property
+    def filters(self) -> int:
+        return self.made[channel_dim(len(self.made), self.node.channels_last)]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it makes more than one vector a sample."""
+        return self.node.channels_last and len(self.made) > 2
+
 
 def preset(strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions | None = None) -> Preset:
     """The splits of a strategy for a network on a mesh."""
     check_axes(strategy, mesh)
-    chooser = _Chooser(strategy, mesh, options or PresetOptions())
+    chooser = _Chooser(strategy, graph, mesh, options or PresetOptions())
     result = Preset()
     for layer in _layers(graph):
         result.splits.setdefault(layer.node.layer, chooser.split(layer))
@@ -96,7 +105,8 @@ def _layers(graph: Graph) -> list[_Layer]:
 class _Chooser:
     """Decides layer by layer, and keeps notes for the reader."""
 
-    def __init__(self, strategy: str, mesh: Mesh, options: PresetOptions) -> None:
+    def __init__(self, strategy: str, graph: Graph, mesh: Mesh, options: PresetOptions) -> None:
+        self.graph = graph
         self.mesh = mesh
         self.options = options
         self.notes: list[str] = []
@@ -112,7 +122,9 @@ class _Chooser:
         for part, choose in self._choosers().items():
             if part in self._parts:
                 choose(layer, chosen)
-        return Split(**chosen)  # type: ignore[arg-type]
+        split = Split(**chosen)  # type: ignore[arg-type]
+        algorithm = shared_algorithm(self.graph, layer.node) if split.channel else None
+        return replace(split, algorithm=algorithm) if algorithm else split
 
     def _choosers(self) -> dict[str, Callable[[_Layer, dict[str, Axes]], None]]:
         return {
@@ -128,6 +140,9 @@ class _Chooser:
     def _spatial(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
         """Cut space while every rank has enough rows; leftover axes cut samples, else channels, else nothing."""
         self._stopped |= layer.node.layer == self.options.spatial_until
+        if layer.has_tokens:
+            self._tokens(layer, chosen)
+            return
         extents, free = rows_by_axis(layer.given, layer.made), []
         for axis in self._present(SPACE_AXES):
             rows = extents.get(axis, 0) // self.mesh.axes[axis]
@@ -138,6 +153,15 @@ class _Chooser:
                 self._tell(layer, axis, extents.get(axis))
         if free:
             self._employ(layer, chosen, tuple(free))
+
+    def _tokens(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
+        """Axes of space cut tokens by their names, or all of them the last such dim; dims that come cut stay so."""
+        if self._stopped:
+            return
+        rows, axes = rows_by_axis(layer.given, layer.made, channels_last=True), self._present(SPACE_AXES)
+        named = {name: (name,) for name in axes} if {*axes} <= {*rows} else {[*rows][-1]: axes}
+        least = self.options.least_rows
+        chosen.update({dim: by for dim, by in named.items() if by and rows[dim] >= least * self.mesh.extent(by)})
 
     def _employ(self, layer: _Layer, chosen: dict[str, Axes], free: Axes) -> None:
         """Give axes that no longer cut space other work."""
@@ -154,17 +178,22 @@ class _Chooser:
 
     def _dense_by_filters(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
         axes = self._present(("data",))
-        if layer.node.kind == "linear" and axes and self._fits_channels(layer, axes):
+        if layer.node.kind == "linear" and not layer.has_tokens and axes and self._fits_channels(layer, axes):
             chosen.update(sample=(), channel=axes)
 
     def _fits_channels(self, layer: _Layer, axes: Axes) -> bool:
         """Whether the layer has a weight with enough filters, and groups that divide, for these axes."""
-        if layer.node.kind not in CUTS_CHANNELS:
+        if cut_kind(layer.node) not in CUTS_CHANNELS:
+            return False
+        if not may_cut(self.graph, layer.node):
+            self._say(
+                f"{layer.node.layer}: channels stay whole: {sharers(self.graph, layer.node)[0].layer} shares them"
+            )
             return False
         ranks, groups = self.mesh.extent(axes), int(str(layer.node.options.get("groups", 1)))
-        if layer.made[1] >= ranks and groups_divide(groups, ranks):
+        if layer.filters >= ranks and groups_divide(groups, ranks):
             return True
-        rule = f"{layer.made[1]} filters < {ranks} ranks"
+        rule = f"{layer.filters} filters < {ranks} ranks"
         if not groups_divide(groups, ranks):
             rule = f"{groups} groups do not divide over {ranks} ranks"
         self._say(f"{layer.node.layer}: channels stay whole: {rule}")

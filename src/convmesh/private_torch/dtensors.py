@@ -31,5 +31,20 @@ def is_dtensor_type(kind: type) -> bool:
 
 def cut_dim(placement: Placement) -> int | None:
     """The dim that a DTensor is cut along by one axis of its mesh, if it is."""
-    dim: int | None = getattr(placement, "dim", None) if placement.is_shard() else None
+    dim: int | None = getattr(placement, "dim", None) if placement.is_shard() or blocks_of(placement) > 1 else None
     return dim
+
+
+def in_blocks(dim: int, blocks: int) -> Placement:
+    """A dim cut in each of several equal blocks: the ranks have the same part of every block, one after the other.
+
+    Torch has this placement for views of tensors whose inner dim is cut, and no public name for it.
+    """
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=blocks)
+
+
+def blocks_of(placement: Placement) -> int:
+    """In how many blocks a placement cuts its dim."""
+    return int(getattr(placement, "split_factor", 1))

@@ -11,14 +11,18 @@ from torch import fx
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
-def compile_graph(module: fx.GraphModule, example: list[Any], tunes: bool = False) -> Compiled:
-    """The graph's function of a list of arguments, which may be emptied; loaded when first called, as it takes long."""
+def compile_graph(module: fx.GraphModule, example: list[Any], tunes: bool = False, joins: bool = False) -> Compiled:
+    """The graph's function of a list of arguments, which may be emptied; loaded when first called, as it takes long.
+
+    `tunes` tries out more kernels; `joins` puts small independent ones into one launch.
+    """
+    # Random numbers as eager operators draw them.
+    patches = {"fallback_random": True, "max_autotune": tunes, "combo_kernels": joins}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler has some about torch itself
         from torch._inductor.compile_fx import compile_fx
 
-        # Random numbers as eager operators draw them.
-        compiled: Any = compile_fx(module, example, config_patches={"fallback_random": True, "max_autotune": tunes})
+        compiled: Any = compile_fx(module, example, config_patches=patches)
     boxed = _boxed(compiled)
     if boxed is not None and not any(True for _ in module.buffers()):
         return boxed

@@ -8,18 +8,27 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 __all__ = [
-    "FakeTensorMode", "is_cast", "is_elementwise", "is_traced", "returns_views", "tree_map_only", "without_modes",
-    "writes_to",
+    "FakeTensorMode", "graph_being_traced", "is_cast", "is_elementwise", "is_traced", "returns_views", "tree_map_only",
+    "without_modes", "writes_to",
 ]  # fmt: skip
 
 
 def is_traced() -> bool:
     """Whether operators are being recorded by `make_fx`: tensors have no values to look at."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def graph_being_traced() -> fx.Graph:
+    """The graph to which `make_fx` adds the operators that run; its tracer is public, the way to it is not."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    graph: fx.Graph = mode.tracer.graph
+    return graph
 
 
 def returns_views(target: Any) -> bool:

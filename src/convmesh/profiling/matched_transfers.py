@@ -12,8 +12,9 @@ from convmesh.profiling.rank_profile import TransferTimes
 _SECONDS_SEEN = 2e-5
 """A wait shorter than this found its transfer complete."""
 
-Kind = tuple[str, tuple[str, ...], bool]
-"""Carrier, axes, and whether it runs in the background: ranks of a group post those of one kind in one order."""
+Kind = tuple[str, tuple[str, ...], bool, str]
+"""Carrier, axes, whether it runs in the background, and a message's name: ranks of a group post those of one kind in
+one order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def matched(crossings: Mapping[int, tuple[TransferTimes, ...]], mesh: Mesh) -> d
 def _by_kind(crossings: tuple[TransferTimes, ...]) -> dict[Kind, list[TransferTimes]]:
     kinds: dict[Kind, list[TransferTimes]] = defaultdict(list)
     for each in sorted(crossings, key=lambda crossing: crossing.posted):
-        kinds[each.carrier, each.axes, each.phase in ("reduction", "update")].append(each)
+        kinds[each.carrier, each.axes, each.phase in ("reduction", "update"), each.message].append(each)
     return kinds
 
 

@@ -38,6 +38,8 @@ class TransferTimes:
     arrived: float
     done: float | None = None
     """When it was complete, where torch tells; it may be long before it was needed."""
+    message: str = ""
+    """The name of a message between stages, the same where it is sent and where it is received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class RankProfile:
     origin: float
     accumulate: int
     by_layer: bool
-    """Whether layers were timed one by one; a compiled or pipelined network is timed whole."""
+    """Whether layers were timed one by one; a compiled step runs several at once, and their names are joined."""
     steps: tuple[TimedStep, ...]
 
 

@@ -27,6 +27,7 @@ class _Flying:
     begun: Any = None
     ended: Any = None
     done: float | None = None
+    message: str = ""
 
     def needed(self) -> None:
         self.begun = self.clock.stamp()
@@ -41,7 +42,8 @@ class _Flying:
     def crossing(self) -> TransferTimes:
         posted, needed, arrived = map(self.clock.seconds, (self.posted, self.begun, self.ended))
         return TransferTimes(
-            self.layer, self.phase, self.carrier, self.axes, self.bytes_sent, posted, needed, arrived, self.done
+            self.layer, self.phase, self.carrier, self.axes, self.bytes_sent, posted, needed, arrived, self.done,
+            self.message,
         )  # fmt: skip
 
 
@@ -53,18 +55,26 @@ class StepRecorder:
     def __init__(self, clock: StampClock, asks_futures: bool) -> None:
         self.clock, self._asks_futures = clock, asks_futures
         self._layer, self._phase = "", ""
+        self._last = ("", "")
         self._begun: Any = None
+        self._messages: list[_Flying] = []
+        """From other stages, not yet used by a layer."""
         self._spans: list[tuple[str, str, Any, Any]] = []
         self._flying: list[_Flying] = []
         self._sent: list[Sent] = []
 
     def enter(self, layer: str, phase: str) -> None:
         self._layer, self._phase = layer, phase
+        for note in self._messages:
+            if note.ended is not None:  # the layer that runs next is the one that needed it
+                note.layer, note.phase = layer, phase
+        self._messages = [note for note in self._messages if note.ended is None]
         self._begun = self.clock.stamp()
 
     def leave(self) -> None:
         if self._begun is not None:
             self._spans.append((self._layer, self._phase, self._begun, self.clock.stamp()))
+            self._last = self._layer, self._phase
         self._layer = self._phase = ""
         self._begun = None
 
@@ -73,11 +83,14 @@ class StepRecorder:
         if isinstance(event, Sent):
             self._sent.append(event)
 
-    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...]) -> _Flying:
+    def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> _Flying:
         """A transfer of the layer that runs, or of the background if it names its carrier."""
         sent, self._sent = self._sent, []
         bytes_sent, now = sum(each.bytes_sent for each in sent), self.clock.stamp()
-        if carrier:
+        if message:
+            note = _Flying(self.clock, *self._last, carrier, axes, bytes_sent, now, message=message)
+            self._messages += [] if sent else [note]
+        elif carrier:
             phase = "update" if self._phase == "update" else "reduction"
             note = _Flying(self.clock, "", phase, carrier, axes, bytes_sent, now)
         else:
@@ -105,7 +118,7 @@ class StepRecorder:
 
     def forget(self) -> None:
         """Begin anew: what ran between two steps belongs to neither."""
-        self._spans, self._flying, self._sent = [], [], []
+        self._spans, self._flying, self._sent, self._messages = [], [], [], []
         self.clock.begin()
 
 

@@ -69,7 +69,8 @@ def parallelize(
     _bring_weights(model, opened, stages)
     _cut_weights(model, lowered, opened)
     if stages is None:
-        direct = DirectEngine(executable(captured, lowered, inside), opened, inside, loss)
+        layers = {node.node: node.layer for node in lowered.program.nodes}
+        direct = DirectEngine(executable(captured, lowered, inside), opened, inside, loss, layers)
         engine: Engine = direct if backend is None else CompiledEngine(direct, backend)
     else:
         if backend is not None:
@@ -138,8 +139,8 @@ def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
         whole = getattr(owner, tensor, None)
         _, first = known.setdefault(id(whole), (whole, name))
         if first == name or whole is None:
-            replace_tensor(owner, tensor, mesh, cuts)
-        elif lowered.cuts[first] == cuts:
+            replace_tensor(owner, tensor, mesh, cuts, lowered.blocks.get(name, 1))
+        elif lowered.cuts[first] == cuts and lowered.blocks.get(first) == lowered.blocks.get(name):
             setattr(owner, tensor, _tensor_at(model, first))
         else:
             raise PlanError(

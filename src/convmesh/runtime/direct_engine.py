@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,17 @@ class DirectEngine:
     the weights of a loss, which no reducer knows, have their gradients summed.
     """
 
-    def __init__(self, module: fx.GraphModule, mesh: OpenMesh, inside: OpenMesh, loss: Loss | None) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        mesh: OpenMesh,
+        inside: OpenMesh,
+        loss: Loss | None,
+        layers: Mapping[str, str] | None = None,
+    ) -> None:
         self.module, self.mesh, self.loss = module, mesh, loss
+        self.layers = layers or {}
+        """The layers of the module's nodes, by name."""
         self._inside = inside
 
     def outputs(self, inputs: list[Sharded]) -> Any:

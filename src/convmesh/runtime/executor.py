@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
 from convmesh.graph.weightless import parts_of
-from convmesh.lowering.arrange import arrange
-from convmesh.lowering.channel_rules import LAYERS
+from convmesh.layout.channels import Sums
+from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import function_of
 from convmesh.lowering.opaque import is_opaque, run_opaque
+from convmesh.ops.channels.channel_layers import cut_embedding, cut_linear, is_cut
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.noise import drawn
 from convmesh.plans import Plan, Split
@@ -46,7 +47,7 @@ def _rearrange(
     if name in lowered.arranged:
         module = parts[str(node.target)] if node.op == "call_module" else None
         path = parts_name("arrange", name)
-        parts[path] = Arrange(lowered.arranged[name], isinstance(module, LAYERS))
+        parts[path] = Arrange(lowered.arranged[name], role_of(module))
         with graph.inserting_before(node):
             arranged[name] = graph.call_module(path, node.args[:1])
     change = arranged.get(lowered.shared.get(name, name))
@@ -64,6 +65,10 @@ def _adapt(
     if module is not None and is_opaque(spec.kind, module):
         node.target = parts_name("opaque", original.name)
         parts[node.target] = Opaque(module, spec.layer)
+    sums = lowered.plan.split(spec.layer).sums
+    if isinstance(module, (nn.Linear, nn.Embedding)) and sums != "channel":
+        node.target = parts_name("sums", original.name)
+        parts[node.target] = SummedElsewhere(module, sums)
     if spec.kind == "noise" and node.op != "call_module":
         call = function_of(node.op, node.target)
         node.op, node.target = "call_module", parts_name("drawn", original.name)
@@ -81,15 +86,31 @@ def parts_name(purpose: str, node: str) -> str:
 class Arrange(nn.Module):
     """Changes a tensor's layout to the one of a layer's split."""
 
-    def __init__(self, split: Split, cuts_channels: bool) -> None:
+    def __init__(self, split: Split, role: Role) -> None:
         super().__init__()
-        self._split, self._cuts_channels = split, cuts_channels
+        self._split, self._role = split, role
 
     def forward(self, x: Sharded) -> Sharded:
-        return arrange(x, self._split, self._cuts_channels)
+        return arrange(x, self._split, self._role)
 
     def extra_repr(self) -> str:
         return str(self._split)
+
+
+class SummedElsewhere(nn.Module):
+    """A dense layer or an embedding whose partial outputs are not summed to parts of its features."""
+
+    def __init__(self, layer: nn.Linear | nn.Embedding, sums: Sums) -> None:
+        super().__init__()
+        self.layer, self._sums = layer, sums
+
+    def forward(self, x: Sharded) -> Sharded:
+        layer, weight = self.layer, self.layer.weight
+        if not is_cut(weight):
+            return cast("Sharded", layer(x))
+        if isinstance(layer, nn.Embedding):
+            return cut_embedding(x, weight, layer.padding_idx, self._sums)
+        return cut_linear(x, weight, layer.bias, self._sums)
 
 
 class Opaque(nn.Module):

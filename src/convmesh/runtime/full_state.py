@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.cut_weights import cut_weight, cuts_of, weight_layout
+from convmesh.dist.cut_weights import block_layout, cut_weight, cuts_of, weight_blocks, weight_layout
 from convmesh.errors import ShapeError, UnsupportedError
 from convmesh.gradients.local_gradients import as_gradient_of, local_of
 from convmesh.ops.core.sharded import Sharded
@@ -25,6 +25,9 @@ def whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
     local = local_of(tensor).detach()
     if not is_dtensor(tensor) or not (cuts := cuts_of(tensor)):
         return local.clone()
+    if (blocks := weight_blocks(tensor)) > 1:
+        layout = block_layout(tensor.shape, mesh.mesh, cuts, blocks)
+        return Sharded(local.unflatten(0, (blocks, -1)), layout, mesh).gather().flatten(0, 1)
     return Sharded(local, weight_layout(tensor.shape, mesh.mesh, cuts), mesh).gather()
 
 
@@ -52,7 +55,7 @@ def check_names(given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Te
 def load_whole(tensor: torch.Tensor, value: torch.Tensor, mesh: OpenMesh, cuts: Mapping[int, tuple[str, ...]]) -> None:
     """Copy a whole value, or this rank's shard of it, into the rank's tensor."""
     if is_dtensor(tensor):
-        tensor.to_local().copy_(cut_weight(value.detach(), mesh, dict(cuts)).to_local())
+        tensor.to_local().copy_(cut_weight(value.detach(), mesh, dict(cuts), weight_blocks(tensor)).to_local())
     else:
         tensor.copy_(value)
 

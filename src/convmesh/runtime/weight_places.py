@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.cut_weights import cuts_of, weight_layout
+from convmesh.dist.cut_weights import block_layout, cuts_of, weight_blocks, weight_layout
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.root_update import BroadcastReducer
 from convmesh.gradients.scattered import AXIS, ShardedReducer
@@ -33,9 +33,25 @@ class WeightPlace:
     """Of a sharded optimiser: the values of the box that this rank updates, as they lie in memory."""
     order: tuple[int, ...] = ()
     """The dims as they lie in memory, outermost first."""
+    rows: tuple[Span, ...] = ()
+    """Of a weight of which each block is cut: its rows here, one span a block; the box then counts them from 0."""
 
     def parts(self, values: torch.Tensor) -> list[tuple[Box, torch.Tensor]]:
         """Boxes of the global tensor, each with its part of `values`, which has the shape of the box or of the run."""
+        found = self._parts(values)
+        return [part for box, held in found for part in self._by_rows(box, held)] if self.rows else found
+
+    def _by_rows(self, box: Box, values: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
+        """A box of the rows that are here as boxes of the global tensor."""
+        first, here = 0, box.spans[0]
+        for rows in self.rows:
+            held = here.intersect(Span(first, first + rows.extent))
+            if held.extent:
+                place = Span(rows.start + held.start - first, rows.start + held.stop - first)
+                yield Box((place, *box.spans[1:])), values.narrow(0, held.start - here.start, held.extent)
+            first += rows.extent
+
+    def _parts(self, values: torch.Tensor) -> list[tuple[Box, torch.Tensor]]:
         if self.run is None:
             return [(self.box, values)]
         stored = [self.box.shape[dim] for dim in self.order]
@@ -104,8 +120,14 @@ def _place(name: str, tensor: torch.Tensor, net: ParallelNet) -> WeightPlace:
     mesh, rank, shape = net.mesh.mesh, net.mesh.rank, tuple(tensor.shape)
     cuts = cuts_of(tensor) if is_dtensor(tensor) else {}
     cutting = frozenset(axis for axes in cuts.values() for axis in axes)
+    holders = _holders(mesh, rank, cutting)
+    if is_dtensor(tensor) and (blocks := weight_blocks(tensor)) > 1:
+        _, rows, *others = block_layout(shape, mesh, cuts, blocks).box(rank).spans
+        starts = [block * shape[0] // blocks + rows.start for block in range(blocks)]
+        box = Box((Span(0, blocks * rows.extent), *others))
+        return WeightPlace(name, shape, box, holders, rows=tuple(Span(s, s + rows.extent) for s in starts))
     box = weight_layout(shape, mesh, cuts).box(rank) if cuts else Box.whole(shape)
-    return WeightPlace(name, shape, box, _holders(mesh, rank, cutting))
+    return WeightPlace(name, shape, box, holders)
 
 
 @lru_cache(maxsize=64)

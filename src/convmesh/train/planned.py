@@ -56,6 +56,12 @@ def _decided(config: RunConfig, plan: PlanConfig, model: nn.Module, shape: Shape
     made = _made(plan, model, shape, ranks, system)
     if system is None or not plan.predict:
         return Planned(dumps(made), unpredicted="`plan.predict` is false")
+    if system.node.turns(ranks) > 1:
+        cores = int(system.node.cores or ranks)
+        return Planned(
+            dumps(made),
+            unpredicted=f"{ranks} ranks take turns on {cores} cores, in an order that nobody knows beforehand",
+        )
     try:
         assumed = Assumptions(optimizer=ASSUMED[config.optimizer.name])  # type: ignore[arg-type]
         return Planned(dumps(made), predict(made, system, assumed))

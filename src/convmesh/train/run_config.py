@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from convmesh.balance.fair_shares import MEASURED
+from convmesh.train.field_spellings import Compile, Precision
 from convmesh.train.flag_tables import Counts, Table
 
 Count = Annotated[int, Field(ge=1)]
@@ -159,8 +160,8 @@ class BalanceConfig(Section):
 
     mode: Literal["off", "auto"] = "off"
     """auto: ranks are measured while they train, and the faster ones get more of each batch or volume."""
-    every: Annotated[int, Field(ge=MEASURED)] = 10
-    """Steps between two decisions; the last five of them are measured."""
+    every: Annotated[int, Field(ge=MEASURED)] = 5
+    """Steps between two decisions; the last three of them are measured."""
     least_gain: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Nothing moves unless a step is predicted to become shorter by this fraction."""
     most: Annotated[float, Field(gt=1)] = 2.0
@@ -178,8 +179,8 @@ class RunConfig(Section):
     """How often the training data are gone through."""
     steps: CountOrNone = 0
     """Stop after this many steps, whatever `epochs` says; 0 follows `epochs`."""
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """fp32 and fp64 throughout; bf16 and fp16 by autocast, fp16 with gradient scaling."""
+    precision: Precision = "fp32"
+    """fp32 and fp64 throughout; bf16 and fp16, or amp-bf16 and amp-fp16, by autocast, fp16 with gradient scaling."""
     loss: str = "auto"
     """cross_entropy, mse, l1, huber, dice, dice+cross_entropy, package.module:function, or auto, by the target."""
     clip_norm: Amount = 0.0
@@ -190,8 +191,8 @@ class RunConfig(Section):
     """step: ranks sum gradients in every step; async: each trains alone and hands in its weights when it has them."""
     sync_every: Count = 4
     """For async: the steps of a rank between two times that it hands in its weights."""
-    compile: bool = False
-    """Whether the whole step is traced and compiled; what cannot be runs eagerly."""
+    compile: Compile = False
+    """true traces and compiles the whole step where it can; "max-autotune" tries more kernels, "eager" only replays."""
     timeout_seconds: Positive = 600.0
     """How long ranks may be silent, or wait for each other, before the run fails or restarts; longer than any step."""
     tensorboard: bool = False

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from convmesh.gradients import GradScaler
 from convmesh.runtime import ParallelNet
 from convmesh.train.evaluation import Shards
+from convmesh.train.field_spellings import precision_of
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SEEDS_RUN = 1 << 32
@@ -33,9 +34,9 @@ class Stepper:
     ) -> None:
         self.net, self.optimizer = net, optimizer
         self._factor, self._clip_norm, self._seed = factor, clip_norm, seed
-        self._dtype = AUTOCAST.get(precision)
+        self._dtype = AUTOCAST.get(precision_of(precision))
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self.scaler = GradScaler(net.mesh.device.type, mesh=net.mesh) if precision == "fp16" else None
+        self.scaler = GradScaler(net.mesh.device.type, mesh=net.mesh) if self._dtype is torch.float16 else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which layers compute."""

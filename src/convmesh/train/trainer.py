@@ -253,6 +253,8 @@ class Trainer:
             "predicted_seconds_step": self.predicted_seconds_step,
             "measured_seconds_step": measured,
             "data_share": done.data_share,
+            "bytes_read": self.loader.bytes_read,
+            "bytes_needed": self.loader.bytes_needed,
             "stopped_by_signal": self.stopping.signal or None,
         }
         if self.balancer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,6 @@ def _describe(folder: RunFolder, config: RunConfig, parts: RunParts) -> None:
     unpredicted = {"seconds_step": None, "reason": parts.planned.unpredicted if parts.planned else ""}
     folder.write_json("prediction.json", unpredicted if prediction is None else prediction.to_plain())
     folder.write_json("environment.json", circumstances(parts.net.mesh.device))
+    if prediction is None and config.plan.predict and unpredicted["reason"]:
+        folder.log(f"no prediction of a step: {unpredicted['reason']}")
+        sys.stderr.write(f"no prediction of a step: {unpredicted['reason']}\n")

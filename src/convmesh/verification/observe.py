@@ -86,6 +86,8 @@ class Watcher:
             return
         self._seen.add(node)
         for index, leaf in enumerate(tree_leaves(value)):
+            if isinstance(leaf, Sharded) and leaf.layout.folds:
+                continue  # its parts are no box of the whole; the node that takes it apart is compared
             if isinstance(leaf, Sharded):
                 self._watch(node, index, leaf.local, leaf.box.slices())
             elif isinstance(leaf, torch.Tensor):

@@ -101,7 +101,7 @@ class Shrinker:
     def _keeps(self, layer: str, kind: str, old: Shapes, new: Shapes) -> bool:
         split = self._plan.split(layer)
         for before, after in zip(old, new, strict=True):
-            for dim, axes in split.cut(len(before)).items():
+            for dim, axes in split.cut(len(before), kind == "linear").items():
                 ranks = self._plan.mesh.extent(axes)
                 if ranks > 1 and after[dim] < min(before[dim], ranks):
                     return False

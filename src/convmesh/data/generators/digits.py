@@ -1,12 +1,16 @@
-"""Handwritten digits: the 1797 of scikit-learn's wheel (Alpaydin and Kaynak, 1998), resized for LeNet-5."""
+"""Handwritten digits: the 1797 of scikit-learn's wheel (Alpaydin and Kaynak, 1998), resized for LeNet-5.
+
+The file is read as it lies there: importing scikit-learn would take every rank a second, for one table of numbers.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import scipy.ndimage
 
 from convmesh.data.generators.sample_generator import SampleGenerator, check_positive
 from convmesh.data.libraries import library
@@ -46,13 +50,22 @@ class Digits(SampleGenerator):
 
 @lru_cache(maxsize=1)
 def _images() -> tuple[Any, Any]:
-    digits = library("sklearn.datasets", "the generator `digits`", "digits").load_digits()
-    return digits.images, digits.target
+    """All images of 8 x 8 and their classes."""
+    found = importlib.util.find_spec("sklearn")  # which imports nothing
+    folders = (found.submodule_search_locations if found else None) or ()
+    file = next((f for folder in folders if (f := Path(folder, "datasets", "data", "digits.csv.gz")).exists()), None)
+    if file is None:
+        digits = library("sklearn.datasets", "the generator `digits`", "digits").load_digits()
+        return digits.images, digits.target
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 @lru_cache(maxsize=2)
 def _grown(size: int) -> Any:
     """All images at a size, with a channel."""
+    import scipy.ndimage  # other generators do without
+
     factors = (1, size / 8, size / 8)
     grown = scipy.ndimage.zoom(_images()[0].astype(np.float32), factors, order=1, grid_mode=True, mode="nearest")
     return grown[:, None] / np.float32(8) - np.float32(1)

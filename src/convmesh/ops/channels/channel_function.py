@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from convmesh.dist import OpenMesh, Reduction
+from convmesh.dist import OpenMesh, Reduction, all_reduce
 from convmesh.dist.exchange import PendingExchange, Pieces, accumulate, fetch, start
 from convmesh.layout import ExchangePlan
 
@@ -43,6 +43,15 @@ class CutLayer:
     """Whether the gathered input is kept for backward, or gathered again to save its memory."""
     wire: torch.memory_format
     """The memory format in which tensors travel: that of the local layer."""
+    dim: int = 1
+    """The dim of the channels."""
+    input_sums: tuple[str, ...] = ()
+    """The axes along which ranks have the same input, so that its gradient is summed for all of them."""
+    output_sums: tuple[str, ...] = ()
+    """The axes along which partial outputs are summed for all ranks."""
+
+    def bias_gradient(self, dy: torch.Tensor) -> torch.Tensor:
+        return dy.sum([other for other in range(dy.dim()) if other != self.dim])
 
 
 class CutLayerFunction(torch.autograd.Function):
@@ -67,15 +76,30 @@ class CutLayerFunction(torch.autograd.Function):
         x = saved if layer.keeps_gathered else _gather(layer, layer.inputs, saved)
         dy = _gather(layer, layer.outputs, dy)
         dx_part = layer.local.input_gradient(dy, x, weight) if wants_x else None
-        returning = None if dx_part is None else post_partial(layer, layer.inputs, dx_part)
+        returning = None if dx_part is None else _Returning(layer, dx_part)
         grads = [layer.local.weight_gradient(dy, x, weight)] if wants_w else []
-        grads += [dy.sum([0, *range(2, dy.dim())])] if wants_b else []
+        grads += [layer.bias_gradient(dy)] if wants_b else []
         sums = Reduction(grads, layer.mesh, layer.reduce_axes) if grads else None
-        dx = None
-        if returning is not None and dx_part is not None:
-            dx = accumulate(layer.mesh, layer.inputs, dx_part, returning.wait())
+        dx = None if returning is None else returning.wait()
         reduced = iter(sums.wait() if sums else ())
         return dx, next(reduced) if wants_w else None, next(reduced) if wants_b else None, None
+
+
+class _Returning:
+    """The gradient of an input on its way: summed where ranks have the same input, then sent to its owners."""
+
+    def __init__(self, layer: CutLayer, partial: torch.Tensor) -> None:
+        self._layer, self._partial = layer, partial
+        self._sum = Reduction([partial], layer.mesh, layer.input_sums) if layer.input_sums else None
+        self._sent = None if self._sum else post_partial(layer, layer.inputs, partial)
+
+    def wait(self) -> torch.Tensor:
+        layer, partial, sent = self._layer, self._partial, self._sent
+        if self._sum is not None:
+            (partial,) = self._sum.wait()
+            sent = post_partial(layer, layer.inputs, partial)
+        assert sent is not None
+        return accumulate(layer.mesh, layer.inputs, partial, sent.wait())
 
 
 def post_partial(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> PendingExchange:
@@ -90,4 +114,6 @@ def _gather(layer: CutLayer, plan: ExchangePlan, tensor: torch.Tensor) -> torch.
 
 def _sum_scatter(layer: CutLayer, plan: ExchangePlan, partial: torch.Tensor) -> torch.Tensor:
     partial = partial.contiguous(memory_format=layer.wire)
+    if layer.output_sums:
+        partial = all_reduce(partial, layer.mesh, layer.output_sums)
     return accumulate(layer.mesh, plan, partial, post_partial(layer, plan, partial).wait())

@@ -7,24 +7,33 @@ sum-scatters its output, one cut by both does both (stationary-y, -x and -w; see
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.cut_weights import Cuts, local_shape, shard_of
+from convmesh.dist.cut_weights import Cuts, local_shape, shard_of, weight_blocks
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.local_conv import best_format
-from convmesh.layout import Box, Layout, Region, plan_exchange
-from convmesh.layout.channels import ChannelSplit, channel_layouts, groups_divide, largest_split
-from convmesh.layout.layout import LAYOUTS_KEPT
+from convmesh.layout import Box, Demand, Layout, Region, plan_exchange
+from convmesh.layout.channels import (
+    ChannelLayouts,
+    ChannelPlans,
+    ChannelSplit,
+    Sums,
+    channel_layouts,
+    groups_divide,
+    largest_split,
+)
+from convmesh.layout.layout import LAYOUTS_KEPT, FoldedLayout, chunked_cut, fair_cut
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
-from convmesh.ops.channels.local_layers import LocalConv, LocalDense, LocalTransposed
+from convmesh.ops.channels.local_layers import LocalConv, LocalDense, LocalTable, LocalTransposed
 from convmesh.ops.channels.sub_batches import StreamedFunction, StreamedLayer, sub_batches
-from convmesh.ops.channels.undecided_weight import PlannedWeight, Plans
+from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.autocast import autocast_inputs, without_autocast
 from convmesh.ops.core.exchange_plans import Maps
 from convmesh.ops.core.sharded import Sharded
@@ -54,14 +63,26 @@ def channel_split(weight: DTensor, filter_dim: int) -> ChannelSplit:
         if dim not in by_dim:
             raise UnsupportedError(f"`weight` is placed {placement} along {name!r}; cut it by filters or channels.")
         by_dim[dim].append(name)
-    return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]))
+    blocks = weight_blocks(weight)
+    return ChannelSplit(kept=tuple(by_dim[1 - filter_dim]), gathered=tuple(by_dim[filter_dim]), blocks=blocks)
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
-def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> Plans:
-    layouts = channel_layouts(source, maps, filters, split, groups)
+def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, split: ChannelSplit) -> ChannelPlans:
+    return _planned(source, channel_layouts(source, maps, filters, split, groups), rank)
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit) -> ChannelPlans:
+    """The plans of a layer whose channels are the last dim."""
+    last = len(source.cuts) - 1
+    return _planned(source, channel_layouts(source, (Same(),) * (last + 1), features, split, dim=last), rank)
+
+
+def _planned(source: Layout, layouts: ChannelLayouts, rank: int) -> ChannelPlans:
     inputs = plan_exchange(source, layouts.input_needs, rank)
-    return layouts.output, inputs, plan_exchange(layouts.output, layouts.output_parts, rank)
+    outputs = plan_exchange(layouts.output, layouts.output_parts, rank)
+    return ChannelPlans(layouts.output, inputs, outputs, layouts.input_sums, layouts.output_sums)
 
 
 def cut_conv(
@@ -71,7 +92,7 @@ def cut_conv(
     maps: Maps = (Same(), Same(), *windows)
     plans_of = partial(_plans, x.layout, maps, weight.shape[0], groups, x.mesh.rank)
     split = _split(x, weight, plans_of, groups)
-    output, _, outputs = plans_of(split)
+    output, outputs = plans_of(split).output, plans_of(split).outputs
     stride, dilation = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
     local_groups = groups // x.mesh.mesh.extent(split.gathered) if groups > 1 else 1
     term = _covering_term(x.layout, output, windows, x.mesh.rank)
@@ -93,7 +114,7 @@ def cut_conv_transpose(
     filter_dim = transposed_filter_dim(groups)
     plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1] * groups, groups, x.mesh.rank)
     split = _split(x, weight, plans_of, groups, filter_dim)
-    output, inputs, outputs = plans_of(split)
+    output, inputs, outputs = plans_of(split)[:3]
     stride, dilation = tuple(s.stride for s in steps), tuple(s.dilation for s in steps)
     space = Box(output.box(x.mesh.rank).spans[2:])
     pads = _crop(steps, space, x.shape[2:]) if _reaches(inputs.frame) else ()
@@ -115,17 +136,65 @@ def _crop(steps: tuple[Transposed, ...], out: Box, extents: torch.Size) -> tuple
     return tuple((-low, -high) for low, high in excess(steps, out, extents))
 
 
-def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None) -> Sharded:
-    """Dense layer with a cut weight on a matrix of samples."""
-    if x.dim() != 2:
+def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: Sums = "channel") -> Sharded:
+    """Dense layer with a cut weight on the last dim, that of the features; samples and tokens come before it.
+
+    `sums` says where partial outputs go; an undecided weight decides on that too.
+    """
+    if x.dim() < 2:
         raise UnsupportedError(
-            f"`input` (shape {tuple(x.shape)}) must have 2 dims for a dense layer with a cut weight."
+            f"`input` (shape {tuple(x.shape)}) must have 2 dims or more for a dense layer with a cut weight."
         )
-    plans_of = partial(_plans, x.layout, (Same(), Same()), weight.shape[0], 1, x.mesh.rank)
-    split = _split(x, weight, plans_of, 1)
-    if x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
-        return _run_streamed(x, weight, bias, split, plans_of(split)[0])
-    return _run(x, weight, bias, split, plans_of(split), LocalDense())
+    plans_of = partial(_dense_plans, x.layout, weight.shape[0], x.mesh.rank)
+    split = _split(x, weight, plans_of, 1, dim=x.dim() - 1)
+    if split.kept and not isinstance(weight, PlannedWeight):
+        split = replace(split, sums=sums)
+    if x.dim() == 2 and x.mesh.settings.sub_batches > 1 and {*x.layout.cuts[0].axes} & {*split.axes}:
+        return _run_streamed(x, weight, bias, split, plans_of(split).output)
+    made = _run(x, weight, bias, split, plans_of(split), LocalDense(), dim=x.dim() - 1)
+    return made if split.blocks == 1 else _folded(made, split.blocks)
+
+
+def cut_embedding(x: Sharded, weight: CutWeight, padding: int | None, sums: Sums = "channel") -> Sharded:
+    """Rows of a cut table, as the product of words, one-hot, with a dense layer's weight: that of its transpose.
+
+    Cut by filters, every rank has some features of all words; cut by channels, all features of some words.
+    """
+    words, features = weight.shape
+    plans_of = partial(_table_plans, x.layout, words, features, x.mesh.rank)
+    one_hot = Sharded(x.local, _one_hot(x.layout, words), x.mesh)
+    split = _split(one_hot, weight, plans_of, 1, filter_dim=1, dim=x.dim())
+    if split.kept and not isinstance(weight, PlannedWeight):
+        split = replace(split, sums=sums)
+    table, _ = _local_parts(x, weight, None, split, filter_dim=1)
+    part = x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank))
+    first = chunked_cut(x.mesh.mesh, words, split.kept).partition.span(part).start
+    layer = _layer(x, weight, table, split, plans_of(split), LocalTable(words, first, padding), x.dim())
+    return Sharded(CutLayerFunction.apply(x.local, table, None, layer), plans_of(split).output, x.mesh)
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _one_hot(source: Layout, words: int) -> Layout:
+    """The layout that words would have as vectors with a one in the word's place."""
+    return Layout(source.mesh, (*source.cuts, fair_cut(source.mesh, words, ())))
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _table_plans(source: Layout, words: int, features: int, rank: int, split: ChannelSplit) -> ChannelPlans:
+    dims = len(source.cuts)
+    layouts = channel_layouts(_one_hot(source, words), (Same(),) * (dims + 1), features, split, dim=dims)
+    inputs = plan_exchange(source, Demand(source.mesh, layouts.input_needs.dims[:dims]), rank)
+    outputs = plan_exchange(layouts.output, layouts.output_parts, rank)
+    return ChannelPlans(layouts.output, inputs, outputs, output_sums=layouts.output_sums)
+
+
+def _folded(made: Sharded, blocks: int) -> Sharded:
+    """A dense layer's output whose features are a rank's parts of several blocks, as its weight's rows are."""
+    axes, features = made.layout.cuts[-1]
+    block = features.extent // blocks
+    cuts = (fair_cut(made.layout.mesh, blocks, ()), chunked_cut(made.layout.mesh, block, axes))
+    layout = FoldedLayout(made.layout.mesh, (*made.layout.cuts[:-1], *cuts))
+    return Sharded(made.local.unflatten(-1, (blocks, -1)), layout, made.mesh)
 
 
 def _run_streamed(
@@ -135,7 +204,7 @@ def _run_streamed(
     rank = x.mesh.rank
     batches = sub_batches(x.layout, output, rank, x.mesh.settings.sub_batches)
     x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split))
-    plans = [_plans(b.layout, (Same(), Same()), weight.shape[0], 1, rank, split) for b in batches]
+    plans = [_dense_plans(b.layout, weight.shape[0], rank, split) for b in batches]
     parts = tuple(_layer(x, weight, weight_here, split, batch_plans, LocalDense()) for batch_plans in plans)
     layer = StreamedLayer(parts, batches, tuple(x.local.shape), output.box(rank).shape)
     with without_autocast(x.device):
@@ -144,12 +213,17 @@ def _run_streamed(
 
 
 def _split(
-    x: Sharded, weight: CutWeight, plans_of: Callable[[ChannelSplit], Plans], groups: int, filter_dim: int = 0
+    x: Sharded,
+    weight: CutWeight,
+    plans_of: Callable[[ChannelSplit], ChannelPlans],
+    groups: int,
+    filter_dim: int = 0,
+    dim: int = 1,
 ) -> ChannelSplit:
     """The weight's cut: its placement, or, for an undecided weight, the decision made now."""
     if isinstance(weight, PlannedWeight):
         assert weight.decide is not None
-        weight.decided = weight.decide(x, plans_of, groups)
+        weight.decided = weight.decide(x, plans_of, groups, dim)
         return weight.decided
     shard_of(weight, x.mesh)
     split = channel_split(weight, filter_dim)
@@ -172,15 +246,16 @@ def _run(
     weight: CutWeight,
     bias: torch.Tensor | None,
     split: ChannelSplit,
-    plans: Plans,
+    plans: ChannelPlans,
     local: LocalLayer,
     filter_dim: int = 0,
+    dim: int = 1,
 ) -> Sharded:
     x, weight_here, bias_here = autocast_inputs(x, *_local_parts(x, weight, bias, split, filter_dim))
-    layer = _layer(x, weight, weight_here, split, plans, local)
+    layer = _layer(x, weight, weight_here, split, plans, local, dim)
     with without_autocast(x.device):
         y = CutLayerFunction.apply(x.local, weight_here, bias_here, layer)
-    return Sharded(y, plans[0], x.mesh)
+    return Sharded(y, plans.output, x.mesh)
 
 
 def _local_parts(
@@ -191,18 +266,26 @@ def _local_parts(
 
 
 def _layer(
-    x: Sharded, weight: CutWeight, weight_here: torch.Tensor, split: ChannelSplit, plans: Plans, local: LocalLayer
+    x: Sharded,
+    weight: CutWeight,
+    weight_here: torch.Tensor,
+    split: ChannelSplit,
+    plans: ChannelPlans,
+    local: LocalLayer,
+    dim: int = 1,
 ) -> CutLayer:
-    output, inputs, outputs = plans
     return CutLayer(
         mesh=x.mesh,
         local=local,
-        inputs=inputs,
-        outputs=outputs,
-        reduce_axes=x.mesh.weight_axes(tuple(name for name in output.axes if name not in split.axes)),
+        inputs=plans.inputs,
+        outputs=plans.outputs,
+        input_sums=plans.input_sums,
+        output_sums=plans.output_sums,
+        reduce_axes=x.mesh.weight_axes(tuple(name for name in plans.output.axes if name not in split.axes)),
         has_bias_duty=x.mesh.mesh.part(split.kept, x.mesh.mesh.coordinates(x.mesh.rank)) == 0,
         keeps_gathered=not getattr(weight, GATHERS_AGAIN, False),
         wire=best_format(x.dtype, x.device_kind, x.dim(), weight_here.shape[2:]),
+        dim=dim,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -99,8 +100,48 @@ class LocalTransposed:
 
 
 @dataclass(frozen=True)
+class LocalTable:
+    """The rows of an embedding's table that words name; `first` is the first word whose row is here."""
+
+    words: int
+    first: int
+    padding: int | None
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        del bias  # tables have none
+        if len(weight) == self.words:
+            return torch.nn.functional.embedding(x, weight)
+        # Torch's own error for words that no rank has.
+        torch.nn.functional.embedding(x, weight.new_empty(1).expand(self.words, 1))
+        rows, is_here = self._rows(x, weight)
+        return torch.nn.functional.embedding(rows.where(is_here, 0), weight).where(is_here.unsqueeze(-1), 0)
+
+    def input_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        del dy, weight
+        return torch.zeros_like(x)
+
+    def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows, is_here = self._rows(x, weight)
+        padding = -1 if self.padding is None else self.padding - self.first
+        count = len(weight)
+        padding = padding if 0 <= padding < count else -1
+        backward: Any = torch.ops.aten.embedding_dense_backward
+        found: torch.Tensor
+        if count == self.words:
+            found = backward(dy, x, count, padding, False)
+            return found
+        # One more row takes what belongs to other ranks.
+        found = backward(dy, rows.where(is_here, count), count + 1, padding, False)
+        return found[:count]
+
+    def _rows(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = x - self.first
+        return rows, (rows >= 0) & (rows < len(weight))
+
+
+@dataclass(frozen=True)
 class LocalDense:
-    """A dense layer on the second dim of a matrix of samples."""
+    """A dense layer on the last dim."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight, bias)
@@ -111,4 +152,4 @@ class LocalDense:
 
     def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         del weight
-        return dy.T @ x
+        return dy.flatten(0, -2).T @ x.flatten(0, -2)

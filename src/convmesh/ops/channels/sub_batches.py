@@ -93,7 +93,7 @@ class StreamedFunction(torch.autograd.Function):
                 partial = part.local.input_gradient(grads[-1], x, weight)
                 leaving.append((partial, post_partial(part, part.inputs, partial)))
         weight_grads = [_weight_gradient(layer, grads, gathered, weight)] if wants_w else []
-        weight_grads += [torch.stack([g.sum([0, *range(2, g.dim())]) for g in grads]).sum(0)] if wants_b else []
+        weight_grads += [torch.stack([layer.parts[0].bias_gradient(g) for g in grads]).sum(0)] if wants_b else []
         sums = Reduction(weight_grads, layer.parts[0].mesh, layer.parts[0].reduce_axes) if weight_grads else None
         rows = [b.rows_in for b in layer.batches]
         dx = _collected(layer, rows, layer.shape_in, leaving, outputs=False) if wants_x else None

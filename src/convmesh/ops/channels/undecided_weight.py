@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from convmesh.layout import ExchangePlan, Layout
-from convmesh.layout.channels import ChannelSplit
+from convmesh.layout.channels import ChannelPlans, ChannelSplit
 from convmesh.private_torch.tensor_internals import as_subclass_leaf
 
-Plans = tuple[Layout, ExchangePlan, ExchangePlan]
-Decide = Callable[[Any, Callable[[ChannelSplit], Plans], int], ChannelSplit]
+Decide = Callable[[Any, Callable[[ChannelSplit], ChannelPlans], int, int], ChannelSplit]
+"""From an input, the plans of each candidate, the number of groups and the dim of the channels."""
 
 
 class PlannedWeight(torch.Tensor):

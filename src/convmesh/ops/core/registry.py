@@ -16,12 +16,16 @@ Handler = TypeVar("Handler", bound=Function)
 
 _handlers: dict[Function, Function] = {}
 _take_cut_weights: set[Function] = set()
+_take_folded: set[Function] = set()
 
 
-def implements(*functions: Function, takes_cut_weights: bool = False) -> Callable[[Handler], Handler]:
+def implements(
+    *functions: Function, takes_cut_weights: bool = False, takes_folded: bool = False
+) -> Callable[[Handler], Handler]:
     """Register the split version of torch functions; it takes their arguments, with `Sharded` in place of tensors.
 
-    Only a handler that `takes_cut_weights` ever receives a DTensor.
+    Only a handler that `takes_cut_weights` ever receives a DTensor, and only one that `takes_folded` a tensor whose
+    layout is folded: others get it with its last dim in one piece.
     """
 
     def register(handler: Handler) -> Handler:
@@ -29,6 +33,8 @@ def implements(*functions: Function, takes_cut_weights: bool = False) -> Callabl
             _handlers[function] = handler
             if takes_cut_weights:
                 _take_cut_weights.add(function)
+            if takes_folded:
+                _take_folded.add(function)
         return handler
 
     return register
@@ -63,6 +69,10 @@ def has_handler(function: Function) -> bool:
 
 def takes_cut_weights(function: Function) -> bool:
     return function in _take_cut_weights
+
+
+def takes_folded(function: Function) -> bool:
+    return function in _take_folded
 
 
 def handled() -> list[Function]:

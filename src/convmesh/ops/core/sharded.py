@@ -12,9 +12,11 @@ import torch
 from convmesh.dist import OpenMesh, exchange
 from convmesh.errors import ConvMeshError, LayoutError, OperatorError, UnsupportedError
 from convmesh.layout import Box, Layout
+from convmesh.layout.layout import FoldedLayout
 from convmesh.ops.core.exchange_plans import conversion, replicated_layout
 from convmesh.ops.core.operators import ShardedOperators, operand_name
-from convmesh.ops.core.registry import handler_of, name_of, takes_cut_weights, tensor_method
+from convmesh.ops.core.registry import handler_of, name_of, takes_cut_weights, takes_folded, tensor_method
+from convmesh.private_torch import tree_map
 from convmesh.private_torch.dtensors import is_dtensor
 
 CutOf = Mapping[int, str | Sequence[str]]
@@ -43,8 +45,10 @@ class Sharded(ShardedOperators):
     ) -> Any:
         """Run the split version of `func`. Whatever goes wrong in it is raised as an error of ours."""
         del types  # torch leaves DTensors out of it
-        _check_operands(func, (*args, *kwargs.values()) if kwargs else args)
+        has_folded = _check_operands(func, (*args, *kwargs.values()) if kwargs else args)
         handler = handler_of(func)
+        if has_folded and not takes_folded(func):
+            args, kwargs = _in_one_piece((args, kwargs))
         if kwargs and kwargs.get("out") is not None:
             raise UnsupportedError(f"`{name_of(func)}`: `out=` has no split version; use the result, `x = f(...)`.")
         try:
@@ -75,7 +79,8 @@ class Sharded(ShardedOperators):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size(self.layout.shape)
+        shape = self.layout.shape
+        return torch.Size((*shape[:-2], shape[-2] * shape[-1]) if self.layout.folds else shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,7 +137,19 @@ class Sharded(ShardedOperators):
 
     @property
     def ndim(self) -> int:
-        return len(self.layout.cuts)
+        return len(self.layout.cuts) - self.layout.folds
+
+    @property
+    def unfolded(self) -> Sharded:
+        """The tensor with the blocks of its last dim in a dim of their own, if its layout has such."""
+        if not isinstance(self.layout, FoldedLayout):
+            return self
+        return Sharded(self.local, self.layout.unfolded, self.mesh)
+
+    def in_one_piece(self) -> Sharded:
+        """The tensor with its last dim in one piece, by the rule of reshapes: blocks that are cut are gathered."""
+        folds = self.layout.folds
+        return self.__torch_function__(torch.reshape, (), (self.unfolded, tuple(self.shape))) if folds else self
 
     @property
     def box(self) -> Box:
@@ -185,6 +202,8 @@ class Sharded(ShardedOperators):
 
     def redistribute(self, target: Layout | CutOf) -> Sharded:
         """The same tensor in another layout, or cut as `x.redistribute({0: "data"})` says; differentiable."""
+        if self.layout.folds:
+            return self.in_one_piece().redistribute(target)
         if not isinstance(target, Layout):
             target = Layout.of(self.mesh.mesh, self.layout.shape, target)
         if target == self.layout:
@@ -196,7 +215,8 @@ class Sharded(ShardedOperators):
 
     def with_whole(self, dims: Sequence[int]) -> Sharded:
         """The same tensor with `dims` no longer cut: their axes replicate."""
-        return self.redistribute(self.layout.with_whole(dims)) if self.layout.axes_of(dims) else self
+        x = self.in_one_piece()
+        return x.redistribute(x.layout.with_whole(dims)) if x.layout.axes_of(dims) else x
 
     @overload
     def gather(self) -> torch.Tensor: ...
@@ -208,7 +228,7 @@ class Sharded(ShardedOperators):
         """The whole global tensor, on every rank; differentiable. With a dim and indices, `torch.gather`."""
         if args or kwargs:
             return self.__torch_function__(torch.gather, (), (self, *args), kwargs)
-        return self.redistribute(Layout.of(self.mesh.mesh, self.layout.shape)).local
+        return self.redistribute(Layout.of(self.mesh.mesh, self.shape)).local
 
 
 _DTENSOR = (
@@ -255,16 +275,22 @@ def _instead(name: str) -> str:
     return f"; use `x = x.{plain}(...)`" if plain != name and tensor_method(plain) is not None else ""
 
 
-def _check_operands(function: Callable[..., Any], arguments: Iterable[Any]) -> None:
-    """Refuse DTensors where no weight is expected, and tensors of two meshes."""
-    takes_dtensors, first = takes_cut_weights(function), None
+def _check_operands(function: Callable[..., Any], arguments: Iterable[Any]) -> bool:
+    """Refuse DTensors where no weight is expected, and tensors of two meshes. Whether any tensor is folded."""
+    takes_dtensors, first, has_folded = takes_cut_weights(function), None, False
     for argument in arguments:
         for value in argument if isinstance(argument, (list, tuple)) else (argument,):
             if isinstance(value, Sharded):
                 first = first or value.mesh
+                has_folded |= value.layout.folds
                 _refuse_other_mesh(function, first, value.mesh)
             elif not takes_dtensors:
                 _refuse_dtensor(value)
+    return has_folded
+
+
+def _in_one_piece(arguments: Any) -> Any:
+    return tree_map(lambda x: x.in_one_piece() if isinstance(x, Sharded) else x, arguments)
 
 
 def _refuse_other_mesh(function: Callable[..., Any], first: OpenMesh, other: OpenMesh) -> None:

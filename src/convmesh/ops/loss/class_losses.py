@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from convmesh.dist import copy_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Layout
+from convmesh.ops.core.autocast import autocast_type
+from convmesh.ops.core.precision import wide
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
 from convmesh.ops.loss.cut_classes import log_probabilities, scores_of, stay_cut
@@ -80,7 +82,7 @@ def _of_cut_logits(
     x: Sharded, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, label_smoothing: float
 ) -> torch.Tensor:
     """As torch smoothes: with every class a little likely, by its weight."""
-    classes = x.shape[1]
+    x, classes = _widened(x), x.shape[1]
     factors = None if not label_smoothing else x.local.new_ones(classes) if weight is None else weight
     own, every = log_probabilities(x, labels, factors)
     loss = -own * _weights(labels, weight, ignore_index)
@@ -90,7 +92,12 @@ def _of_cut_logits(
 
 
 def _of_cut_scores(x: Sharded, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
-    return -scores_of(x, labels) * _weights(labels, weight, ignore_index)
+    return -scores_of(_widened(x), labels) * _weights(labels, weight, ignore_index)
+
+
+def _widened(x: Sharded) -> Sharded:
+    """Autocast computes losses in float32, on every kind of device."""
+    return x if autocast_type(x.device) is None else x.like(x.local.to(wide(x.dtype)))
 
 
 def _of_cut_probabilities(x: Any, target: Any, weight: Any, reduction: str, label_smoothing: float) -> Sharded:

@@ -7,7 +7,6 @@ A cut dim is made whole first, by the rule of reshapes. Picking by a tensor of i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -139,17 +138,6 @@ def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: i
     listed = tuple(f"listed {d}" if d in apart else label for d, label in enumerate(labels))
     whole = frozenset(name for d in apart for name in (labels[d], listed[d]))
     return Contraction((labels, *[listed] * (tensors - 1)), labels, whole)
-
-
-@implements(F.embedding)
-def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options: Any) -> Sharded:  # noqa: A002
-    """The rows of a whole table that the indices name."""
-    if input.dtype not in (torch.int64, torch.int32):  # torch 2.11 refuses only indices with data
-        raise TypeError(f"`input` must be indices, int64 or int32, not {str(input.dtype).removeprefix('torch.')}")
-    F.embedding(probe(input), probe(weight), padding_idx, **options)
-    labels = _labels(input.dim())
-    terms = Contraction((labels, ("row", "feature")), (*labels, "feature"), frozenset({"row"}))
-    return contract(terms, _on_one_mesh(input, weight), partial(F.embedding, padding_idx=padding_idx, **options))
 
 
 @implements(F.grid_sample)

@@ -63,10 +63,13 @@ def stack(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
 
 
 def _register(function: Callable[..., Any]) -> None:
-    @implements(function)
+    @implements(function, takes_folded=True)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> tuple[Sharded, ...]:
         whole = probe(x)
         pieces = function(whole, *args, **kwargs)
+        if x.layout.folds and {tuple(piece.shape) for piece in pieces} == {(*x.shape[:-1], x.layout.shape[-1])}:
+            return unbind(x.unfolded, -2)
+        x = x.in_one_piece()
         dim = next((d for d in range(x.dim()) if any(p.shape[d] != x.shape[d] for p in pieces)), 0)
         # Each piece is a view, whose storage offset tells where it begins.
         starts = (piece.storage_offset() // whole.stride(dim) for piece in pieces)

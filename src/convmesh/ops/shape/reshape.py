@@ -30,7 +30,7 @@ RESHAPING: tuple[Callable[..., Any], ...] = (
 
 
 def _register(function: Callable[..., Any]) -> None:
-    @implements(function)
+    @implements(function, takes_folded=True)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
         # torch itself reads the arguments (-1, one tuple or many numbers, negative dims), on a tensor without data.
         wanted = function(probe(x), *args, **kwargs)
@@ -55,6 +55,7 @@ def reshape(x: Sharded, shape: tuple[int, ...]) -> Sharded:
     """`x` in another global shape with the same number of elements, by the rule of this module."""
     if shape == tuple(x.shape):
         return x
+    x = x.unfolded  # the order of its elements is the same
     before, after = reshaped_layouts(x.layout, shape)
     local = x.redistribute(before).local
     return Sharded(local.reshape(after.box(x.mesh.rank).shape), after, x.mesh)

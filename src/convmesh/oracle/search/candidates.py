@@ -9,10 +9,12 @@ from functools import cached_property
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
+from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES, space_axes
 from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.plans import Program, Split, Work, preset, split_nodes
-from convmesh.plans.presets import AXES_OF, CUTS_CHANNELS
+from convmesh.plans.presets import AXES_OF
+from convmesh.plans.shared_weights import may_cut
 from convmesh.plans.space_rows import rows_by_axis
 from convmesh.plans.stage_graph import StageGraph
 
@@ -155,11 +157,11 @@ class Candidates:
     def _rows(self, node: Node, axis: str) -> int:
         """Rows that ranks along an axis of space share in a layer; 1 where there is no space."""
         given = self.graph.node(node.inputs[0]).outputs[0].shape
-        return rows_by_axis(given, node.outputs[0].shape).get(axis, 1)
+        return rows_by_axis(given, node.outputs[0].shape, node.channels_last).get(axis, 1)
 
     def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> Refusal | None:
         """Refuse with the first layer that has too few filters, if such layers do much of the work."""
-        nodes = [node for node in split_nodes(self.graph) if node.kind in CUTS_CHANNELS]
+        nodes = [node for node in split_nodes(self.graph) if may_cut(self.graph, node)]
         uncut = [node for node in nodes if axis not in splits[node.layer].channel]
         if self._work(uncut) <= MOST_IDLE * self._work(nodes):
             return None
@@ -178,7 +180,8 @@ class Candidates:
 
 
 def _few_filters(subject: str, ranks: int, node: Node) -> Refusal:
-    filters = node.outputs[0].shape[1]
+    shape = node.outputs[0].shape
+    filters = shape[channel_dim(len(shape), node.channels_last)]
     return Refusal(kind=RefusalKind.FILTERS, subject=subject, needed=ranks, limit=filters, layer=node.layer)
 
 

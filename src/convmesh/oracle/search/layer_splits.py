@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import get_args
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.channels import groups_divide
+from convmesh.layout.channels import Sums, groups_divide
+from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
 from convmesh.plans import Split
-from convmesh.plans.presets import CUTS_CHANNELS
+from convmesh.plans.shared_weights import may_cut, shared_algorithm
 from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 from convmesh.plans.steps import Shape
 
@@ -28,18 +31,37 @@ HOME = {"data": "sample", **{name: name for name in SPACE_AXES}, **dict.fromkeys
 def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> list[Split]:
     """Splits of one layer. An axis cuts the dim of its name, or samples, or channels; nothing only where it must."""
     given, made = graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
-    weights = sum(weight.elements for weight in node.weights if weight.learns) if node.kind in CUTS_CHANNELS else 0
-    uses = [_uses(axis, mesh, given, made, weights) for axis in mesh.axes]
+    weights = sum(weight.elements for weight in node.weights if weight.learns) if may_cut(graph, node) else 0
+    rows, filters = rows_by_axis(given, made, node.channels_last), made[channel_dim(len(made), node.channels_last)]
+    uses = [_uses(axis, mesh, given, rows, filters, weights) for axis in mesh.axes]
     groups = int(str(node.options.get("groups", 1)))
     ratings: dict[Split, tuple[int, float]] = {}
     for chosen in itertools.product(*uses):
         pairs = list(zip(mesh.axes, chosen, strict=True))
         split = _split(pairs)
-        if _fits(split, mesh, given, made, groups):
+        if _fits(split, mesh, given[0], filters, groups):
             ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
     least = min(idle for idle, _ in ratings.values())
     busy = [split for split, (idle, _) in ratings.items() if idle == least]
-    return sorted(busy, key=lambda split: ratings[split])[:most]
+    best = sorted(busy, key=lambda split: ratings[split])[:most]
+    if node.channels_last and len(made) > 2:
+        best = [variant for split in best for variant in _on_tokens(split)]
+    if algorithm := shared_algorithm(graph, node):
+        named = [replace(split, algorithm=algorithm) if split.algorithm == "auto" else split for split in best]
+        return [split for split in named if not split.channel or split.algorithm == algorithm]
+    return best
+
+
+def _on_tokens(split: Split) -> list[Split]:
+    """The ways to cut a dense layer's features that differ in what follows: where its output is, whole or in parts.
+
+    Columns of the weight leave features cut, for the next layer to take by rows; rows leave sums, which go to every
+    rank, to parts of the tokens or to parts of the features.
+    """
+    if not split.channel:
+        return [split]
+    rows = [replace(split, algorithm="x", sums=sums) for sums in get_args(Sums)]
+    return [replace(split, algorithm="y"), *rows]
 
 
 def _idle(pairs: Sequence[tuple[str, str | None]], weights: int) -> int:
@@ -54,15 +76,15 @@ def _strangeness(pairs: Sequence[tuple[str, str | None]]) -> float:
     return len(moved) + 0.5 * (at_home and any(kind == "space" for kind, _ in moved))
 
 
-def _uses(axis: str, mesh: Mesh, given: Shape, made: Shape, weights: int) -> list[str | None]:
+def _uses(axis: str, mesh: Mesh, given: Shape, rows: Mapping[str, int], filters: int, weights: int) -> list[str | None]:
     """The dims of a layer that an axis may cut; None for nothing."""
-    ranks, rows = mesh.axes[axis], rows_by_axis(given, made)
+    ranks = mesh.axes[axis]
     dims: list[str | None] = [None]
     if axis in SPACE_AXES and rows.get(axis, 0) >= LEAST_ROWS * ranks:
         dims.append(axis)
     if given[0] >= ranks:
         dims.append("sample")
-    if weights and made[1] >= ranks and (axis in CHANNEL_AXES or _is_worth(ranks, mesh, given, weights)):
+    if weights and filters >= ranks and (axis in CHANNEL_AXES or _is_worth(ranks, mesh, given, weights)):
         dims.append("channel")
     return dims
 
@@ -80,6 +102,6 @@ def _split(pairs: Sequence[tuple[str, str | None]]) -> Split:
     return Split(**cut)  # type: ignore[arg-type]
 
 
-def _fits(split: Split, mesh: Mesh, given: Shape, made: Shape, groups: int) -> bool:
+def _fits(split: Split, mesh: Mesh, samples: int, filters: int, groups: int) -> bool:
     channels = mesh.extent(split.channel)
-    return given[0] >= mesh.extent(split.sample) and made[1] >= channels and groups_divide(groups, channels)
+    return samples >= mesh.extent(split.sample) and filters >= channels and groups_divide(groups, channels)

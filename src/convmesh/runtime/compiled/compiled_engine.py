@@ -108,6 +108,7 @@ class CompiledEngine:
         assert self._holdings is not None
         try:
             traced = trace_step(self.eager, self._holdings, inputs, targets, compiles, torch.is_grad_enabled())
+            self._compiler.joins = device == "cuda" and bool(traced.postings)
             calls = cut_step(traced, self._order(traced), self._compiler.of_run if compiles else Uncompiled)
         except Exception as error:  # whatever an operator raises that needs values; the eager step tells a real mistake
             self._tell(f"the step cannot be traced ({first_line(error)})")

@@ -32,5 +32,6 @@ def lay_out_operands(graph: fx.Graph) -> None:
 def _copied(before: fx.Node, operand: fx.Node, wanted: torch.memory_format) -> fx.Node:
     with before.graph.inserting_before(before):
         copy = before.graph.call_function(torch.ops.aten.clone.default, (operand,), {"memory_format": wanted})
+    copy.meta |= before.meta  # of the same layer
     copy.meta["val"] = operand.meta["val"].clone(memory_format=wanted)
     return copy

@@ -150,16 +150,21 @@ class _Step:
 
 
 def _keep_sign(node: fx.Node, readers: list[fx.Node]) -> None:
-    graph = node.graph
-    with graph.inserting_after(node):
-        blocked = graph.call_function(torch.ops.aten.le.Scalar, (node, 0))
-    blocked.meta["val"] = node.meta["val"].le(0)
+    with node.graph.inserting_after(node):
+        blocked = _called(node.graph, torch.ops.aten.le.Scalar, node, 0)
     for reader in readers:
-        with graph.inserting_before(reader):
-            passed = graph.call_function(torch.ops.aten.masked_fill.Scalar, (reader.args[0], blocked, 0))
-        passed.meta = dict(reader.meta)
+        with node.graph.inserting_before(reader):
+            zero = _called(node.graph, torch.ops.aten.new_zeros.default, reader.args[0], ())
+            passed = _called(node.graph, torch.ops.aten.where.self, blocked, zero, reader.args[0])
         reader.replace_all_uses_with(passed)
-        graph.erase_node(reader)
+        node.graph.erase_node(reader)
+
+
+def _called(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
+    """A new node, which knows its value's shape and format as traced nodes do."""
+    made = graph.call_function(operator, args)
+    made.meta["val"] = operator(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+    return made
 
 
 def _drop_detaching(graph: fx.Graph) -> None:

@@ -15,6 +15,8 @@ from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
 from convmesh.errors import UnsupportedError
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.tracing import returns_views
+from convmesh.runtime.compiled.layer_tags import layers_of
+from convmesh.runtime.compiled.replay_listener import replay_listener
 from convmesh.runtime.compiled.step_compiler import Run
 from convmesh.runtime.compiled.traced_step import TracedStep
 from convmesh.runtime.graph_regions import region
@@ -36,15 +38,23 @@ class StepCall:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     frees: tuple[int, ...] = ()
+    layer: str = ""
+    """The layers that it computes, or for which it sends."""
+    phase: str = "forward"
 
 
 def replay(calls: Iterable[StepCall], values: Values) -> None:
     """Make the calls in order."""
+    listener = replay_listener()
     for call in calls:
+        if listener is not None:
+            listener.enter(call.layer, call.phase)
         arguments = [values[place] for place in call.reads]
         for place in call.frees:
             del values[place]
         values.update(zip(call.writes, call.run(arguments), strict=True))
+        if listener is not None:
+            listener.leave()
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ class _Cutter:
         parts = [_runs(self._nodes[a:b]) for a, b in pairwise([0, self._backward_begins(), *ends])]
         _repeat_views([run for part in parts for run in part])
         places = {node: place for place, node in enumerate(self._traced.module.graph.nodes)}
-        calls = [[self._call(run, places) for run in part] for part in parts]
+        calls = [[_named(self._call(run, places), run, part is parts[0]) for run in part] for part in parts]
         kept = [places[n] for n in results]
         freeing, ended = _freeing(calls, kept[:border], [[kept[border + i] for i in group] for group in groups])
         return StepCalls(
@@ -179,6 +189,10 @@ class _Cutter:
     def _constants(self) -> dict[str, Any]:
         module = self._traced.module
         return {str(n.target): getattr(module, str(n.target)) for n in module.graph.find_nodes(op="get_attr")}
+
+
+def _named(call: StepCall, run: Sequence[fx.Node], is_forward: bool) -> StepCall:
+    return replace(call, layer=layers_of(run), phase="forward" if is_forward else "backward")
 
 
 @dataclass(frozen=True)

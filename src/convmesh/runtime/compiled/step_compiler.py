@@ -68,6 +68,8 @@ class StepCompiler:
 
     def __init__(self, tell: Tell, tunes: bool = False) -> None:
         self.tell, self._tunes = tell, tunes
+        self.joins = False
+        """Whether small kernels share a launch: on a GPU, where transfers cut a step into many short runs."""
         self._known: dict[Hashable, Run] = {}
 
     def of_run(self, module: fx.GraphModule) -> Run:
@@ -80,10 +82,10 @@ class StepCompiler:
 
         If the compiler fails, the run stays as traced: its values are the same.
         """
-        key = _graph_key(module), _arguments_key(arguments)
+        key = _graph_key(module), _arguments_key(arguments), self.joins
         if key not in self._known:
             try:
-                self._known[key] = compile_graph(module, list(arguments), self._tunes)
+                self._known[key] = compile_graph(module, list(arguments), self._tunes, self.joins)
             except Exception as error:  # the compiler's own errors have no common base
                 self.tell(f"torch's compiler failed on a part of the step ({first_line(error)})")
                 self._known[key] = Uncompiled(module)

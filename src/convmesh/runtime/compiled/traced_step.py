@@ -26,9 +26,11 @@ from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.module_tables import Table, buffers_of, parameters_of, standing_in
 from convmesh.private_torch.tracing import FakeTensorMode
 from convmesh.runtime.compiled.batch_types import read_as_cast
+from convmesh.runtime.compiled.layer_tags import LayerTags
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
 from convmesh.runtime.compiled.recomputed_values import recompute_values
 from convmesh.runtime.direct_engine import DirectEngine, judged
+from convmesh.runtime.layer_following import Following
 
 
 class Holdings:
@@ -147,18 +149,20 @@ def trace_step(
     example = [*blanks, *(local_of(t) for t in holdings.tensors()), *(t.detach() for t in batch)]
     values = [fake.from_tensor(t, static_shapes=True) for t in example]
     fused = fusing() if fuse else nullcontext()
+    following = Following(engine, [engine.module], engine.layers, LayerTags())
     try:
         with torch.autograd.set_multithreading_enabled(False), fused, tracing_transfers() as transfers:
             module = make_fx(recipe, tracing_mode="fake")(*values)
     finally:
+        following.end()
         torch.clear_autocast_cache()  # it knows weights without values
     forget_source_of(module)
     module.graph.eliminate_dead_code()
     if fuse:
-        lay_out_operands(module.graph)
         tangent, _, *given = module.graph.find_nodes(op="placeholder")
         recompute_values(module.graph, tangent)
         read_as_cast(given[len(given) - len(batch) :])
+        lay_out_operands(module.graph)  # last: the others change formats
     module.recompile()
     forget_source_of(module)
     _refuse_hidden_weights(module)

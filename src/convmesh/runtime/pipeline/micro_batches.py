@@ -19,6 +19,7 @@ from convmesh.lowering.parcels import Parcel, parcel_of, rows
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import stages_of
 from convmesh.private_torch import tree_flatten, tree_unflatten
+from convmesh.runtime.pipeline.stage_messages import StageMessages
 from convmesh.runtime.pipeline.stage_modules import StageModule, StageRegion
 from convmesh.runtime.pipeline.stage_weights import from_stage
 from convmesh.runtime.pipeline.torch_schedules import CountedStage, LossOf, make_schedule
@@ -116,7 +117,10 @@ class Runner:
         wire = self.mesh.wire_device
         modules = [StageModule(region, self.batch.lowered, wire) for region in self._regions]
         pairs = zip(modules, self._regions, strict=True)
-        stages = [CountedStage(module, region.index, self._stages, self.mesh, wire) for module, region in pairs]
+        messages = StageMessages()
+        stages = [
+            CountedStage(module, region.index, self._stages, self.mesh, wire, messages) for module, region in pairs
+        ]
         return modules, make_schedule(self.batch.pipeline.schedule, stages, self.batch.count, loss)
 
     def train(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from convmesh.dist import OpenMesh, dry_mesh
 from convmesh.errors import ConvMeshError, OperatorError, ShapeError, UnsupportedError
@@ -83,6 +83,11 @@ class PipelineEngine:
         self._targets: list[Any] = []
         self._shares: list[float] = []
         self._tried: set[int] = set()
+
+    @property
+    def networks(self) -> list[fx.GraphModule]:
+        """The calls of this rank's stages."""
+        return [region.module for region in self._regions]
 
     def rebind(self, owner: nn.Module) -> None:
         """Look up again the parameters that the network reads itself, not through a layer."""

@@ -22,6 +22,7 @@ from convmesh.lowering.stage_program import CARRIER
 from convmesh.ops.core.autocast import without_autocast
 from convmesh.plans.pipeline_rules import rank_of
 from convmesh.private_torch.backward_engine import keeps_its_graph
+from convmesh.runtime.pipeline.stage_messages import StageMessage, StageMessages
 from convmesh.runtime.pipeline.stage_modules import StageModule
 
 LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
@@ -31,40 +32,64 @@ LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 class CountedStage(PipelineStage):
     """A stage whose shapes are known in advance, and whose messages are counted when they are posted."""
 
-    def __init__(self, module: StageModule, index: int, stages: int, mesh: OpenMesh, wire: torch.device) -> None:
+    def __init__(
+        self,
+        module: StageModule,
+        index: int,
+        stages: int,
+        mesh: OpenMesh,
+        wire: torch.device,
+        messages: StageMessages,
+    ) -> None:
         inputs, outputs = module.examples
         super().__init__(module, index, stages, wire, inputs, outputs, group=mesh.group(("pipe",)))
-        self._open_mesh, self._module = mesh, module
+        self._open_mesh, self._module, self._messages = mesh, module, messages
         self._graphs: dict[int, list[Any]] = {}
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._module.chunk = fwd_chunk_id
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with self._messages.used(StageMessage("forward", self.stage_index, fwd_chunk_id)):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        posted = super().get_fwd_recv_ops(fwd_chunk_id)
+        self._messages.expected(posted, StageMessage("forward", self.stage_index, fwd_chunk_id))
+        return posted
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        posted = super().get_bwd_recv_ops(bwd_chunk_id)
+        self._messages.expected(posted, StageMessage("backward", self.stage_index, bwd_chunk_id))
+        return posted
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(super().get_fwd_send_ops(fwd_chunk_id), self.stage_index + 1)
+        posted = super().get_fwd_send_ops(fwd_chunk_id)
+        return self._counted(posted, StageMessage("forward", self.stage_index + 1, fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(super().get_bwd_send_ops(bwd_chunk_id), self.stage_index - 1)
+        posted = super().get_bwd_send_ops(bwd_chunk_id)
+        return self._counted(posted, StageMessage("backward", self.stage_index - 1, bwd_chunk_id))
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keep a micro-batch's graph after its input gradients, if weight gradients are computed later."""
         if self.has_backward and not kwargs.get("full_backward", True) and not graphs_keep_functions():
             ends = [loss] if self.is_last else self.fwd_cache[bwd_chunk_id][0]
             self._graphs[bwd_chunk_id] = [end.grad_fn for end in ends]
-        with without_autocast(self._open_mesh.device):  # like `backward()`, which runs after the block that casts
+        message = StageMessage("backward", self.stage_index, bwd_chunk_id)
+        # Without autocast, like `backward()`, which runs after the block that casts.
+        with without_autocast(self._open_mesh.device), self._messages.used(message):
             return super().backward_one_chunk(bwd_chunk_id, loss, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with without_autocast(self._open_mesh.device):
+        with without_autocast(self._open_mesh.device), self._messages.used():
             result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
         self._graphs.pop(bwd_chunk_id, None)
         return result
 
-    def _counted(self, posted: list[dist.P2POp], receiver: int) -> list[dist.P2POp]:
+    def _counted(self, posted: list[dist.P2POp], message: StageMessage) -> list[dist.P2POp]:
         mesh = self._open_mesh
         for op in posted:
-            mesh.traffic.record(CARRIER, op.tensor.nbytes, ("pipe",), rank_of(receiver, mesh.mesh, mesh.rank))
+            mesh.traffic.record(CARRIER, op.tensor.nbytes, ("pipe",), rank_of(message.stage, mesh.mesh, mesh.rank))
+        self._messages.sent(posted, message)
         return posted
 
 

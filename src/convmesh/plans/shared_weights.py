@@ -1,0 +1,50 @@
+"""Weights that several layers share: whether they can be cut, and how, so that all of their layers agree.
+
+An embedding and the dense layer that turns features back into scores of words are cut along the words: the one by rows
+of its table, whose sums are the features, the other by its filters.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from convmesh.graph import Graph, Node
+
+CUTS_CHANNELS = ("conv", "conv_transpose", "linear", "embedding")
+"""Kinds of layers whose weights channels and filters cut."""
+
+
+def cut_kind(node: Node) -> str:
+    """A node's kind, with embeddings as one of their own."""
+    return "embedding" if is_table(node) else node.kind
+
+
+def is_table(node: Node) -> bool:
+    """Whether a node is an embedding whose table may be cut: one that looks rows up, and does nothing else."""
+    settings = str(node.options.get("settings", ""))
+    return node.op == "Embedding" and not any(word in settings for word in ("max_norm", "scale_grad", "sparse"))
+
+
+def sharers(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """The nodes of other layers that use a weight of this one."""
+    if "users of weights" not in graph.derived:
+        users: dict[str, list[Node]] = {}
+        for user in graph.nodes:
+            for weight in user.weights:
+                users.setdefault(weight.name, []).append(user)
+        graph.derived["users of weights"] = users
+    by_weight: dict[str, list[Node]] = graph.derived["users of weights"]
+    found = {other.name: other for weight in node.weights for other in by_weight[weight.name]}
+    return tuple(other for other in found.values() if other.layer != node.layer)
+
+
+def may_cut(graph: Graph, node: Node) -> bool:
+    """Whether a layer's weight may be cut: if others use it, theirs must be able to be."""
+    return all(cut_kind(user) in CUTS_CHANNELS for user in (node, *sharers(graph, node)))
+
+
+def shared_algorithm(graph: Graph, node: Node) -> Literal["x", "y"] | None:
+    """The algorithm of a dense layer or an embedding that shares its weight; None if the layer is free to choose."""
+    if not sharers(graph, node) or cut_kind(node) not in ("linear", "embedding"):
+        return None
+    return "x" if is_table(node) else "y"

@@ -1,0 +1,44 @@
+"""Which layer each operator of a traced step is of: noted while it is traced, and read when the step is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from convmesh.private_torch.tracing import graph_being_traced
+
+_KEY = "convmesh_layer"
+BETWEEN = "+"
+"""Between the names of layers that run as one."""
+
+
+class LayerTags:
+    """A listener: what is traced between `enter` and `leave` is the layer's."""
+
+    def __init__(self) -> None:
+        self._layer = ""
+        self._before: fx.Node | None = None
+
+    def enter(self, layer: str, phase: str) -> None:
+        del phase
+        self._layer, self._before = layer, _last()
+
+    def leave(self) -> None:
+        if self._before is None:
+            return
+        node, end = self._before, _last()
+        while node is not end:
+            node = node.next
+            node.meta.setdefault(_KEY, self._layer)
+        self._before = None
+
+
+def _last() -> fx.Node:
+    node: fx.Node = next(iter(reversed(graph_being_traced().nodes)))
+    return node
+
+
+def layers_of(nodes: Iterable[fx.Node]) -> str:
+    """The layers of a run of operators, in their order."""
+    return BETWEEN.join(dict.fromkeys(filter(None, (node.meta.get(_KEY, "") for node in nodes))))

@@ -1,0 +1,49 @@
+"""A net whose layers are followed while it trains, whatever engine runs them."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from convmesh.runtime.compiled.compiled_engine import CompiledEngine
+from convmesh.runtime.compiled.replay_listener import listen_to_replays
+from convmesh.runtime.direct_engine import DirectEngine
+from convmesh.runtime.layer_following import Following, LayerListener
+from convmesh.runtime.net import ParallelNet
+from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
+
+
+class FollowedNet:
+    """Tells a listener which layer of a net runs; of a compiled step, which run of operators, by its layers' names."""
+
+    def __init__(self, net: ParallelNet, listener: LayerListener) -> None:
+        engine = net._running.engine
+        layers = {node.node: node.layer for node in net.program.nodes}
+        self._compiled = engine if isinstance(engine, CompiledEngine) else None
+        # A compiled engine runs steps eagerly that cannot be traced.
+        followed = engine.eager if isinstance(engine, CompiledEngine) else engine
+        self._following = Following(followed, _networks(followed), layers, listener)
+        if self._compiled is not None:
+            listen_to_replays(listener)
+
+    def forget(self) -> None:
+        """A step is over."""
+        self._following.forget()
+
+    def end(self) -> None:
+        """Leave the net as it was."""
+        self._following.end()
+        if self._compiled is not None:
+            listen_to_replays(None)
+
+
+def is_cut_by_layer(net: ParallelNet) -> bool:
+    """Whether layers run one by one; a compiled step runs several of them at once."""
+    return not isinstance(net._running.engine, CompiledEngine)
+
+
+def _networks(engine: object) -> list[fx.GraphModule]:
+    """The graphs that an engine calls: one, or those of this rank's stages."""
+    if isinstance(engine, PipelineEngine):
+        return engine.networks
+    assert isinstance(engine, DirectEngine)
+    return [engine.module]

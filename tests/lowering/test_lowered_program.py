@@ -80,7 +80,7 @@ def test_what_is_sent_is_what_the_program_says(
         assert +step.messages == +step.messages_told, f"messages of rank {rank}"
 
 
-BESIDE = ("copy_", "fill_", "_local_scalar_dense", "isfinite", "isnan", "all", "stack", "ones_like")
+BESIDE = ("copy_", "_foreach_copy_", "fill_", "_local_scalar_dense", "isfinite", "isnan", "all", "stack", "ones_like")
 """Operators of the gradients' way into `.grad` and buckets, and of the look at the result: they are told apart."""
 
 

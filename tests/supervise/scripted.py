@@ -55,10 +55,16 @@ def _happens(folder: Path, number: int, each: dict[str, Any], step: int) -> bool
         return file.tell() <= int(each["times"])
 
 
+def _meeting(folder: Path) -> Path:
+    """Where the ranks of a generation meet. A port may come again; after a refusal there are fewer ranks."""
+    here = folder / f"steps{os.environ['MASTER_PORT']}of{os.environ['WORLD_SIZE']}"
+    here.mkdir(exist_ok=True)
+    return here
+
+
 def _together(folder: Path, step: int) -> None:
     """Wait until all ranks are here, as they do in collectives."""
-    here = folder / f"steps{os.environ['MASTER_PORT']}"
-    here.mkdir(exist_ok=True)
+    here = _meeting(folder)
     (here / f"{step}-{os.environ['RANK']}").touch()
     for rank in range(int(os.environ["WORLD_SIZE"])):
         while not (here / f"{step}-{rank}").exists():
@@ -70,7 +76,7 @@ def _together(folder: Path, step: int) -> None:
 
 def _is_room_asked_for(folder: Path, step: int, is_first: bool) -> bool:
     """As the first rank sees it."""
-    seen = folder / f"steps{os.environ['MASTER_PORT']}" / f"room{step}"
+    seen = _meeting(folder) / f"room{step}"
     if is_first and pulse().is_asked_for_room:
         seen.touch()
     _together(folder, -step)
@@ -83,9 +89,7 @@ def _fails(folder: Path, step: int) -> None:
             match each["do"].split():
                 case ["exit", status]:
                     sys.stderr.write("convmesh: told why\n")
-                    here = folder / f"steps{os.environ['MASTER_PORT']}"
-                    here.mkdir(exist_ok=True)
-                    (here / "told").touch()
+                    (_meeting(folder) / "told").touch()
                     sys.exit(int(status))
                 case ["hang"]:
                     hangs_here()

@@ -344,3 +344,42 @@ def test_sums_of_gradients_start_behind_backward(pools: Pools) -> None:
         assert posted == posted_compiled
         assert posted_compiled[0] < posted_compiled[1]
         assert posted_compiled[0] > 1  # besides the loss
+
+
+def several_paths(compiling: bool | str) -> list[torch.Tensor]:
+    """Gradients of backward passes in which a replay is not all that leads to a weight, or is watched."""
+    net = made(Mesh(data=2), "data", {}, compiling)
+    weights = dict(net.named_parameters())
+    found: list[torch.Tensor] = []
+
+    def keep() -> None:
+        found.extend(g.clone() for g in net.full_gradients().values())
+        net.zero_grad()
+
+    (net(*batch(net)) + 1e-2 * sum(w.square().sum() for w in weights.values())).backward()
+    keep()
+    (net(*batch(net)) + net(*batch(net, 6))).backward()
+    keep()
+    net(*batch(net)).backward(inputs=[weights["0.weight"], weights["10.bias"]])
+    found.extend(w.grad.clone() for w in weights.values() if w.grad is not None)
+    net.zero_grad()
+    found.extend(torch.autograd.grad(net(*batch(net)), list(weights.values())))
+    seen: list[torch.Tensor] = []
+    doubling = weights["4.weight"].register_hook(lambda gradient: 2 * gradient)
+    watching = weights["4.bias"].register_post_accumulate_grad_hook(lambda w: seen.append(w.grad.clone()))
+    net(*batch(net)).backward()
+    keep()
+    doubling.remove()
+    watching.remove()
+    net(*batch(net)).backward()
+    keep()
+    return [*found, *seen]
+
+
+def differing_paths() -> list[float]:
+    pairs = zip(several_paths(False), several_paths("eager"), strict=True)
+    return [float((a - b).abs().max()) for a, b in pairs if not torch.equal(a, b)]
+
+
+def test_gradients_are_delivered_as_autograd_would(pools: Pools) -> None:
+    assert pools[2].run(differing_paths) == [[], []]

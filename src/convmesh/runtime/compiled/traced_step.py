@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from convmesh.dist import OpenMesh
 from convmesh.dist.launching import Posting, tracing_transfers
 from convmesh.errors import UnsupportedError
-from convmesh.gradients.local_gradients import as_gradient_of, local_of
+from convmesh.gradients.local_gradients import address_of, as_gradient_of, local_of
 from convmesh.kernels.fusing import fusing
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
@@ -28,6 +28,7 @@ from convmesh.private_torch.tracing import FakeTensorMode
 from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.layer_tags import LayerTags
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
+from convmesh.runtime.compiled.pool_offsets import keep_offsets
 from convmesh.runtime.compiled.recomputed_values import recompute_values
 from convmesh.runtime.direct_engine import DirectEngine, judged
 from convmesh.runtime.layer_following import Following
@@ -44,9 +45,20 @@ class Holdings:
             for table in (parameters_of(part), buffers_of(part)):
                 places |= {id(t): (table, name) for name, t in table.items() if id(t) not in places}
         self._places = [(table, name) for table, name in places.values() if table[name] is not None]
+        self._shards: list[torch.Tensor] = []
+        self._shown: list[tuple[int, int]] = []
+        """The tensors, by identity and place in memory, of which `_shards` are aliases."""
 
     def tensors(self) -> list[torch.Tensor]:
         return [table[name] for table, name in self._places]
+
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's shards of the tensors, without autograd. Aliases are kept: there are many, in every step."""
+        held = self.tensors()
+        shown = [(id(t), address_of(t)) for t in held]
+        if shown != self._shown:
+            self._shards, self._shown = [local_of(t) for t in held], shown
+        return self._shards
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,7 @@ def trace_step(
     device = engine.mesh.device
     blanks = [torch.ones((), device=device), torch.zeros(CAPACITY, dtype=torch.int64, device=device)]
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # tables that operators keep
-    example = [*blanks, *(local_of(t) for t in holdings.tensors()), *(t.detach() for t in batch)]
+    example = [*blanks, *holdings.shards(), *(t.detach() for t in batch)]
     values = [fake.from_tensor(t, static_shapes=True) for t in example]
     fused = fusing() if fuse else nullcontext()
     following = Following(engine, [engine.module], engine.layers, LayerTags())
@@ -160,6 +172,7 @@ def trace_step(
     module.graph.eliminate_dead_code()
     if fuse:
         tangent, _, *given = module.graph.find_nodes(op="placeholder")
+        keep_offsets(module.graph)
         recompute_values(module.graph, tangent)
         read_as_cast(given[len(given) - len(batch) :])
         lay_out_operands(module.graph)  # last: the others change formats

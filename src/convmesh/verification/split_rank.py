@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from convmesh.dist import open_mesh
+from convmesh.dist.agreement import problems_of
 from convmesh.errors import UnsupportedError
 from convmesh.graph.checking.drawn_values import cotangent
 from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.plans import Plan
 from convmesh.private_torch import tree_leaves
 from convmesh.runtime import ParallelNet, parallelize
-from convmesh.runtime.compiled.compiled_engine import STAGES_ARE_EAGER, CompiledEngine
+from convmesh.runtime.compiled.compiled_engine import CompiledEngine
 from convmesh.runtime.direct_engine import DirectEngine
+from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
 from convmesh.runtime.placing import on_layout
 from convmesh.verification.drawn_batch import DrawnBatch
 from convmesh.verification.few_steps import train
@@ -68,9 +70,12 @@ def run_split(
 def _refuse_eager(net: ParallelNet) -> None:
     """What ran eagerly says nothing about a compiled step."""
     engine = net._running.engine
-    reasons = engine.told if isinstance(engine, CompiledEngine) else [STAGES_ARE_EAGER]
-    if reasons:
-        raise UnsupportedError(f"`compile` cannot be verified: {'; '.join(reasons)}. Verify without it.")
+    assert isinstance(engine, (CompiledEngine, PipelineEngine))
+    here = "; ".join(engine.told) or None
+    everyone = net.mesh.everyone  # each rank of a pipeline has reasons of its own
+    reasons = [here] if everyone is None else problems_of(everyone, net.mesh.mesh.size, here)
+    if any(reasons):
+        raise UnsupportedError(f"`compile` cannot be verified: {'; '.join(filter(None, reasons))}. Verify without it.")
 
 
 def _shards(net: ParallelNet, batch: DrawnBatch, has_target: bool) -> tuple[tuple[Any, ...], Any]:

@@ -51,7 +51,8 @@ class StepGraphs:
             replayed(calls.forward, self._values, mesh)
         self.results = [self._values[place] for place in calls.results]
         self.tangent = torch.ones_like(self.results[0])
-        self._values[calls.tangent] = self.tangent
+        (place,) = calls.tangents
+        self._values[place] = self.tangent
         self._backward: dict[int, GraphPart] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] | None = None
@@ -140,27 +141,27 @@ class GraphRun:
         """Whether its memory may be used by another step."""
         return self._next == len(self._graphs.calls.pieces)
 
-    def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+    def gradients(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
         require_next(number, self._next)
         self._next += 1
         graphs = self._graphs
         if self._plain is not None:
-            return self._plain.gradients(number, tangent)
+            return self._plain.gradients(number, *tangents)
         if number == 0:
-            graphs.tangent.copy_(tangent)
+            graphs.tangent.copy_(tangents[0])
         try:
             graphs.run_piece(number)
         except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
             self._failed(error)
-            return self._without_graphs(number, tangent)
+            return self._without_graphs(number, *tangents)
         # Aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
         return [graphs.gradients[i].detach() for i in graphs.calls.pieces[number].gradients]
 
-    def _without_graphs(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+    def _without_graphs(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
         self._plain = self._graphs.begin_again(self._trained.buffers)
         for earlier in range(number):
-            self._plain.gradients(earlier, tangent)
-        return self._plain.gradients(number, tangent)
+            self._plain.gradients(earlier, *tangents)
+        return self._plain.gradients(number, *tangents)
 
 
 def _room_for(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

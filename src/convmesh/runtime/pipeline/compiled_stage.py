@@ -19,7 +19,7 @@ from convmesh.runtime.layer_following import HasLoss, followed
 from convmesh.runtime.pipeline.replayed_action import ActionRun, ReplayedAction
 from convmesh.runtime.pipeline.stage_loss import StageLoss
 from convmesh.runtime.pipeline.stage_modules import StageModule
-from convmesh.runtime.pipeline.traced_action import ActionRecipe, Chunk, is_for_weights
+from convmesh.runtime.pipeline.traced_action import ActionRecipe, MicroBatch, is_for_weights
 
 
 class ActionCompiler:
@@ -33,7 +33,7 @@ class ActionCompiler:
         self._compiler = StepCompiler(self.tell, tunes=backend == "max-autotune")
 
     def made(
-        self, stage: StageModule, loss: StageLoss | None, holdings: Holdings, chunk: Chunk, splits: bool
+        self, stage: StageModule, loss: StageLoss | None, holdings: Holdings, chunk: MicroBatch, splits: bool
     ) -> ReplayedAction | None:
         """The action for micro-batches of this kind; None if it stays eager."""
         compiles = self._backend != "eager"
@@ -69,7 +69,7 @@ class CompiledStage(nn.Module):
         index = self.eager.chunk
         for table in (self._runs, self._losses):
             table.pop(index, None)
-        chunk = Chunk(given, None if self._loss is None else self._loss.targets[index])
+        chunk = MicroBatch(given, None if self._loss is None else self._loss.targets[index])
         action = self._action_for(chunk, index)
         if action is None:
             found: tuple[torch.Tensor, ...] = self.eager(*given)
@@ -79,7 +79,7 @@ class CompiledStage(nn.Module):
             self._losses[index] = results.pop(0)
         return tuple(results)
 
-    def _action_for(self, chunk: Chunk, index: int) -> ReplayedAction | None:
+    def _action_for(self, chunk: MicroBatch, index: int) -> ReplayedAction | None:
         if self._loss is not None and not self._loss.shares[index]:
             return None  # no target of this micro-batch counts
         try:
@@ -89,7 +89,7 @@ class CompiledStage(nn.Module):
             return None
         return self._actions.get_or_make(kind, lambda: self._made(chunk))
 
-    def _made(self, chunk: Chunk) -> ReplayedAction | None:
+    def _made(self, chunk: MicroBatch) -> ReplayedAction | None:
         return self._compiler.made(self.eager, self._loss, self._holdings, chunk, self._splits)
 
     def loss_of(self, packed: Sequence[torch.Tensor], index: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from convmesh.runtime.compiled.step_calls import StepCalls
 from convmesh.runtime.compiled.step_runs import PlainRun
 from convmesh.runtime.compiled.traced_graph import Holdings, with_values
 from convmesh.runtime.pipeline.stage_modules import StageModule
-from convmesh.runtime.pipeline.traced_action import Chunk, TracedAction
+from convmesh.runtime.pipeline.traced_action import MicroBatch, TracedAction
 
 Gradients = list[torch.Tensor | None]
 
@@ -55,7 +55,7 @@ class ReplayedAction:
         self._results = int(traced.has_loss) + len(stage.examples[1])
         self._no_seeds = torch.zeros(CAPACITY, dtype=torch.int64, device=self._device)
 
-    def __call__(self, chunk: Chunk) -> tuple[list[torch.Tensor], ActionRun]:
+    def __call__(self, chunk: MicroBatch) -> tuple[list[torch.Tensor], ActionRun]:
         """The loss, on the last stage, and the packed outputs."""
         held = self._holdings.tensors()
         _, batch = chunk.tensors(self._device)
@@ -75,7 +75,7 @@ class ReplayedAction:
         anchor = torch.zeros((), requires_grad=True)  # what leaves a stage has a gradient, even if no weight learns
         ends = losses or [flat for flat in flats if flat.is_floating_point()]
         handed = [*losses, *flats]
-        found: tuple[torch.Tensor, ...] = _Replay.apply(run, self._device, handed, len(ends), anchor, *leaves)
+        found: tuple[torch.Tensor, ...] = _ReplayedPart.apply(run, self._device, handed, len(ends), anchor, *leaves)
         return list(found)
 
     def _seeds(self) -> torch.Tensor:
@@ -88,7 +88,7 @@ class ReplayedAction:
         return torch.tensor(drawn + [0] * (CAPACITY - masks)).to(self._device)
 
 
-class _Replay(torch.autograd.Function):
+class _ReplayedPart(torch.autograd.Function):
     """Hands on what forward computed; its backward replays a part of backward, or all of it."""
 
     @staticmethod

@@ -48,7 +48,7 @@ class TracedAction:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class MicroBatch:
     """A micro-batch as a stage sees it."""
 
     given: Sequence[torch.Tensor]
@@ -64,7 +64,7 @@ class Chunk:
 class ActionRecipe(Recipe):
     """A stage's forward and backward for one micro-batch."""
 
-    def __init__(self, stage: StageModule, loss: StageLoss | None, holdings: Holdings, chunk: Chunk, splits: bool):
+    def __init__(self, stage: StageModule, loss: StageLoss | None, holdings: Holdings, chunk: MicroBatch, splits: bool):
         self._structure, batch = chunk.tensors(stage.mesh.device)
         super().__init__(holdings, _tangents(stage, loss), batch)
         self._stage, self._loss, self._splits = stage, loss, splits

@@ -59,7 +59,7 @@ def verify(
     """
     began = time.monotonic()
     check_arguments(model, loss, target, steps, most_ranks)
-    if compile and loss is None:
+    if compile and loss is None and plan.pipeline is None:  # a pipeline is given a loss
         raise UnsupportedError("`compile` compiles whole steps, from the input to the loss; give `loss` and `target`.")
     samples = tuple(as_samples(sample))
     check_sample(samples, plan)

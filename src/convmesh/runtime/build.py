@@ -50,7 +50,8 @@ def parallelize(
     traces the whole step once, from these same operators, puts its local parts through torch's compiler, and replays
     it; with "eager" it replays without a compiler, with "max-autotune" the compiler tries out more kernels. On a GPU
     the step becomes CUDA graphs after two steps: gradients then lie at the same place in every step, so copy those that
-    you keep. What cannot be traced or captured runs without, and one line says why.
+    you keep. Of a pipeline each stage's part of a micro-batch is traced, and replayed without CUDA graphs.
+    What cannot be traced or captured runs without, and one line says why.
     `check_loss` ends a run whose loss is NaN with an error that names the step and the ranks to blame.
     """
     with telling_refusals():

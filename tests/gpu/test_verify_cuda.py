@@ -16,7 +16,7 @@ pytestmark = [
 
 CASES = [
     ("resnet18", "2", ["--strategy", "data+spatial"]),
-    ("unet3d", "2", ["--strategy", "spatial", "--compile"]),
+    ("unet2d", "2", ["--strategy", "spatial", "--compile"]),
     ("lenet5", "1", ["--compile"]),  # one rank, a GPU of its own: NCCL, and CUDA graphs in the third step
     ("lenet5", "2", ["--strategy", "pipeline", "--compile"]),
     ("lenet5", "2", ["--strategy", "filter"]),

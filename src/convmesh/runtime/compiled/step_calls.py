@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from convmesh.dist import OpenMesh
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
 from convmesh.errors import UnsupportedError
 from convmesh.private_torch.graph_sources import forget_source_of
@@ -97,6 +98,21 @@ def whole_segments(calls: StepCalls) -> list[tuple[int, ...]]:
         opened = (*opened, number)
         if not under_way:
             segments, opened = [*segments, opened], ()
+    return segments
+
+
+def agreed_segments(calls: StepCalls, mesh: OpenMesh) -> list[tuple[int, ...]]:
+    """`whole_segments`, which must be those of all ranks; all of them call this, and raise if they differ.
+
+    Sums of gradients are posted between two graphs. A rank that posted one before transfers that another posts first
+    could wait for it, as captures do, while the other waits for those.
+    """
+    segments, problem = list[tuple[int, ...]](), None
+    try:
+        segments = whole_segments(calls)
+    except UnsupportedError as error:
+        problem = str(error)
+    mesh.agree("the graphs of a compiled step", str(segments), problem)
     return segments
 
 

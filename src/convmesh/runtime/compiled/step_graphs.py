@@ -18,7 +18,7 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.gradients.local_gradients import local_of
 from convmesh.private_torch.graph_capture import capturing
-from convmesh.runtime.compiled.step_calls import StepCalls, Values, whole_segments
+from convmesh.runtime.compiled.step_calls import StepCalls, Values
 from convmesh.runtime.compiled.step_runs import PlainRun, replayed, replayed_piece, require_next
 
 
@@ -39,10 +39,19 @@ class GraphPart:
 class StepGraphs:
     """A captured step: each part when it first runs, in the thread that runs it, where cuDNN knows its kernels."""
 
-    def __init__(self, calls: StepCalls, given: Sequence[torch.Tensor], fixed: range, mesh: OpenMesh, pool: Any):
-        """`given` are the step's inputs, of which those in `fixed` are read where they are."""
+    def __init__(
+        self,
+        calls: StepCalls,
+        segments: Sequence[tuple[int, ...]],
+        given: Sequence[torch.Tensor],
+        fixed: range,
+        mesh: OpenMesh,
+        pool: Any,
+    ) -> None:
+        """`segments` are the pieces of backward of each graph; `given` are the step's inputs, of which those in `fixed`
+        are read where they are."""
         self.calls, self.mesh, self._pool, self._fixed = calls, mesh, pool, fixed
-        self._segments = {segment[0]: segment for segment in whole_segments(calls)}
+        self._segments = {segment[0]: segment for segment in segments}
         rooms = zip(given, calls.types, strict=True)
         self._inputs = [t if i in fixed else _room_for(t, dtype) for i, (t, dtype) in enumerate(rooms)]
         self._places = [t.data_ptr() for t in self._inputs]

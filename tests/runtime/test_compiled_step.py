@@ -373,3 +373,42 @@ def test_all_ranks_capture_the_same_pieces_or_none(pools: Pools) -> None:
     assert pools[2].run(agreed, "late") == [[(0, 1)]] * 2
     assert all("the graphs of a compiled step" in told for told in pools[2].run(agreed, "differs"))
     assert all("rank 1: a transfer is under way" in told for told in pools[2].run(agreed, "under way"))
+
+
+def several_paths(compiling: bool | str) -> list[torch.Tensor]:
+    """Gradients of backward passes in which a replay is not all that leads to a weight, or is watched."""
+    net = made(Mesh(data=2), "data", {}, compiling)
+    weights = dict(net.named_parameters())
+    found: list[torch.Tensor] = []
+
+    def keep() -> None:
+        found.extend(g.clone() for g in net.full_gradients().values())
+        net.zero_grad()
+
+    (net(*batch(net)) + 1e-2 * sum(w.square().sum() for w in weights.values())).backward()
+    keep()
+    (net(*batch(net)) + net(*batch(net, 6))).backward()
+    keep()
+    net(*batch(net)).backward(inputs=[weights["0.weight"], weights["10.bias"]])
+    found.extend(w.grad.clone() for w in weights.values() if w.grad is not None)
+    net.zero_grad()
+    found.extend(torch.autograd.grad(net(*batch(net)), list(weights.values())))
+    seen: list[torch.Tensor] = []
+    doubling = weights["4.weight"].register_hook(lambda gradient: 2 * gradient)
+    watching = weights["4.bias"].register_post_accumulate_grad_hook(lambda w: seen.append(w.grad.clone()))
+    net(*batch(net)).backward()
+    keep()
+    doubling.remove()
+    watching.remove()
+    net(*batch(net)).backward()
+    keep()
+    return [*found, *seen]
+
+
+def differing_paths() -> list[float]:
+    pairs = zip(several_paths(False), several_paths("eager"), strict=True)
+    return [float((a - b).abs().max()) for a, b in pairs if not torch.equal(a, b)]
+
+
+def test_gradients_are_delivered_as_autograd_would(pools: Pools) -> None:
+    assert pools[2].run(differing_paths) == [[], []]

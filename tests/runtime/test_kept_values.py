@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from convmesh.private_torch.tracing import returns_views
 from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
+from convmesh.runtime.compiled.pool_offsets import MOST_IN_A_BYTE, keep_offsets
 from convmesh.runtime.compiled.recomputed_values import BYTES_WORTH_A_LAUNCH, recompute_values
 
 Loss = Callable[..., torch.Tensor]
@@ -54,6 +55,7 @@ def compared(loss_of: Loss, *given: torch.Tensor) -> list[tuple[str, torch.dtype
     module = traced(loss_of, *given)
     tangent = torch.tensor(0.5)
     expected = module(tangent, *given)
+    keep_offsets(module.graph)
     recompute_values(module.graph, tangent_of(module))
     module.graph.lint()
     module.recompile()
@@ -75,6 +77,28 @@ def test_a_relu_that_a_convolution_reads_is_kept() -> None:
     image, weight = drawn(2, 3, 8, 8), drawn(3, 3, 3, 3)
     found = compared(lambda x, w: F.conv2d(F.relu(F.conv2d(x, w)), w).sum(), image, weight)
     assert found == [("relu.default", torch.float32)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 3, 9, 8), {"kernel_size": 2}),
+        ((1, 2, 11, 12), {"kernel_size": (3, 2), "stride": (2, 1), "padding": 1, "ceil_mode": True}),
+        ((2, 2, 12, 13), {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
+        ((1, 2, 6, 7, 9), {"kernel_size": (2, 3, 3), "stride": 2, "padding": (1, 0, 1), "dilation": (1, 1, 2)}),
+    ],
+)
+def test_of_a_maximum_its_place_in_the_window_is_kept(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    pool = F.max_pool2d if len(shape) == 4 else F.max_pool3d
+    found = compared(lambda x: pool(x * 2, **options).square().sum(), drawn(*shape))
+    assert ("mul.Tensor", torch.float32) not in found
+    assert [dtype for _, dtype in found if not dtype.is_floating_point] == [torch.int8]
+
+
+def test_indices_within_large_windows_are_kept() -> None:
+    assert MOST_IN_A_BYTE < 12 * 12
+    found = compared(lambda x: F.max_pool2d(x * 2, 12).square().sum(), drawn(1, 2, 24, 24))
+    assert [dtype for _, dtype in found if not dtype.is_floating_point] == [torch.int64]
 
 
 def test_what_follows_from_a_value_that_is_there_anyway_is_computed_again() -> None:

@@ -314,7 +314,7 @@ class ParallelNet(nn.Module):
         """Forget all gradients, those of a sharded optimiser's parts too."""
         super().zero_grad(set_to_none)
         reducer = self._running.reducer
-        for part in (t for p in self.parameters() for t, _ in reducer.held(p)) if reducer is not None else ():
+        for part in () if reducer is None else reducer.apart:
             if set_to_none or part.grad is None:
                 part.grad = None
             else:

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from convmesh.dist import OpenMesh
 from convmesh.dist.launching import Posting, tracing_transfers
 from convmesh.errors import UnsupportedError
-from convmesh.gradients.local_gradients import as_gradient_of, local_of
+from convmesh.gradients.local_gradients import address_of, as_gradient_of, local_of
 from convmesh.kernels.fusing import fusing
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
@@ -28,6 +28,7 @@ from convmesh.private_torch.module_tables import Table, buffers_of, parameters_o
 from convmesh.private_torch.tracing import FakeTensorMode
 from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
+from convmesh.runtime.compiled.pool_offsets import keep_offsets
 from convmesh.runtime.compiled.recomputed_values import recompute_values
 
 Tensors = Sequence[torch.Tensor]
@@ -44,9 +45,20 @@ class Holdings:
             for table in (parameters_of(part), buffers_of(part)):
                 places |= {id(t): (table, name) for name, t in table.items() if id(t) not in places}
         self._places = [(table, name) for table, name in places.values() if table[name] is not None]
+        self._shards: list[torch.Tensor] = []
+        self._shown: list[tuple[int, int]] = []
+        """The tensors, by identity and place in memory, of which `_shards` are aliases."""
 
     def tensors(self) -> list[torch.Tensor]:
         return [table[name] for table, name in self._places]
+
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's shards of the tensors, without autograd. Aliases are kept: there are many, in every step."""
+        held = self.tensors()
+        shown = [(id(t), address_of(t)) for t in held]
+        if shown != self._shown:
+            self._shards, self._shown = [local_of(t) for t in held], shown
+        return self._shards
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class Recipe(ABC):
 
     @property
     def held(self) -> list[torch.Tensor]:
-        return [local_of(tensor) for tensor in self._held]
+        return self._holdings.shards()
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
         tangents, (seeds, *given) = values[: len(self.tangents)], values[len(self.tangents) :]
@@ -158,6 +170,7 @@ def trace_graph(
 
 def _for_a_compiler(graph: fx.Graph, recipe: Recipe) -> None:
     given = graph.find_nodes(op="placeholder")
+    keep_offsets(graph)
     recompute_values(graph, *given[: len(recipe.tangents)])
     read_as_cast(given[len(given) - len(recipe.batch) :])
     lay_out_operands(graph)  # last: the others change formats

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from convmesh.gradients.local_gradients import as_gradient_of, local_of
+from convmesh.gradients.local_gradients import as_gradient_of
 from convmesh.ops.elementwise.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.loss.labels import note_labels
 from convmesh.runtime.compiled.step_calls import StepCalls
@@ -59,7 +59,7 @@ class ReplayedAction:
         """The loss, on the last stage, and the packed outputs."""
         held = self._holdings.tensors()
         _, batch = chunk.tensors(self._device)
-        run = PlainRun(self._calls, [self._seeds(), *map(local_of, held), *batch], self._stage.mesh)
+        run = PlainRun(self._calls, [self._seeds(), *self._holdings.shards(), *batch], self._stage.mesh)
         results = list(run.results)
         note_labels(with_values(self._traced.notes, iter(results[self._results :])))
         action = ActionRun(run, self._calls, self._stage.wire, len(self._traced.sources))

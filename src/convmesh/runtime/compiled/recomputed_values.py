@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,10 +29,10 @@ SMALL = 16
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.default
 
 
-def recompute_values(graph: fx.Graph, tangent: fx.Node) -> None:
-    """Let backward, which begins with the first reader of `tangent`, compute anew what costs it little."""
+def recompute_values(graph: fx.Graph, *tangents: fx.Node) -> None:
+    """Let backward, which begins with the first reader of `tangents`, compute anew what costs it little."""
     _drop_detaching(graph)
-    step = _Step(graph, tangent)
+    step = _Values(graph, tangents)
     for node in step.kept:
         operators = [node] if step.is_cheap_cast(node) else step.elementwise_source(node)
         if operators:
@@ -41,12 +41,13 @@ def recompute_values(graph: fx.Graph, tangent: fx.Node) -> None:
             _keep_sign(node, readers)
 
 
-class _Step:
+class _Values:
     """A step's graph, as it was traced: values of forward, and which of them backward reads."""
 
-    def __init__(self, graph: fx.Graph, tangent: fx.Node) -> None:
+    def __init__(self, graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
         self._order = {node: number for number, node in enumerate(graph.nodes)}
-        self._begin = min((self._order[reader] for reader in tangent.users), default=len(self._order))
+        readers = [self._order[reader] for tangent in tangents for reader in tangent.users]
+        self._begin = min(readers, default=len(self._order))
         self._written = {_memory_of(node) for each in graph.nodes for node in writes_to(each)}
 
     @cached_property

@@ -18,7 +18,8 @@ from convmesh.runtime.compiled.graphed_steps import GraphedStep, GraphMemory
 from convmesh.runtime.compiled.step_calls import StepCalls
 from convmesh.runtime.compiled.step_graphs import Trained
 from convmesh.runtime.compiled.step_runs import PlainRun, StepRun
-from convmesh.runtime.compiled.traced_step import Holdings, Nested, TracedStep, with_values
+from convmesh.runtime.compiled.traced_graph import Holdings, Nested, with_values
+from convmesh.runtime.compiled.traced_step import TracedStep
 from convmesh.runtime.direct_engine import JudgedOutputs
 
 
@@ -52,8 +53,8 @@ class ReplayedStep:
 
     def _draw(self) -> torch.Tensor:
         """Fresh seeds, those that an eager step would draw; while a user captures the step, those of the one before."""
-        if self._traced.masks and not _is_captured(self._seeds):
-            drawn = [draw_seed(self._mesh) for _ in range(self._traced.masks)]
+        if self._traced.graph.masks and not _is_captured(self._seeds):
+            drawn = [draw_seed(self._mesh) for _ in range(self._traced.graph.masks)]
             self._seeds = torch.tensor(drawn + [0] * (CAPACITY - len(drawn))).to(self._mesh.device)
         return self._seeds
 

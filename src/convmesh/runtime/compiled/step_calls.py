@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from convmesh.dist import OpenMesh
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
 from convmesh.errors import UnsupportedError
 from convmesh.private_torch.graph_sources import forget_source_of
@@ -18,7 +19,7 @@ from convmesh.private_torch.tracing import returns_views
 from convmesh.runtime.compiled.layer_tags import layers_of
 from convmesh.runtime.compiled.replay_listener import replay_listener
 from convmesh.runtime.compiled.step_compiler import Run
-from convmesh.runtime.compiled.traced_step import TracedStep
+from convmesh.runtime.compiled.traced_graph import TracedGraph
 from convmesh.runtime.graph_regions import region
 
 Values = dict[int, Any]
@@ -78,9 +79,10 @@ class StepCalls:
     """Places of the seeds, the held tensors and the batch."""
     types: tuple[torch.dtype, ...]
     """In which they are read: a batch may come in others."""
-    tangent: int
+    tangents: tuple[int, ...]
+    """Places of the gradients that backward begins with."""
     results: tuple[int, ...]
-    """Places of the loss, of whether outputs are finite, and of what labels tell."""
+    """Places of what forward computes: of a step, the loss, whether outputs are finite, and what labels tell."""
     gradients: tuple[int, ...]
 
 
@@ -99,6 +101,21 @@ def whole_segments(calls: StepCalls) -> list[tuple[int, ...]]:
     return segments
 
 
+def agreed_segments(calls: StepCalls, mesh: OpenMesh) -> list[tuple[int, ...]]:
+    """`whole_segments`, which must be those of all ranks; all of them call this, and raise if they differ.
+
+    Sums of gradients are posted between two graphs. A rank that posted one before transfers that another posts first
+    could wait for it, as captures do, while the other waits for those.
+    """
+    segments, problem = list[tuple[int, ...]](), None
+    try:
+        segments = whole_segments(calls)
+    except UnsupportedError as error:
+        problem = str(error)
+    mesh.agree("the graphs of a compiled step", str(segments), problem)
+    return segments
+
+
 def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
     """Places of the transfers that were posted and not waited for, after some calls."""
     found = set(before)
@@ -110,23 +127,35 @@ def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
     return found
 
 
-def cut_step(traced: TracedStep, order: Order, compiler: Compile) -> StepCalls:
+def cut_step(traced: TracedGraph, order: Order, compiler: Compile) -> StepCalls:
     """Cut backward behind the last gradient of each group in `order`, so that its sum over ranks can start there."""
-    return _Cutter(traced, compiler).cut(order)
+    cutter = _Cutter(traced, compiler)
+    return cutter.cut(*cutter.ends(order))
+
+
+def cut_before(traced: TracedGraph, second: Callable[[fx.Node], bool], first: int, compiler: Compile) -> StepCalls:
+    """Cut backward in two: before the first node of the `second` part, where the `first` gradients are ready.
+
+    Without such a node it is one piece.
+    """
+    cutter = _Cutter(traced, compiler)
+    return cutter.cut(*cutter.halves(second, first))
 
 
 class _Cutter:
-    def __init__(self, traced: TracedStep, compiler: Compile) -> None:
+    def __init__(self, traced: TracedGraph, compiler: Compile) -> None:
         self._traced, self._compiler = traced, compiler
         graph = traced.module.graph
         self._nodes = [n for n in graph.nodes if n.op == "call_function"]
-        self._tangent, *self._inputs = graph.find_nodes(op="placeholder")
-        (self._output,) = graph.find_nodes(op="output")
+        given = graph.find_nodes(op="placeholder")
+        self._tangents, self._inputs = given[: traced.tangents], given[traced.tangents :]
+        (output,) = graph.find_nodes(op="output")
+        self._results: list[fx.Node] = list(output.args[0])
+        self._border = len(self._results) - traced.gradients
 
-    def cut(self, order: Order) -> StepCalls:
-        results: list[fx.Node] = list(self._output.args[0])
-        border = len(results) - len(self._traced.learning)
-        ends, groups = self._ends(results[border:], order)
+    def cut(self, ends: list[int], groups: list[tuple[int, ...]]) -> StepCalls:
+        """Cut backward at `ends`, behind which the gradients of `groups` are ready."""
+        results, border = self._results, self._border
         parts = [_runs(self._nodes[a:b]) for a, b in pairwise([0, self._backward_begins(), *ends])]
         _repeat_views([run for part in parts for run in part])
         places = {node: place for place, node in enumerate(self._traced.module.graph.nodes)}
@@ -138,18 +167,30 @@ class _Cutter:
             pieces=[BackwardPiece(*piece) for piece in zip(freeing[1:], groups, ended[1:], strict=True)],
             inputs=tuple(places[n] for n in self._inputs),
             types=tuple(n.meta["val"].dtype for n in self._inputs),
-            tangent=places[self._tangent],
+            tangents=tuple(places[n] for n in self._tangents),
             results=tuple(kept[:border]),
             gradients=tuple(kept[border:]),
         )
 
     def _backward_begins(self) -> int:
-        """The first operator that reads the gradient of the loss."""
+        """The first operator that reads a gradient that backward is given."""
         numbers = {node: number for number, node in enumerate(self._nodes)}
-        return min((numbers[n] for n in self._tangent.users if n in numbers), default=len(self._nodes))
+        readers = [numbers[n] for tangent in self._tangents for n in tangent.users if n in numbers]
+        return min(readers, default=len(self._nodes))
 
-    def _ends(self, gradients: list[fx.Node], order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
+    def halves(self, second: Callable[[fx.Node], bool], first: int) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Where the two parts of backward end, and the gradients that are ready there."""
+        count, end = self._traced.gradients, len(self._nodes)
+        if not count:
+            return [], []
+        border = next((place for place, node in enumerate(self._nodes) if second(node)), end)
+        if border == end or not 0 < first < count:
+            return [end], [tuple(range(count))]
+        return [border, end], [tuple(range(first)), tuple(range(first, count))]
+
+    def ends(self, order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
         """Where the pieces of backward end, and the gradients that are ready there."""
+        gradients = self._results[self._border :]
         if not gradients:
             return [], []
         numbers = {node: number for number, node in enumerate(self._nodes)}

@@ -14,6 +14,7 @@ from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
 from convmesh.runtime.compiled.pool_offsets import MOST_IN_A_BYTE, keep_offsets
 from convmesh.runtime.compiled.recomputed_values import recompute_values
+from convmesh.runtime.compiled.traced_graph import drop_detaching
 
 Loss = Callable[..., torch.Tensor]
 
@@ -27,6 +28,7 @@ def traced(loss_of: Loss, *given: torch.Tensor) -> fx.GraphModule:
         return [loss.detach(), *torch.autograd.grad(loss, leaves, tangent)]
 
     module = make_fx(step, tracing_mode="fake")(torch.ones(()), *given)
+    drop_detaching(module.graph)
     module.graph.eliminate_dead_code()
     return module
 

@@ -31,7 +31,6 @@ _RELU_BACKWARD = torch.ops.aten.threshold_backward.default
 
 def recompute_values(graph: fx.Graph, *tangents: fx.Node) -> None:
     """Let backward, which begins with the first reader of `tangents`, compute anew what costs it little."""
-    _drop_detaching(graph)
     step = _Values(graph, tangents)
     for node in step.kept:
         operators = [node] if step.is_cheap_cast(node) else step.elementwise_source(node)
@@ -149,13 +148,6 @@ def _called(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
     made = graph.call_function(operator, args)
     made.meta["val"] = operator(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
     return made
-
-
-def _drop_detaching(graph: fx.Graph) -> None:
-    """A traced step has no autograd that values could be detached from."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
 
 
 def _views_of(node: fx.Node) -> Iterator[fx.Node]:

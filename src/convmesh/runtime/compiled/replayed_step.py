@@ -99,4 +99,4 @@ def _left_to_autograd(
     owner = owner_of(weights[0]) if weights else None
     is_taken = owner.deliver(weights, gradients) if isinstance(owner, GradientReducer) else [False] * len(weights)
     for weight, gradient, is_gone in zip(weights, gradients, is_taken, strict=True):
-        yield None if is_gone else as_gradient_of(weight, gradient.detach())
+        yield None if is_gone else as_gradient_of(weight, gradient.detach().to(weight.dtype))

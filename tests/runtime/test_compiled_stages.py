@@ -1,5 +1,6 @@
 """Compiled stages train as eager ones: to the bit if replayed as traced, within rounding if compiled."""
 
+import gc
 import warnings
 from contextlib import nullcontext
 from typing import Any
@@ -12,8 +13,11 @@ from torch import nn
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.errors import LabelError
+from convmesh.runtime.pipeline.replayed_action import ActionRun
 from tests.conftest import Pools
 from tests.runtime.pipelines import FILTERS, HEIGHT, Small
+from tests.runtime.test_pipeline import NETWORKS
+from tests.runtime.training import train_split
 
 Options = dict[str, Any]
 Case = tuple[dict[str, int], Any, Options]
@@ -119,6 +123,19 @@ def test_more_replayed_stages_equal_eager_ones_to_the_bit(pools: Pools) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_compiled_stages_equal_eager_ones_within_rounding(pools: Pools, schedule: str) -> None:
     assert pools[2].run(differences, [(PIPE, None, {"schedule": schedule})], True, 1e-10) == [{}] * 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "axes", "strategy", "options"), NETWORKS)
+def test_networks_train_as_in_eager_stages(
+    pools: Pools, name: str, axes: dict[str, int], strategy: Any, options: Options
+) -> None:
+    mesh = Mesh(**axes)
+    eager, replayed = (pools[mesh.size].run(train_split, name, mesh, strategy, options, c) for c in (False, "eager"))
+    for expected, found in zip(eager, replayed, strict=True):
+        assert found.losses == expected.losses
+        for table, other in ((found.state, expected.state), (found.gradients, expected.gradients)):
+            assert all(torch.equal(table[key], value) for key, value in other.items())
 
 
 def in_bfloat16(compiling: bool | str) -> list[torch.Tensor]:
@@ -228,3 +245,20 @@ def kinds_of_actions() -> list[int]:
 
 def test_each_kind_of_micro_batch_is_traced_once(pools: Pools) -> None:
     assert pools[2].run(kinds_of_actions) == [[2, 2, 1, 1]] * 2
+
+
+def left_in_memory(schedule: str) -> int:
+    """Tensors that replays still hold after steps with gradients and without."""
+    net = made((PIPE, None, {"schedule": schedule}), "eager")
+    args = batch(net)
+    net(*args).backward()
+    with torch.no_grad():
+        net(*args)
+    runs = [each for each in gc.get_objects() if isinstance(each, ActionRun)]
+    return sum(len(run._run._values) + sum(g is not None for g in run._found) for run in runs)
+
+
+def test_nothing_of_a_micro_batch_is_left_behind(pools: Pools) -> None:
+    """A schedule holds the losses of a step until the next."""
+    for schedule in ("1f1b", "zero-bubble"):
+        assert pools[2].run(left_in_memory, schedule) == [0, 0]

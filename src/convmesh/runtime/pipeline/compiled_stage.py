@@ -74,7 +74,9 @@ class CompiledStage(nn.Module):
         if action is None:
             found: tuple[torch.Tensor, ...] = self.eager(*given)
             return found
-        results, self._runs[index] = action(chunk)
+        results, run = action(chunk)
+        if torch.is_grad_enabled():
+            self._runs[index] = run
         if self._loss is not None:
             self._losses[index] = results.pop(0)
         return tuple(results)
@@ -101,4 +103,4 @@ class CompiledStage(nn.Module):
     def begin_backward(self, index: int, is_whole: bool) -> None:
         """A micro-batch's backward comes next, of all gradients or of one part after the other."""
         if (run := self._runs.pop(index, None)) is not None:
-            run.is_whole = is_whole
+            run.is_whole = is_whole or not self._splits

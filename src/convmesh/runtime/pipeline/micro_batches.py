@@ -139,7 +139,8 @@ class Runner:
         if self._compiler is None:
             return None
         ends = loss if module.index == self._stages - 1 else None
-        splits = self.batch.pipeline.schedule == "zero-bubble" and loss is not None
+        # The first stage has no inputs whose gradients come first.
+        splits = self.batch.pipeline.schedule == "zero-bubble" and loss is not None and module.index > 0
         return CompiledStage(module, ends, self._compiler, splits)
 
     def _parts_of(self, loss: StageLoss, last: CompiledStage | None) -> LossOf:

@@ -42,7 +42,9 @@ class ActionRun:
             for place, gradient in zip(self._calls.pieces[self._next].gradients, ready, strict=True):
                 found[place] = gradient.to(self._wire) if place < self._sources else gradient
             self._next += 1
-        self._found = [None if place < self._sources else gradient for place, gradient in enumerate(found)]
+        # A schedule holds losses, and so their runs, for a step; a single piece has found what is asked for next, too.
+        is_over = self.is_whole or last == pieces > 1
+        self._found = [None if is_over or place < self._sources else g for place, g in enumerate(found)]
         return found
 
 

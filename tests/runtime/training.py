@@ -82,11 +82,13 @@ def train_whole(name: str, steps: int = STEPS) -> Trained:
     return Trained(losses, {k: v.detach().clone() for k, v in model.state_dict().items()}, gradients)
 
 
-def train_split(name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any] | None = None) -> Trained:
+def train_split(
+    name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any] | None = None, compiling: bool | str = False
+) -> Trained:
     """Train on this rank of a mesh, as a user would."""
     model, x, target, loss_of = fresh(name)
     plan = cm.plan(model, tuple(x.shape), mesh, strategy, **(options or {}))
-    net = cm.parallelize(model, plan, loss=loss_of)
+    net = cm.parallelize(model, plan, loss=loss_of, compile=compiling)
     gradients: dict[str, torch.Tensor] = {}
 
     def note(step: int) -> None:

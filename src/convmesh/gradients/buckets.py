@@ -48,7 +48,7 @@ class Slot:
         self.is_ready = False
         """Whether the running backward pass has computed the gradient."""
         self.delivered: torch.Tensor | None = None
-        """The gradient of this rank's shard, if the reducer was given it and the parameter was not."""
+        """The gradient of this rank's shard, in any type, if the reducer was given it and the parameter was not."""
 
     @property
     def has_gradient(self) -> bool:
@@ -61,7 +61,7 @@ class Slot:
     def return_delivered(self) -> None:
         """Let autograd add to a gradient that was delivered: another path leads to the parameter, too."""
         assert self.delivered is not None
-        self.parameter.grad = as_gradient_of(self.parameter, self.delivered.clone())
+        self.parameter.grad = as_gradient_of(self.parameter, self.delivered.to(self.parameter.dtype, copy=True))
         self.delivered = None
 
     def open_sum(self) -> None:

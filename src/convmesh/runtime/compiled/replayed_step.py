@@ -92,8 +92,11 @@ class _Piece(torch.autograd.Function):
 def _left_to_autograd(
     weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> Iterator[torch.Tensor | None]:
-    """Gradients that the reducer of their weights did not take."""
+    """Gradients that the reducer of their weights did not take.
+
+    As aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
+    """
     owner = owner_of(weights[0]) if weights else None
     is_taken = owner.deliver(weights, gradients) if isinstance(owner, GradientReducer) else [False] * len(weights)
     for weight, gradient, is_gone in zip(weights, gradients, is_taken, strict=True):
-        yield None if is_gone else as_gradient_of(weight, gradient)
+        yield None if is_gone else as_gradient_of(weight, gradient.detach().to(weight.dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
 from convmesh.errors import UnsupportedError
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.tracing import returns_views
+from convmesh.runtime.compiled.joined_casts import cast_all, join_gradient_casts, join_weight_casts
 from convmesh.runtime.compiled.layer_tags import layers_of
 from convmesh.runtime.compiled.replay_listener import replay_listener
 from convmesh.runtime.compiled.step_compiler import Run
@@ -129,6 +131,8 @@ def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
 
 def cut_step(traced: TracedGraph, order: Order, compiler: Compile) -> StepCalls:
     """Cut backward behind the last gradient of each group in `order`, so that its sum over ranks can start there."""
+    join_weight_casts(traced.module.graph)
+    join_gradient_casts(traced.module.graph, traced.gradients, {i for group in order for i in group})
     cutter = _Cutter(traced, compiler)
     return cutter.cut(*cutter.ends(order))
 
@@ -138,6 +142,7 @@ def cut_before(traced: TracedGraph, second: Callable[[fx.Node], bool], first: in
 
     Without such a node it is one piece.
     """
+    join_weight_casts(traced.module.graph)
     cutter = _Cutter(traced, compiler)
     return cutter.cut(*cutter.halves(second, first))
 
@@ -210,11 +215,14 @@ class _Cutter:
         if is_post(first.target):
             sent, number = first.args
             return StepCall(Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
+        unpacking: list[Any] = run[1:]
         if is_wait(first.target):
-            unpacking: list[Any] = run[1:]
             items = {node.args[1]: places[node] for node in unpacking}
             posted = self._posted[first.args[1]]
             return StepCall(Waits(tuple(items)), (places[posted],), tuple(items.values()))
+        if first.target is cast_all:
+            reads, made = tuple(places[n] for n in first.args[0]), tuple(places[n] for n in unpacking)
+            return StepCall(partial(cast_all, dtypes=first.args[1]), reads, made)
         found = region(self._constants, run)
         found.module.graph.eliminate_dead_code()  # views that other runs repeat
         found.module.recompile()
@@ -254,14 +262,14 @@ class Waits:
 
 
 def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Transfers, each with the nodes that unpack it, and the runs of local operators between them."""
+    """Calls of their own, each with the nodes that unpack it, and the runs of local operators between them."""
     runs: list[list[fx.Node]] = []
     is_open = False
     for node in nodes:
-        if is_post(node.target) or is_wait(node.target):
+        if _is_apart(node):
             runs.append([node])
             is_open = False
-        elif _is_unpacking(node, is_wait):
+        elif _is_unpacking(node, is_wait) or _is_unpacking(node, _casts_all):
             next(run for run in reversed(runs) if run[0] is node.args[0]).append(node)
         elif not _is_unpacking(node, is_post):  # only waits read what was posted
             if not is_open:
@@ -269,6 +277,15 @@ def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
             runs[-1].append(node)
             is_open = True
     return runs
+
+
+def _is_apart(node: fx.Node) -> bool:
+    """Whether a node is a call of its own, which no compiler sees."""
+    return is_post(node.target) or is_wait(node.target) or _casts_all(node.target)
+
+
+def _casts_all(target: Any) -> bool:
+    return target is cast_all
 
 
 def _is_unpacking(node: fx.Node, asked: Callable[[Any], bool]) -> bool:
@@ -279,7 +296,7 @@ def _is_unpacking(node: fx.Node, asked: Callable[[Any], bool]) -> bool:
 def _repeat_views(runs: list[list[fx.Node]]) -> None:
     """Let every run make the views that it reads: what passes between runs is memory of its own, never a view."""
     for run in runs:
-        if is_post(run[0].target) or is_wait(run[0].target):
+        if _is_apart(run[0]):
             continue
         inside = {*run}
         copies: dict[fx.Node, fx.Node] = {}

@@ -163,8 +163,7 @@ class GraphRun:
         except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
             self._failed(error)
             return self._without_graphs(number, *tangents)
-        # Aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
-        return [graphs.gradients[i].detach() for i in graphs.calls.pieces[number].gradients]
+        return [graphs.gradients[i] for i in graphs.calls.pieces[number].gradients]
 
     def _without_graphs(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
         self._plain = self._graphs.begin_again(self._trained.buffers)

@@ -159,6 +159,7 @@ def trace_graph(
     finally:
         torch.clear_autocast_cache()  # it knows weights without values
     forget_source_of(module)
+    drop_detaching(module.graph)
     module.graph.eliminate_dead_code()
     if fuse:
         _for_a_compiler(module.graph, recipe)
@@ -166,6 +167,13 @@ def trace_graph(
     forget_source_of(module)
     _refuse_hidden_weights(module)
     return TracedGraph(module, transfers.postings, len(recipe.tangents), recipe.gradients, recipe.masks)
+
+
+def drop_detaching(graph: fx.Graph) -> None:
+    """A traced step has no autograd that values could be detached from."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
 
 
 def _for_a_compiler(graph: fx.Graph, recipe: Recipe) -> None:

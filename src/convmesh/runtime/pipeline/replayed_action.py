@@ -5,7 +5,6 @@ Several micro-batches are between forward and backward at a time; each keeps the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,18 +29,21 @@ class ActionRun:
         self._run, self._calls, self._wire, self._sources = run, calls, wire, sources
         self._next = 0
         self._found: Gradients = [None] * len(calls.gradients)
+        self.tangents: list[torch.Tensor] = []
+        """The gradients that backward begins with."""
         self.is_whole = True
         """Whether backward computes all gradients at once."""
 
-    def backward(self, tangents: Sequence[torch.Tensor], device: torch.device) -> Gradients:
+    def backward(self) -> Gradients:
         """The gradients that are asked for now; None for the others."""
         found, pieces = self._found, len(self._calls.pieces)
         last = pieces if self.is_whole else min(self._next + 1, pieces)
         while self._next < last:
-            ready = self._run.gradients(self._next, *(tangent.to(device) for tangent in tangents))
+            ready = self._run.gradients(self._next, *self.tangents)
             for place, gradient in zip(self._calls.pieces[self._next].gradients, ready, strict=True):
                 found[place] = gradient.to(self._wire) if place < self._sources else gradient
             self._next += 1
+        self.tangents = []
         # A schedule holds losses, and so their runs, for a step; a single piece has found what is asked for next, too.
         is_over = self.is_whole or last == pieces > 1
         self._found = [None if is_over or place < self._sources else g for place, g in enumerate(found)]
@@ -74,10 +76,10 @@ class ReplayedAction:
         flats = [flat.to(self._stage.wire) for flat in results[len(losses) :]]
         if not torch.is_grad_enabled():
             return [*losses, *flats]
-        anchor = torch.zeros((), requires_grad=True)  # what leaves a stage has a gradient, even if no weight learns
         ends = losses or [flat for flat in flats if flat.is_floating_point()]
-        handed = [*losses, *flats]
-        found: tuple[torch.Tensor, ...] = _ReplayedPart.apply(run, self._device, handed, len(ends), anchor, *leaves)
+        # What leaves a stage has a gradient, even if no weight learns.
+        link = _Leaves.apply(run, torch.zeros((), device=self._device, requires_grad=True), *leaves)
+        found: tuple[torch.Tensor, ...] = _Ends.apply(run, link, len(ends), *losses, *flats)
         return list(found)
 
     def _seeds(self) -> torch.Tensor:
@@ -90,20 +92,39 @@ class ReplayedAction:
         return torch.tensor(drawn + [0] * (CAPACITY - masks)).to(self._device)
 
 
-class _ReplayedPart(torch.autograd.Function):
-    """Hands on what forward computed; its backward replays a part of backward, or all of it."""
+class _Leaves(torch.autograd.Function):
+    """Where backward ends: replays a part of it, or all, for the stage's inputs and weights.
+
+    A node of its own with one result: schedules that compute gradients of weights later start again from it, and torch
+    2.11 starts from the first result of a node alone.
+    """
 
     @staticmethod
-    def forward(ctx: Any, run: ActionRun, device: torch.device, results: Any, ends: int, *leaves: Any) -> Any:
-        ctx.run, ctx.device, ctx.leaves = run, device, leaves[1:]
-        floating = [t.is_floating_point() for t in results]
-        ctx.ends = [i for i, is_floating in enumerate(floating) if is_floating][:ends]
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(results) if i not in ctx.ends))
-        return tuple(results)
+    def forward(ctx: Any, run: ActionRun, anchor: torch.Tensor, *leaves: torch.Tensor) -> torch.Tensor:
+        ctx.run, ctx.leaves = run, leaves
+        return anchor.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, link: torch.Tensor) -> tuple[Any, ...]:
+        del link
+        pairs = zip(ctx.leaves, ctx.run.backward(), strict=True)
+        return None, None, *(g if g is None else as_gradient_of(leaf, g) for leaf, g in pairs)
+
+
+class _Ends(torch.autograd.Function):
+    """Where backward begins: hands on what forward computed, and takes the gradients of the first `ends` floats."""
+
+    @staticmethod
+    def forward(ctx: Any, run: ActionRun, link: torch.Tensor, ends: int, *results: torch.Tensor) -> Any:
+        ctx.run, ctx.device = run, link.device
+        ctx.ends = [i for i, t in enumerate(results) if t.is_floating_point()][:ends]
+        handed = tuple(t.detach() for t in results)
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(handed) if i not in ctx.ends))
+        return handed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[Any, ...]:
-        found = ctx.run.backward([tangents[i] for i in ctx.ends], ctx.device)
-        pairs = zip(ctx.leaves, found, strict=True)
-        return None, None, None, None, None, *(g if g is None else as_gradient_of(leaf, g) for leaf, g in pairs)
+        ctx.run.tangents = [tangents[i].to(ctx.device) for i in ctx.ends]
+        return None, torch.zeros((), device=ctx.device), None, *(None for _ in tangents)

@@ -75,7 +75,8 @@ class CountedStage(PipelineStage):
         """Keep a micro-batch's graph after its input gradients, if weight gradients are computed later."""
         if self.has_backward and not kwargs.get("full_backward", True) and not graphs_keep_functions():
             ends = [loss] if self.is_last else self.fwd_cache[bwd_chunk_id][0]
-            self._graphs[bwd_chunk_id] = [end.grad_fn for end in ends]
+            # A view's node holds the graph; one written in Python, which the end's may be, does not hold itself.
+            self._graphs[bwd_chunk_id] = [end.view_as(end).grad_fn for end in ends]
         if self._compiled is not None:
             self._compiled.begin_backward(bwd_chunk_id, bool(kwargs.get("full_backward", True)))
         message = StageMessage("backward", self.stage_index, bwd_chunk_id)

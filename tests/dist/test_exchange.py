@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.distributed as dist
-from tests.draws import draws
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from convmesh.layout.maps import DimMap, Same, Window, demand, out_shape
 from convmesh.testing import adjoint_error, opened, run_ranks
 from convmesh.testing.strategies import layouts
 from tests.conftest import Pools
+from tests.draws import draws
 from tests.layout.test_exchange_plan import dim_maps
 from tests.ops.grids import on_grids
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.draws import draws
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from convmesh.layout.maps import Same
 from convmesh.testing import opened
 from tests.conftest import Pools
 from tests.dist.test_exchange import Case, cases, framed
+from tests.draws import draws
 from tests.ops.grids import on_grids
 
 EXCHANGE = sys.modules["convmesh.dist.exchange"]

@@ -62,7 +62,7 @@ def _shape_in(region: Region, held: Region) -> Shape | None:
     if shape is None or not held.is_box:
         return None
     pairs = zip(region.dims, held.dims, strict=True)
-    is_inside = all([outer[0].start <= inner[0].start and inner[0].stop <= outer[0].stop for inner, outer in pairs])
+    is_inside = all(outer[0].start <= inner[0].start and inner[0].stop <= outer[0].stop for inner, outer in pairs)
     return shape if is_inside else None
 
 

@@ -102,7 +102,7 @@ def sum_over(partial: torch.Tensor, mesh: OpenMesh, axes: Axes) -> torch.Tensor:
 
 
 def copy_over(mesh: OpenMesh, axes: Axes, *copies: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Tensors equal along `axes` (weights), about to be used for different work there; backward sums their gradients."""
+    """Tensors equal along `axes` (weights), about to be used for different work there; backward sums gradients."""
     learning = [i for i, c in enumerate(copies) if c is not None and c.requires_grad]
     if mesh.mesh.extent(axes) == 1 or not learning:
         return copies

@@ -45,7 +45,8 @@ def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts, blocks: int = 1
     else:
         box = block_layout(weight.shape, mesh.mesh, cuts, blocks).box(mesh.rank)
         local = weight.unflatten(0, (blocks, -1))[box.slices()].flatten(0, 1).clone()
-        placements = [in_blocks(0, blocks) if by_name.get(n) == 0 else place for n, place in zip(names, placements)]
+        pairs = zip(names, placements, strict=True)
+        placements = [in_blocks(0, blocks) if by_name.get(name) == 0 else place for name, place in pairs]
     return DTensor.from_local(
         local, device_mesh(mesh, names), placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )

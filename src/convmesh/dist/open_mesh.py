@@ -44,7 +44,7 @@ class OpenMesh:
     """Whether messages leave from the host's memory, because the backend cannot send from the device's."""
     stands_for: str = ""
     """The kind of device, `cpu` or `cuda`, whose kernels tensors without data stand for."""
-    settings: StepSettings = StepSettings()
+    settings: StepSettings = field(default_factory=StepSettings)
     traffic: Traffic = field(default_factory=Traffic, repr=False)
     seeds: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
     device_meshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, repr=False)

@@ -30,7 +30,7 @@ class TransferWatch(Protocol):
         """
 
 
-_watches: tuple[TransferWatch, ...] = ()  # not a ContextVar: backward on a GPU runs in a thread of torch's
+_watches: list[TransferWatch] = []  # not a ContextVar: backward on a GPU runs in a thread of torch's
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,9 @@ def is_watched() -> bool:
 
 def add_watch(watch: TransferWatch) -> None:
     """Watch from here on."""
-    global _watches
-    _watches = (*(each for each in _watches if each is not watch), watch)
+    _watches[:] = [*(each for each in _watches if each is not watch), watch]
 
 
 def remove_watch(watch: TransferWatch) -> None:
     """Watch no longer."""
-    global _watches
-    _watches = tuple(each for each in _watches if each is not watch)
+    _watches[:] = [each for each in _watches if each is not watch]

@@ -149,6 +149,28 @@ def test_autocast_adds_no_casts_to_a_replay(pools: Pools) -> None:
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
 
 
+def narrow_mean(output: Any, target: Any) -> Any:
+    """A loss in the type of autocast, whose gradient is cast to it."""
+    del target
+    return output.mean()
+
+
+def in_narrow_loss(compiling: bool | str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(4, 2, 8, 8)
+    net = cm.parallelize(model, cm.plan(model, x, Mesh(), "data"), narrow_mean, mesh=opened(Mesh()), compile=compiling)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = net(net.shard_input(x), net.shard_target(torch.zeros(4)))
+    assert loss.dtype == torch.bfloat16
+    loss.backward()
+    return [loss.detach(), *net.full_gradients().values()]
+
+
+def test_a_loss_may_be_narrow(pools: Pools) -> None:
+    (eager,), (compiled,) = (pools[1].run(in_narrow_loss, compiling) for compiling in (False, "eager"))
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
 def rounded() -> float:
     """The largest difference that the compiler makes to the loss and the gradients of one step."""
     values = []

@@ -25,10 +25,10 @@ def cast_all(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> 
     return made
 
 
-def join_weight_casts(graph: fx.Graph) -> None:
-    """Make all casts of what a step is given by one call, before anything else."""
+def join_weight_casts(graph: fx.Graph, tangents: int) -> None:
+    """Make all casts of what forward is given by one call, before anything else; backward is given `tangents` first."""
     written = {source for node in graph.nodes for source in writes_to(node)}
-    given = {n for n in graph.find_nodes(op="placeholder") if n not in written}
+    given = {n for n in graph.find_nodes(op="placeholder")[tangents:] if n not in written}
     casts = [n for n in graph.nodes if _keeps_format(n) and n.args[0] in given]
     if len(casts) > 1:
         first = next(n for n in graph.nodes if n.op != "placeholder")

@@ -131,7 +131,7 @@ def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
 
 def cut_step(traced: TracedGraph, order: Order, compiler: Compile) -> StepCalls:
     """Cut backward behind the last gradient of each group in `order`, so that its sum over ranks can start there."""
-    join_weight_casts(traced.module.graph)
+    join_weight_casts(traced.module.graph, traced.tangents)
     join_gradient_casts(traced.module.graph, traced.gradients, {i for group in order for i in group})
     cutter = _Cutter(traced, compiler)
     return cutter.cut(*cutter.ends(order))
@@ -142,7 +142,7 @@ def cut_before(traced: TracedGraph, second: Callable[[fx.Node], bool], first: in
 
     Without such a node it is one piece.
     """
-    join_weight_casts(traced.module.graph)
+    join_weight_casts(traced.module.graph, traced.tangents)
     cutter = _Cutter(traced, compiler)
     return cutter.cut(*cutter.halves(second, first))
 

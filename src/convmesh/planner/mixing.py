@@ -7,8 +7,9 @@ all combinations. It does not see overlap, so its plans are simulated in full af
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ SHARES_EXPOSED = (1.0, 0.2)
 
 MOST_JOINED = 2
 """Inputs of a node whose layouts are combined freely; further inputs follow the first."""
+
+Singles = dict[tuple[int, ...], Single]
 
 
 def mixes_on(
@@ -61,6 +64,18 @@ class _State:
     value: Value
 
 
+@dataclass(frozen=True)
+class _Origin:
+    """The nearest node up to one whose state is chosen: by each state of the one, those that lead to it."""
+
+    name: str
+    leading: tuple[frozenset[int], ...]
+
+    def excludes(self, at: int, other: _Origin, there: int) -> bool:
+        """Whether this node cannot be in one state while another is in its own."""
+        return self.name == other.name and self.leading[at].isdisjoint(other.leading[there])
+
+
 @dataclass
 class _Network:
     """The nodes with tensors, the states of each, and its lowering for each combination of input states."""
@@ -70,8 +85,11 @@ class _Network:
     mesh: Mesh
     states: dict[str, list[_State]] = field(default_factory=dict)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    singles: dict[str, dict[tuple[int, ...], Single]] = field(default_factory=dict)
+    singles: dict[str, Singles] = field(default_factory=dict)
     """By node: its lowering, by the indices of its inputs' states and its own."""
+    origins: dict[str, _Origin] = field(default_factory=dict)
+    _alike: dict[Any, tuple[list[_State], Singles]] = field(default_factory=dict)
+    """States and lowerings by what tells nodes apart: blocks that repeat have the same."""
 
     def explore(self) -> None:
         """Walk the graph with all states of the inputs."""
@@ -82,7 +100,7 @@ class _Network:
             elif node.kind != "output" and self.lowering.has_tensors(node.name):
                 self._call(node)
 
-    @property
+    @cached_property
     def _split_nodes(self) -> dict[str, Node]:
         return {node.name: node for node in split_nodes(self.captured.graph)}
 
@@ -92,6 +110,7 @@ class _Network:
             values = [self.lowering.input(node.name, user, split) for split in self._splits[user.layer]]
         self.states[node.name] = [_State(None, value) for value in dict.fromkeys(values)]
         self.sources[node.name], self.singles[node.name] = (), {}
+        self.origins[node.name] = self._origin(node.name)
 
     def _call(self, node: Node) -> None:
         sources = tuple(dict.fromkeys(name for name in node.inputs if name in self.states))
@@ -99,16 +118,60 @@ class _Network:
         options: list[Split | None] = [None]
         if node.name in self._split_nodes:
             options = [*self._splits[node.layer]]
+        likeness = self.lowering.likeness(node.name, sources, options)
+        key = None if likeness is None else (likeness, self._ties(sources), *map(self._values, sources))
+        known = None if key is None else self._alike.get(key)
+        if known is None:
+            known = self._explored(node, sources, options)
+            if key is not None:
+                self._alike[key] = known
+        self.states[node.name], self.singles[node.name] = known
+        self.origins[node.name] = self._origin(node.name)
+
+    def _values(self, name: str) -> tuple[Value, ...]:
+        return tuple(state.value for state in self.states[name])
+
+    def _origin(self, name: str) -> _Origin:
+        """Of a node without a choice, that of its only input; parts of one tensor are then never combined otherwise."""
+        if len(self.sources[name]) != 1 or name in self._split_nodes:
+            return _Origin(name, tuple(frozenset((at,)) for at in range(len(self.states[name]))))
+        before = self.origins[self.sources[name][0]]
+        leading: list[set[int]] = [set() for _ in self.states[name]]
+        for source, state in self.singles[name]:
+            leading[state] |= before.leading[source]
+        return _Origin(before.name, tuple(map(frozenset, leading)))
+
+    def _ties(self, sources: Sequence[str]) -> Any:
+        """Which of some nodes have one origin, and how; None if all states of each go together."""
+        origins = [self.origins[name] for name in sources[:MOST_JOINED]]
+        names = [origin.name for origin in origins]
+        return None if len({*names}) == len(names) else tuple(origin.leading for origin in origins)
+
+    def _combined(self, name: str) -> Iterator[tuple[int, ...]]:
+        """The states that a node's inputs may have at a time."""
+        origins = [self.origins[source] for source in self.sources[name]]
+        for at in itertools.product(*(range(len(self.states[source])) for source in self.sources[name])):
+            pairs = itertools.combinations(zip(origins, at, strict=True), 2)
+            if not any(one.excludes(here, other, there) for (one, here), (other, there) in pairs):
+                yield at
+
+    def _explored(
+        self, node: Node, sources: tuple[str, ...], options: Sequence[Split | None]
+    ) -> tuple[list[_State], Singles]:
+        """A node's states and lowerings for all states of its inputs; those that differ in splits alone are alike."""
         states: dict[_State, int] = {}
-        singles: dict[tuple[int, ...], Single] = {}
-        for at in itertools.product(*(range(len(self.states[name])) for name in self.sources[node.name])):
+        singles: Singles = {}
+        lowered: dict[Any, Single | None] = {}
+        for at in self._combined(node.name):
             given = self._given(sources, at)
             for split in options:
-                single = self.lowering.single(node.name, given, split)
-                if single is not None:
+                key = (*given.values(), split)
+                if key not in lowered:
+                    lowered[key] = self.lowering.single(node.name, given, split)
+                if (single := lowered[key]) is not None:
                     state = states.setdefault(_State(split, single.value), len(states))
                     singles[*at, state] = single
-        self.states[node.name], self.singles[node.name] = list(states), singles
+        return list(states), singles
 
     def _given(self, sources: tuple[str, ...], at: tuple[int, ...]) -> dict[str, Value]:
         given = {name: self.states[name][index].value for name, index in zip(sources, at, strict=False)}
@@ -138,9 +201,15 @@ class _Network:
 
     def priced(self, prices: NodePrices, share: float) -> Iterator[PricedFactor]:
         """Tables of seconds and bytes for all nodes, and constraints between states."""
+        tables: dict[int, tuple[Any, Any]] = {}
         for name, states in self.states.items():
             if self.sources[name] or self.singles[name]:
-                yield self._of_node(name, prices, share)
+                singles = self.singles[name]
+                if id(singles) not in tables:
+                    tables[id(singles)] = self._tables(name, prices, share)
+                seconds, use = tables[id(singles)]
+                names = (*self.sources[name], name)
+                yield PricedFactor(Factor(names, seconds), Factor(names, use))
             else:
                 yield _tied((name,), np.zeros(len(states)))
         for node in self.captured.graph.inputs:
@@ -149,14 +218,16 @@ class _Network:
         yield from self._same_layers()
         yield from self._same_weights()
 
-    def _of_node(self, name: str, prices: NodePrices, share: float) -> PricedFactor:
-        names = (*self.sources[name], name)
-        shape = [len(self.states[source]) for source in names]
+    def _tables(self, name: str, prices: NodePrices, share: float) -> tuple[Any, Any]:
+        """Seconds and bytes of a node for all states of its inputs and its own."""
+        shape = [len(self.states[source]) for source in (*self.sources[name], name)]
         seconds, use = np.full(shape, np.inf), np.zeros(shape)
+        priced: dict[int, tuple[float, float]] = {}
         for at, single in self.singles[name].items():
-            seconds[at] = prices.seconds(single, share)
-            use[at] = prices.bytes(single)
-        return PricedFactor(Factor(names, seconds), Factor(names, use))
+            if id(single) not in priced:
+                priced[id(single)] = prices.seconds(single, share), prices.bytes(single)
+            seconds[at], use[at] = priced[id(single)]
+        return seconds, use
 
     def _as_user_wants(self, name: str, user: Node) -> PricedFactor:
         table = np.full((len(self.states[name]), len(self.states[user.name])), np.inf)

@@ -25,7 +25,7 @@ MOST_ELEMENTS = 1 << 24
 MOST_BYTES = 1 << 28
 """Of a call's weight: sums of a few of these stay far below half of `MANY`."""
 
-_HALF = MANY // 2
+_HALF, _DIGITS = MANY // 2, str(MANY)
 _LONG = re.compile(r"(?<![\w.])\d{10,}(?![\w.])")
 
 
@@ -38,8 +38,6 @@ def for_samples(result: DryResult, samples: int) -> DryResult:
     """What a dry run for `MANY` samples would have been for `samples`; ValueError if that cannot be told."""
     at = _Counted(samples)
     forward, backward = (tuple([at.step(step) for step in steps]) for steps in (result.forward, result.backward))
-    if any(str(MANY) in step.call for step in (*forward, *backward) if isinstance(step, Work)):
-        raise ValueError("the number of samples is part of another number")
     moments = tuple(tuple(map(at.number, held)) for held in result.moments)
     bytes_forward, bytes_backward, bytes_weights = map(max, moments)
     held = Held(
@@ -76,7 +74,7 @@ class _Counted:
         return times * self._samples + rest - _HALF
 
     def shape(self, found: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple([self.number(extent) for extent in found])
+        return tuple([extent if extent < _HALF else self.number(extent) for extent in found])
 
     def saved(self, found: Saved) -> Saved:
         return Saved(found.what, found.index, self.number(found.bytes_kept))
@@ -89,6 +87,11 @@ class _Counted:
             return Transfer(found.carrier, found.axes, self._sent(found.bytes_sent), found.peer)
         if isinstance(found, Wait):
             return Wait(found.transfers, tuple([(peer, self.number(size)) for peer, size in found.arriving]))
+        if found.bytes_moved < _HALF:  # on weights alone
+            return found
+        call = _LONG.sub(lambda digits: str(self.number(int(digits[0]))), found.call)
+        if _DIGITS in call:
+            raise ValueError("the number of samples is part of another number")
         return Work(
             op=found.op,
             inputs=tuple([self.shape(shape) for shape in found.inputs]),
@@ -97,7 +100,7 @@ class _Counted:
             flops=self.number(found.flops),
             bytes_moved=self.number(found.bytes_moved),
             options=tuple([self._option(option) for option in found.options]),
-            call=_LONG.sub(lambda digits: str(self.number(int(digits[0]))), found.call),
+            call=call,
         )
 
     def _sent(self, found: int) -> int:

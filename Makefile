@@ -7,7 +7,7 @@ demo: .venv/.ready
 	$(PY) examples/demo.py
 
 test: .venv/.ready  # two workers: tests of one process use one core, those of several ranks wait for messages
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-full: .venv/.ready  # all drawn shapes, and every network under every preset on 2, 4 and 8 ranks: over an hour
 	CONVMESH_TEST=full $(PY) -m pytest -q -m "full or not full"

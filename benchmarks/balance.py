@@ -51,6 +51,11 @@ class Case:
     samples: int
     extent: int
 
+    def joined(self, ranks: int) -> tuple[int, int]:
+        """Samples and extent of what the ranks train together: volumes that are cut are larger, where that fits."""
+        total = self.samples * ranks
+        return (total // 8, 2 * self.extent) if self.axis == "depth" and total % 8 == 0 else (total, self.extent)
+
 
 CASES = {
     "data": Case("samples of a batch (cosmoflow, {samples} × {extent}³)", "data", 16, 32),
@@ -79,9 +84,9 @@ class Rival:
     def __init__(self, case: Case, is_alone: bool = False) -> None:
         torch.manual_seed(0)
         ranks = 1 if is_alone else dist.get_world_size()
-        extents = [case.extent] * 3
-        model = models.create("cosmoflow", channels=1, outputs=2, extent=case.extent, layers=4, width=0.5, dropout=0.0)
-        self.x, self.target = torch.randn(case.samples * ranks, 1, *extents), torch.rand(case.samples * ranks, 2)
+        samples, extent = (case.samples, case.extent) if is_alone else case.joined(ranks)
+        model = models.create("cosmoflow", channels=1, outputs=2, extent=extent, layers=4, width=0.5, dropout=0.0)
+        self.x, self.target = torch.randn(samples, 1, *[extent] * 3), torch.rand(samples, 2)
         mesh = cm.Mesh(**{case.axis: ranks})
         plan = cm.plan(model, self.x, mesh, "data" if case.axis == "data" else "spatial")
         opened = cm.open_mesh(mesh, ranks=[dist.get_rank()]) if is_alone else None
@@ -186,7 +191,8 @@ def results(cases: Sequence[str], ranks: int, steps: int, trials: int, seconds: 
     for number, name in enumerate(cases, 1):
         deadline = began + seconds * number / len(cases) - SECONDS_TURN
         done = run_ranks(ranks, measure, name, steps, trials, deadline, seconds_timeout=seconds + 60)[0]
-        title = CASES[name].title.format(samples=CASES[name].samples * ranks, extent=CASES[name].extent)
+        samples, extent = CASES[name].joined(ranks)
+        title = CASES[name].title.format(samples=samples, extent=extent)
         found[name] = {"title": title, "trials": done}
     command = f"python -m benchmarks.balance --ranks {ranks} --steps {steps} --trials {trials} --seconds {seconds:g}"
     return {

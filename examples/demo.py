@@ -1,6 +1,6 @@
 """What ConvMesh does, in two minutes: volumes, a plan, training on all cores, a killed rank, 64 GPUs.
 
-python examples/demo.py [--folder FOLDER]
+python examples/demo.py [--folder FOLDER] [--extent VOXELS]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from convmesh import models
 from convmesh.data import Order, open_source
 from convmesh.train.config_files import load_config
 
-EXTENT, SAMPLES = 64, 16
+SAMPLES = 16
 CORES = len(os.sched_getaffinity(0))
 RANKS = max(2, min(CORES, 4))
 KILL_AFTER = 7
@@ -50,13 +50,13 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def train_plainly(folder: Path) -> tuple[list[float], float]:
+def train_plainly(folder: Path, extent: int) -> tuple[list[float], float]:
     """The same training as a user writes it with torch, in this process, on all cores: losses, seconds per step."""
     config = load_config(folder / "demo.toml")
     source = open_source(folder / "volumes.h5")
     order = Order(config.seed, len(source), config.batch)
     torch.manual_seed(config.seed)
-    net = models.create(config.model.name, extent=EXTENT, **config.model.args)
+    net = models.create(config.model.name, extent=extent, **config.model.args)
     optimizer = torch.optim.SGD(net.parameters(), lr=config.optimizer.lr, momentum=config.optimizer.momentum)
     losses, seconds = [], []
     for step in range(config.steps):
@@ -141,14 +141,14 @@ def show_cluster(folder: Path) -> None:
     console.print(table)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, extent: int) -> None:
     began = time.monotonic()
     shutil.copy(Path(__file__).with_suffix(".toml"), folder / "demo.toml")
     volumes, run = folder / "volumes.h5", folder / "run"
-    args = ("--size", str(EXTENT), "--samples", str(SAMPLES), "--out", str(volumes))
+    args = ("--size", str(extent), "--samples", str(SAMPLES), "--out", str(volumes))
     finish(convmesh("data", "make", "cosmology", *args))
-    console.print(f"\nTraining CosmoFlow on {EXTENT}³ volumes with plain torch, one process, {CORES} threads …")
-    plain = train_plainly(folder)
+    console.print(f"\nTraining CosmoFlow on {extent}³ volumes with plain torch, one process, {CORES} threads …")
+    plain = train_plainly(folder, extent)
     process = convmesh("train", str(folder / "demo.toml"), "--ranks", str(RANKS), "--run", str(run))
     before = kill_a_rank(process, run)
     console.print(finish(process))
@@ -161,10 +161,11 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where volumes and the run go; by default a temporary folder")
-    chosen = parser.parse_args().folder
-    if chosen is not None:
-        chosen.mkdir(parents=True, exist_ok=True)
-        main(chosen)
+    parser.add_argument("--extent", type=int, default=64, help="voxels along each side of a volume")
+    chosen = parser.parse_args()
+    if chosen.folder is not None:
+        chosen.folder.mkdir(parents=True, exist_ok=True)
+        main(chosen.folder, chosen.extent)
     else:
         with tempfile.TemporaryDirectory(prefix="convmesh-demo-") as temporary:
-            main(Path(temporary))
+            main(Path(temporary), chosen.extent)

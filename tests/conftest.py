@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,21 @@ class Pools:
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
+
+
+LONG = (
+    "test_elastic_training.py", "test_docs.py", "test_train_verb.py", "test_release.py", "test_calibrate.py",
+    "test_nnunet_guide.py", "test_batch_sweep.py", "test_examples.py", "test_mixed_plans.py", "test_support.py",
+)  # fmt: skip
+"""Files of few tests that take long, most of them because they start processes, the longest first."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers begin with long files and end with files of few short tests, so that none works alone in the end."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path for item in items)
+        place = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: (place.get(item.path.name, len(LONG)), -tests[item.path], str(item.path)))
 
 
 def pytest_collection_finish() -> None:

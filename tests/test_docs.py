@@ -140,9 +140,9 @@ def test_reference_is_up_to_date(name: str) -> None:
 
 
 def test_demo_runs() -> None:
-    printed = subprocess.run(
-        [sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=1000
-    ).stdout
+    """On smaller volumes; on much smaller ones the run would end before a rank is killed."""
+    command = [sys.executable, "examples/demo.py", "--extent", "48"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=1000).stdout
     assert "goes on with" in " ".join(printed.split())
     assert "Every loss equals the single process's" in printed
 

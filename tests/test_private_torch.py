@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,7 +20,14 @@ from torch.utils import checkpoint
 
 import convmesh
 from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, keeps_its_graph, running_node
+from convmesh.private_torch.backward_engine import (
+    at_end_of_backward,
+    backward_number,
+    hooks_on_gradient,
+    keeps_its_graph,
+    running_node,
+    will_run,
+)
 from convmesh.private_torch.dispatching import FakeTensor, TorchDispatchMode, has_meta_kernel
 from convmesh.private_torch.dtensors import blocks_of, cut_dim, in_blocks
 from convmesh.private_torch.exporting import calling_module, is_guard
@@ -503,3 +510,35 @@ def test_a_private_use_would_be_found(tmp_path: Path) -> None:
     lines = ["from torch.utils._pytree import tree_map", "torch._C.f()", "module._buffers", "getattr(x, '_modules')"]
     (tmp_path / "bad.py").write_text("\n".join([*lines, "self._own = self._own"]))
     assert sorted({use.split(":")[1] for use in private_uses(tmp_path / "bad.py")}) == ["1", "2", "3", "4"]
+
+
+class AsksWhatRuns(torch.autograd.Function):
+    """Notes whether the node that adds to a leaf's gradient will run, and gives the leaf none."""
+
+    seen: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        ctx.node = torch.autograd.graph.get_gradient_edge(leaf).node
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        AsksWhatRuns.seen.append(will_run(ctx.node))
+        return grads[0], None
+
+
+def test_backward_tells_what_it_will_run_and_calls_hooks_without_a_gradient() -> None:
+    x, leaf = (torch.ones((), requires_grad=True) for _ in range(2))
+    node, seen = torch.autograd.graph.get_gradient_edge(leaf).node, []
+    assert hooks_on_gradient(leaf) == 0
+    node.register_prehook(lambda grads: seen.append(grads[0]))
+    leaf.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad))
+    AsksWhatRuns.apply(x, leaf).backward()
+    assert seen == [None, None]
+    assert hooks_on_gradient(leaf) == 1
+    AsksWhatRuns.apply(x, leaf).backward(inputs=[x])
+    torch.autograd.grad(AsksWhatRuns.apply(x, leaf), [x, leaf], allow_unused=True)
+    assert AsksWhatRuns.seen == [True, False, False]
+    leaf.register_hook(torch.neg)
+    assert hooks_on_gradient(leaf) == 2

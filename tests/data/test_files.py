@@ -1,6 +1,8 @@
 """Files that are made, converted and inspected."""
 
+import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,41 @@ def test_files_hold_what_was_generated(suffix: str, name: str, settings: dict[st
     make(made, tmp_path / f"a{suffix}", processes=2)
     same_as(made, tmp_path / f"a{suffix}")
     assert not list(tmp_path.glob("*incomplete*"))
+
+
+class Litter:
+    """A cycle that nobody holds; it notes a collection by another process than its own."""
+
+    def __init__(self, noted: Path) -> None:
+        self.itself, self.process, self.noted = self, os.getpid(), noted
+
+    def __del__(self) -> None:
+        if os.getpid() != self.process:
+            self.noted.touch()
+
+
+class Tidy(SampleGenerator):
+    """Collects garbage for every sample."""
+
+    samples, input, target = 3, TensorSpec((1, 2), np.dtype(np.float32)), TensorSpec((), np.dtype(np.int64))
+
+    def sample(self, index: int) -> tuple[Array, Array]:
+        gc.collect()
+        return np.full((1, 2), index, np.float32), np.asarray(index)
+
+    def describe(self) -> dict[str, object]:
+        return {"generator": "tidy"}
+
+
+def test_processes_leave_garbage_of_this_one_alone(tmp_path: Path) -> None:
+    """A library whose threads a fork did not copy would wait for them."""
+    gc.disable()
+    try:
+        Litter(tmp_path / "noted")
+        make(Tidy(), tmp_path / "a.npy", processes=1)
+    finally:
+        gc.enable()
+    assert not (tmp_path / "noted").exists()
 
 
 class Stops(SampleGenerator):

@@ -190,3 +190,34 @@ def test_optimisers_take_the_gradients(fused: bool, pools: Pools) -> None:
     expected = pools[1].run(trained, None, fused)[0]
     for found in pools[4].run(trained, MESHES[2], fused):
         assert_same(found, expected)
+
+
+class GivesNone(torch.autograd.Function):
+    """An operator that says a weight has no gradient, though it learns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        del ctx, weight
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        del ctx
+        return grads[0], None
+
+
+def gradients_with_none() -> list[torch.Tensor | None]:
+    """Of two weights in one bucket, the second without a gradient in a later step."""
+    first, second = (torch.nn.Parameter(torch.full((3,), value)) for value in (1.0, 2.0))
+    reducer = GradientReducer(opened(Mesh(data=2)), [(first, ("data",)), (second, ("data",))])
+    (first.sum() + second.sum()).backward()
+    first.grad = second.grad = None
+    GivesNone.apply(first, second).sum().backward()
+    reducer.close()
+    return [first.grad, second.grad]
+
+
+def test_a_weight_whose_operator_gives_no_gradient_has_none(pools: Pools) -> None:
+    for first, second in pools[2].run(gradients_with_none):
+        assert torch.equal(first, torch.full((3,), 2.0))
+        assert second is None

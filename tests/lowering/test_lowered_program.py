@@ -25,13 +25,13 @@ CASES = [
     ("lenet5", "data", {"data": 3}),
     ("resnet18", "data+spatial", {"data": 2, "height": 2}),
     ("resnet18", "spatial", {"height": 4}),
-    ("resnet18", "filter", {"filter": 2}),
+    ("resnet18", "data+filter", {"data": 2, "filter": 2}),
     ("alexnet", "hybrid", {"data": 4}),
     ("alexnet", "data+channel", {"data": 2, "channel": 2}),
     ("unet3d", "spatial", {"depth": 2, "height": 2}),
     ("densenet121", "channel", {"channel": 2}),
     ("convnext-tiny", "data+spatial", {"data": 2, "width": 2}),
-    ("mobilenet-v2", "data+filter", {"data": 2, "filter": 2}),
+    ("mobilenet-v2", "filter", {"filter": 2}),
 ]
 
 

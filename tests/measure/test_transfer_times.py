@@ -8,13 +8,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convmesh.dist import open_mesh
 from convmesh.layout import Mesh
-from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.spawned import spawned
 from convmesh.measure.timed_carriers import MAKERS
 from convmesh.measure.timing import time_after_work
 from convmesh.measure.transfer_times import Effort, measure_posting, measure_ranks, without_posting
 from convmesh.system.curves import TransferCurve
-from convmesh.system.transfer_table import Overlap, TransferTable
+from convmesh.system.transfer_table import TransferTable
 from tests.conftest import Pools
 
 
@@ -40,10 +39,15 @@ def test_every_carrier_sends_about_the_requested_bytes(pools: Pools, ranks: int)
     assert last["reduce"] == 48_000
 
 
-def test_a_table_of_a_few_seconds_has_every_carrier(pools: Pools) -> None:
+@pytest.fixture(scope="module")
+def table(pools: Pools) -> TransferTable:
+    """Measured in a few seconds between two ranks."""
     effort = Effort(ranks=(2,), factor=16, bytes_most=1 << 20, seconds=1.5)
     measured, overlap = pools[2].run(measure_ranks, effort)[0]
-    table = TransferTable(backend="gloo", cores=2, curves=tuple(measured), overlaps=(overlap,))
+    return TransferTable(backend="gloo", cores=2, curves=tuple(measured), overlaps=(overlap,))
+
+
+def test_a_table_of_a_few_seconds_has_every_carrier(table: TransferTable) -> None:
     assert {curve.carrier for curve in table.curves} == set(MAKERS)
     for curve in table.curves:
         assert (curve.ranks, curve.active, curve.groups) == (2, 2, 1)
@@ -126,12 +130,8 @@ def test_sizes_between_are_predicted(pools: Pools) -> None:
     raise AssertionError(f"off by {off_between(least)}: {least}")
 
 
-def overlap(ranks: int) -> Overlap:
-    return measure_overlap(open_mesh(Mesh(filter=ranks)))
-
-
-def test_overlapping_computation_costs_something_but_no_more_than_running_in_sequence(pools: Pools) -> None:
-    measured = pools[2].run(overlap, 2)[0]
+def test_overlapping_computation_costs_something_but_no_more_than_running_in_sequence(table: TransferTable) -> None:
+    (measured,) = table.overlaps
     assert measured.active == 2
     assert 0 <= measured.hidden <= 1
     assert 1 <= measured.compute_slowdown < 20

@@ -15,6 +15,12 @@ WITH_DROPOUT = ["alexnet", "vgg16", "inception3", "mobilenet-v2", "cosmoflow", "
 NOISE = 1e-13
 
 
+DEEPER = ("resnet152",)
+"""Networks that are another one with more of the same layers: only `make test-full` has them take steps."""
+
+NETWORKS = [pytest.param(name, marks=[pytest.mark.full] * (name in DEEPER)) for name in names()]
+
+
 def trained(small: Small, noise: float, steps: int = 3) -> tuple[list[float], torch.Tensor]:
     """Losses and weights after a few steps on the same batch, whose values are off by `noise`."""
     torch.manual_seed(0)
@@ -41,7 +47,7 @@ def growth(small: Small) -> tuple[list[float], float]:
     return losses, ((weights - exact).abs().max() / NOISE).item()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_small_network_trains_without_amplifying_rounding_errors(name: str, pools: dict[int, RankPool]) -> None:
     (first, *_, last), grown = pools[1].run(growth, find(name).small())[0]
     assert last < first
@@ -88,7 +94,7 @@ def dry_step(small: Small, sizes: dict[str, float]) -> list[str]:
     return [name for name, value in net.named_parameters() if value.grad is None]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_small_network_runs_on_shards(name: str, pools: dict[int, RankPool]) -> None:
     assert pools[1].run(dry_step, find(name).small(), {}) == [[]]
 

@@ -148,12 +148,15 @@ def test_a_compiled_step_is_profiled_by_what_runs_between_transfers(pools: Pools
         assert min(times.compute, times.exposed + times.idle) > 0
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
-def test_a_pipeline_is_profiled_by_layer_and_message(schedule: Schedule, pools: Pools) -> None:
-    profiles = pools[2].run(piped, schedule)
+@pytest.mark.parametrize(
+    ("schedule", "compiling"),
+    [("1f1b", False), ("interleaved", False), ("zero-bubble", False), ("interleaved", "eager")],
+)
+def test_a_pipeline_is_profiled_by_layer_and_message(schedule: Schedule, compiling: bool | str, pools: Pools) -> None:
+    profiles = pools[2].run(piped, schedule, compiling)
     run = timed_run(profiles)
-    assert run.by_layer
-    layers = {layer for rank in (0, 1) for layer, _ in run.layers(rank)}
+    assert run.by_layer == (not compiling)
+    layers = {layer for rank in (0, 1) for joined, _ in run.layers(rank) for layer in joined.split("+")}
     assert {"0", "2", "4", "6", "loss"} <= layers
     for rank in (0, 1):
         assert {phase for layer, phase in run.layers(rank) if layer} == {"forward", "backward"}
@@ -165,14 +168,14 @@ def test_a_pipeline_is_profiled_by_layer_and_message(schedule: Schedule, pools: 
     assert sum(each.bytes_sent for each in waited) > 0
 
 
-def piped(schedule: Schedule) -> RankProfile:
+def piped(schedule: Schedule, compiling: bool | str) -> RankProfile:
     """Two profiled steps of four stages, or of two."""
     torch.manual_seed(0)
     convs = [nn.Conv2d(2, 2, 3, padding=1) for _ in range(4)]
     model = nn.Sequential(*(layer for conv in convs for layer in (conv, nn.ReLU())))
     x = torch.randn(8, 2, 8, 8)
     plan = cm.plan(model, x, Mesh(pipe=2), "pipeline", microbatches=4, schedule=schedule)
-    net = cm.parallelize(model, plan, loss=nn.functional.mse_loss)
+    net = cm.parallelize(model, plan, loss=nn.functional.mse_loss, compile=compiling)
     opt = torch.optim.SGD(net.parameters(), lr=0.01)
     session = ProfileSession(net, opt)
     session.attach()

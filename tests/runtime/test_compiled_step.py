@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import convmesh as cm
 from convmesh import Mesh
-from convmesh.errors import ConvMeshError, LabelError, PlanError
+from convmesh.dist.launching import Posting
+from convmesh.errors import ConvMeshError, DisagreementError, LabelError, PlanError
+from convmesh.runtime.compiled.step_calls import BackwardPiece, Posts, StepCall, StepCalls, Waits, agreed_segments
 from convmesh.runtime.net import ParallelNet
 from convmesh.testing import opened
 
@@ -344,3 +347,68 @@ def test_sums_of_gradients_start_behind_backward(pools: Pools) -> None:
         assert posted == posted_compiled
         assert posted_compiled[0] < posted_compiled[1]
         assert posted_compiled[0] > 1  # besides the loss
+
+
+def piece(*runs: Any) -> BackwardPiece:
+    """A piece of backward whose calls post or wait for the one transfer of a step."""
+    calls = [StepCall(run, (1,), ()) if isinstance(run, Waits) else StepCall(run, (), (1,)) for run in runs]
+    return BackwardPiece(calls, (), ())
+
+
+def agreed(kind: str) -> Any:
+    """The segments that ranks agree on, or why they do not; ranks that differ do so in where they wait."""
+    post, wait, rank = Posts(Posting(lambda *_: (), None)), Waits(()), dist.get_rank()
+    early, late = [piece(post, wait), piece()], [piece(post), piece(wait)]
+    forward = piece(post).calls if kind == "under way" and rank == 1 else []
+    pieces = late if kind == "late" or (kind == "differs" and rank == 1) else early
+    calls = StepCalls(forward, pieces, (), (), (0,), (), ())
+    try:
+        return agreed_segments(calls, opened(Mesh(data=2)))
+    except DisagreementError as error:
+        return str(error)
+
+
+def test_all_ranks_capture_the_same_pieces_or_none(pools: Pools) -> None:
+    assert pools[2].run(agreed, "early") == [[(0,), (1,)]] * 2
+    assert pools[2].run(agreed, "late") == [[(0, 1)]] * 2
+    assert all("the graphs of a compiled step" in told for told in pools[2].run(agreed, "differs"))
+    assert all("rank 1: a transfer is under way" in told for told in pools[2].run(agreed, "under way"))
+
+
+def several_paths(compiling: bool | str) -> list[torch.Tensor]:
+    """Gradients of backward passes in which a replay is not all that leads to a weight, or is watched."""
+    net = made(Mesh(data=2), "data", {}, compiling)
+    weights = dict(net.named_parameters())
+    found: list[torch.Tensor] = []
+
+    def keep() -> None:
+        found.extend(g.clone() for g in net.full_gradients().values())
+        net.zero_grad()
+
+    (net(*batch(net)) + 1e-2 * sum(w.square().sum() for w in weights.values())).backward()
+    keep()
+    (net(*batch(net)) + net(*batch(net, 6))).backward()
+    keep()
+    net(*batch(net)).backward(inputs=[weights["0.weight"], weights["10.bias"]])
+    found.extend(w.grad.clone() for w in weights.values() if w.grad is not None)
+    net.zero_grad()
+    found.extend(torch.autograd.grad(net(*batch(net)), list(weights.values())))
+    seen: list[torch.Tensor] = []
+    doubling = weights["4.weight"].register_hook(lambda gradient: 2 * gradient)
+    watching = weights["4.bias"].register_post_accumulate_grad_hook(lambda w: seen.append(w.grad.clone()))
+    net(*batch(net)).backward()
+    keep()
+    doubling.remove()
+    watching.remove()
+    net(*batch(net)).backward()
+    keep()
+    return [*found, *seen]
+
+
+def differing_paths() -> list[float]:
+    pairs = zip(several_paths(False), several_paths("eager"), strict=True)
+    return [float((a - b).abs().max()) for a, b in pairs if not torch.equal(a, b)]
+
+
+def test_gradients_are_delivered_as_autograd_would(pools: Pools) -> None:
+    assert pools[2].run(differing_paths) == [[], []]

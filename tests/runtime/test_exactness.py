@@ -23,7 +23,7 @@ LIGHT = "lenet5"
 """The network whose steps cost least: every preset is tried with it on its largest mesh in each run."""
 
 
-HEAVY = ("deepcam", "densenet121", "inception3", "resnet50", "resnet152")
+HEAVY = ("deepcam", "inception3", "mobilenet-v2", "resnet50", "resnet152", "vnet", "wide-resnet")
 """Networks whose steps cost most: a run takes them on two ranks."""
 
 

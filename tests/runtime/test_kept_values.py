@@ -12,7 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from convmesh.private_torch.tracing import returns_views
 from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
-from convmesh.runtime.compiled.recomputed_values import BYTES_WORTH_A_LAUNCH, recompute_values
+from convmesh.runtime.compiled.pool_offsets import MOST_IN_A_BYTE, keep_offsets
+from convmesh.runtime.compiled.recomputed_values import recompute_values
+from convmesh.runtime.compiled.traced_graph import drop_detaching
 
 Loss = Callable[..., torch.Tensor]
 
@@ -26,6 +28,7 @@ def traced(loss_of: Loss, *given: torch.Tensor) -> fx.GraphModule:
         return [loss.detach(), *torch.autograd.grad(loss, leaves, tangent)]
 
     module = make_fx(step, tracing_mode="fake")(torch.ones(()), *given)
+    drop_detaching(module.graph)
     module.graph.eliminate_dead_code()
     return module
 
@@ -54,6 +57,7 @@ def compared(loss_of: Loss, *given: torch.Tensor) -> list[tuple[str, torch.dtype
     module = traced(loss_of, *given)
     tangent = torch.tensor(0.5)
     expected = module(tangent, *given)
+    keep_offsets(module.graph)
     recompute_values(module.graph, tangent_of(module))
     module.graph.lint()
     module.recompile()
@@ -77,6 +81,28 @@ def test_a_relu_that_a_convolution_reads_is_kept() -> None:
     assert found == [("relu.default", torch.float32)]
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 3, 9, 8), {"kernel_size": 2}),
+        ((1, 2, 11, 12), {"kernel_size": (3, 2), "stride": (2, 1), "padding": 1, "ceil_mode": True}),
+        ((2, 2, 12, 13), {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
+        ((1, 2, 6, 7, 9), {"kernel_size": (2, 3, 3), "stride": 2, "padding": (1, 0, 1), "dilation": (1, 1, 2)}),
+    ],
+)
+def test_of_a_maximum_its_place_in_the_window_is_kept(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    pool = F.max_pool2d if len(shape) == 4 else F.max_pool3d
+    found = compared(lambda x: pool(x * 2, **options).square().sum(), drawn(*shape))
+    assert ("mul.Tensor", torch.float32) not in found
+    assert [dtype for _, dtype in found if not dtype.is_floating_point] == [torch.int8]
+
+
+def test_indices_within_large_windows_are_kept() -> None:
+    assert MOST_IN_A_BYTE < 12 * 12
+    found = compared(lambda x: F.max_pool2d(x * 2, 12).square().sum(), drawn(1, 2, 24, 24))
+    assert [dtype for _, dtype in found if not dtype.is_floating_point] == [torch.int64]
+
+
 def test_what_follows_from_a_value_that_is_there_anyway_is_computed_again() -> None:
     def loss_of(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         y = F.conv2d(x, w)
@@ -94,22 +120,6 @@ def test_a_cast_to_a_wider_type_is_made_again() -> None:
     found = compared(loss_of, drawn(2, 3, 8, 8, dtype=torch.bfloat16), drawn(4, 3, 3, 3, dtype=torch.bfloat16))
     assert ("convolution.default", torch.bfloat16) in found
     assert ("_to_copy.default", torch.float32) not in found
-
-
-@pytest.mark.parametrize("samples", [1, 1 << 16])
-def test_copies_of_weights_are_kept_unless_they_are_little_beside_the_rest(samples: int) -> None:
-    width = 1 + int((BYTES_WORTH_A_LAUNCH / 2) ** 0.5)
-
-    def loss_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = x
-        for _ in range(6):
-            y = torch.tanh(y @ w.to(torch.bfloat16))
-        return y.float().sum()
-
-    module = traced(loss_of, torch.empty(samples, width, dtype=torch.bfloat16), torch.empty(width, width))
-    recompute_values(module.graph, tangent_of(module))
-    casts = [name for name, _ in kept(module) if name == "_to_copy.default"]
-    assert bool(casts) == (samples == 1)
 
 
 def test_what_is_written_to_is_not_computed_again() -> None:

@@ -16,6 +16,12 @@ from tests.draws import IS_FULL
 STEPS = 3 if IS_FULL else 2
 """The second starts from weights and momentum that the first has changed."""
 
+SHALLOW: dict[str, dict[str, Any]] = {
+    "densenet121": {"blocks": (2, 2, 3, 2)},
+    "convnext-tiny": {"blocks": (1, 1, 2, 1)},
+}
+"""Fewer of the same layers in a row; `make test-full` has as many as were published."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -30,7 +36,7 @@ def fresh(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, Any]:
     """A small reference network in float64, its batch, target and loss: the same in every process."""
     torch.manual_seed(1)
     small = models.find(name).small()
-    model = small.create().double()
+    model = small.create(**({} if IS_FULL else SHALLOW.get(name, {}))).double()
     return model, small.draw_input(), small.draw_target(), small.task.loss()
 
 
@@ -76,11 +82,13 @@ def train_whole(name: str, steps: int = STEPS) -> Trained:
     return Trained(losses, {k: v.detach().clone() for k, v in model.state_dict().items()}, gradients)
 
 
-def train_split(name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any] | None = None) -> Trained:
+def train_split(
+    name: str, mesh: cm.Mesh, strategy: Any, options: dict[str, Any] | None = None, compiling: bool | str = False
+) -> Trained:
     """Train on this rank of a mesh, as a user would."""
     model, x, target, loss_of = fresh(name)
     plan = cm.plan(model, tuple(x.shape), mesh, strategy, **(options or {}))
-    net = cm.parallelize(model, plan, loss=loss_of)
+    net = cm.parallelize(model, plan, loss=loss_of, compile=compiling)
     gradients: dict[str, torch.Tensor] = {}
 
     def note(step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -65,10 +66,27 @@ def test_compiled_steps_are_compared_by_losses_gradients_and_weights() -> None:
         cm.verify(model, SHAPE, plan, compile=True)
 
 
-def test_a_pipeline_without_a_loss_is_given_one() -> None:
+def looking(output: Any, target: Any) -> Any:
+    """A loss that looks at its own value, as no graph can."""
+    loss = F.mse_loss(output, target)
+    return loss * 2 if loss.item() > 1e9 else loss
+
+
+@pytest.mark.filterwarnings("ignore:`compile`")
+def test_what_runs_eagerly_on_one_stage_is_no_proof_of_compiled_steps() -> None:
+    model = Chain()
+    plan = plan_for(model, SHAPE, pipe=2)
+    with torch.no_grad():
+        target = torch.zeros_like(model(torch.zeros(SHAPE)))
+    with pytest.raises(UnsupportedError, match="cannot be verified: a stage cannot be traced"):
+        cm.verify(model, SHAPE, plan, loss=looking, target=target, steps=1, compile="eager")
+
+
+@pytest.mark.parametrize("compiling", [False, "eager"])
+def test_a_pipeline_without_a_loss_is_given_one(compiling: bool | str) -> None:
     small = models.find("lenet5").small()
     model = small.create()
-    result = cm.verify(model, small.shape, plan_for(model, small.shape, pipe=2), steps=2)
+    result = cm.verify(model, small.shape, plan_for(model, small.shape, pipe=2), steps=2, compile=compiling)
     assert result.ok, result
     assert len(result.losses) == 2
     assert {d.kind for check in result.layers for d in check.differences} == {"weight gradient", "weight"}

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from convmesh import models
@@ -31,7 +32,7 @@ class Subject:
     @property
     def target(self) -> Callable[[tuple[int, ...]], Any] | None:
         """Draws a target for a batch, always the same."""
-        return _target_of(self.task) if self.task else None
+        return partial(_target_of, self.task) if self.task else None
 
 
 def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) -> Subject:
@@ -68,7 +69,7 @@ def _create(name: str, create: Callable[[], nn.Module]) -> nn.Module:
         raise BadInputError(f"`model` (={name!r}) cannot be built: {type(error).__name__}: {error}") from error
 
 
-def _target_of(task: models.Task) -> Callable[[tuple[int, ...]], Any]:
+def _target_of(task: models.Task, shape: tuple[int, ...]) -> Any:
     import torch
 
-    return lambda shape: task.draw_target(shape, torch.Generator().manual_seed(3))
+    return task.draw_target(shape, torch.Generator().manual_seed(3))

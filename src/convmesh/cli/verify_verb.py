@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -46,6 +46,8 @@ class VerifyOptions:
     """Most processes to start."""
     compile: bool = False
     """Verify compiled steps: by losses, gradients and weights, for a model that has a loss."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the split model runs: cuda is all GPUs that torch sees, in float32 without TF32; ranks may share one."""
     small: bool = False
     """Use the narrow version of a reference network, on small samples."""
     json: bool = False
@@ -55,8 +57,9 @@ class VerifyOptions:
 def run(options: VerifyOptions) -> int:
     """Verify, report, and return the verdict as an exit status."""
     _check(options)
-    # Ranks are forked, which CUDA does not survive; on CPUs they run the same split operators.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if options.device == "cpu":
+        # Ranks are forked, which CUDA does not survive; on CPUs they run the same split operators.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from convmesh.cli.subjects import find_subject
     from convmesh.verification import verify
 
@@ -71,6 +74,7 @@ def run(options: VerifyOptions) -> int:
         steps=options.steps,
         most_ranks=options.most_ranks,
         compile=options.compile,
+        device=options.device,
         progress=progress,
     )
     _report(result, options.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -64,6 +65,7 @@ _worker: list[tuple[SampleGenerator, SampleWriter]] = []
 
 
 def _begin(generator: SampleGenerator, writer: type[SampleWriter], path: Path) -> None:
+    gc.freeze()  # to collect the parent's garbage here would hang: Blosc waits for threads that a fork does not copy
     _worker[:] = [(generator, writer(path))]
 
 

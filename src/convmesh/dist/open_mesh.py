@@ -48,7 +48,7 @@ class OpenMesh:
     traffic: Traffic = field(default_factory=Traffic, repr=False)
     seeds: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
     device_meshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, repr=False)
-    """torch's views of this mesh, by order of axes; see `dist.cut_weights`."""
+    """torch's views of this mesh, by its axes there; see `dist.cut_weights`."""
     left_partial: list[tuple[str, ...]] | None = field(default=None, repr=False)
     """In a dry run: lists the axes along which layers left weight gradients partial."""
     _agreed: set[tuple[str, str]] = field(default_factory=set, repr=False)

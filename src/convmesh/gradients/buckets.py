@@ -47,6 +47,22 @@ class Slot:
         """Whether the gradient is this rank's part, still to be summed."""
         self.is_ready = False
         """Whether the running backward pass has computed the gradient."""
+        self.delivered: torch.Tensor | None = None
+        """The gradient of this rank's shard, in any type, if the reducer was given it and the parameter was not."""
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.delivered is not None or self.parameter.grad is not None
+
+    def gradient(self) -> torch.Tensor:
+        """The gradient of this rank's shard; there must be one."""
+        return local_gradient(self.parameter) if self.delivered is None else self.delivered
+
+    def return_delivered(self) -> None:
+        """Let autograd add to a gradient that was delivered: another path leads to the parameter, too."""
+        assert self.delivered is not None
+        self.parameter.grad = as_gradient_of(self.parameter, self.delivered.to(self.parameter.dtype, copy=True))
+        self.delivered = None
 
     def open_sum(self) -> None:
         """Turn an already summed gradient into parts: one rank keeps it, the others start from zero.
@@ -118,11 +134,13 @@ class SummedBucket:
         if not self._copies_at_once:
             self._copy_waiting()
 
+    @torch.no_grad()
     def _copy_waiting(self) -> None:
-        slots = [slot for slot in self._waiting if slot.parameter.grad is not None]  # others were reset
+        slots = [slot for slot in self._waiting if slot.has_gradient]  # others were reset
         self._waiting.clear()
-        copy_all_([self._places[s] for s in slots], [local_gradient(s.parameter) for s in slots])
+        copy_all_([self._places[slot] for slot in slots], [slot.gradient() for slot in slots])
         for slot in slots:
+            slot.delivered = None
             if slot in self._views:
                 slot.parameter.grad = self._views[slot]
 

@@ -15,6 +15,11 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return local.detach() if local.requires_grad else local
 
 
+def address_of(tensor: torch.Tensor) -> int:
+    """Where this rank's shard of a tensor is in memory."""
+    return local_shard(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
+
+
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """The gradient of this rank's shard of a parameter, which must have one."""
     grad = parameter.grad

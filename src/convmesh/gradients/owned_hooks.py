@@ -13,11 +13,12 @@ from typing import Any
 
 def weak_hook(method: Callable[..., Any], *parts: Any) -> Callable[..., Any]:
     """A hook that calls `method(*parts, *arguments)`, and holds neither the method's object nor the parts."""
-    alive, held = weakref.WeakMethod(method), [weakref.ref(part) for part in parts]
+    owner, call = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
+    held = [weakref.ref(part) for part in parts]
 
-    def hook(*arguments: Any) -> Any:
-        call = alive()
-        return None if call is None else call(*(part() for part in held), *arguments)
+    def hook(*arguments: Any) -> Any:  # for every parameter in every step
+        alive = owner()
+        return None if alive is None else call(alive, *[part() for part in held], *arguments)
 
     return hook
 

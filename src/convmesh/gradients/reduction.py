@@ -8,7 +8,7 @@ as they are full, and the end of `backward()` waits for them: after it, gradient
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,13 @@ from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.mixed_groups import loop_over_mixed_groups
 from convmesh.gradients.owned_hooks import OwnedHooks, weak_hook
 from convmesh.gradients.owners import Held, distinct_axes, own, owner_of
-from convmesh.private_torch.backward_engine import at_end_of_backward, backward_number, running_node
+from convmesh.private_torch.backward_engine import (
+    at_end_of_backward,
+    backward_number,
+    hooks_on_gradient,
+    running_node,
+    will_run,
+)
 from convmesh.private_torch.dtensors import is_dtensor
 
 AxesOf = Sequence[tuple[nn.Parameter, Axes]]
@@ -69,7 +75,9 @@ class GradientReducer:
         self._hooks = OwnedHooks(self)
         if any(is_dtensor(p) for p in self.axes_of):
             self._hooks.add(register_optimizer_step_pre_hook(loop_over_mixed_groups))
-        self._accumulators: list[Any] = []
+        self._watched: dict[int, tuple[Bucket, Slot, Any]] = {}
+        """By the parameter's id: where its gradient goes, and the node with which autograd adds to it."""
+        self._stream: Any = None
         self._watches = OwnedHooks(self)
         if watches:
             self.watch()
@@ -108,8 +116,11 @@ class GradientReducer:
         """
         self._watches.close()
         self._watches = OwnedHooks(self)
-        self._accumulators.clear()  # nothing else holds the nodes: autograd makes new ones
-        self._accumulators += [self._watch(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+        self._watched.clear()  # nothing else holds the nodes: autograd makes new ones
+        self._stream = _current_stream(self.mesh.device)
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                self._watched[id(slot.parameter)] = bucket, slot, self._watch(bucket, slot)
 
     def _watch(self, bucket: Bucket, slot: Slot) -> Any:
         """Hook the point where autograd adds a gradient. The node is returned to be kept: its hook goes with it."""
@@ -120,9 +131,27 @@ class GradientReducer:
         )
         return accumulator
 
-    def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor, ...]) -> None:
-        del grads
-        if self._passes:
+    def deliver(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[bool]:
+        """Take what a node of backward computed for several parameters; which of it was taken.
+
+        The node hands on None in its place, and autograd calls the hooks when all that leads to a parameter has run.
+        What others watch, or what is added to a gradient, is left to autograd.
+        """
+        if self._passes or self._defers or _current_stream(self.mesh.device) != self._stream:
+            return [False] * len(parameters)
+        return [self._delivered(p, gradient) for p, gradient in zip(parameters, gradients, strict=True)]
+
+    def _delivered(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+        bucket, slot, accumulator = self._watched.get(id(parameter), (None, None, None))
+        if bucket is None or slot is None or bucket.is_started or slot.has_gradient:
+            return False
+        if hooks_on_gradient(parameter) > 1 or not will_run(accumulator):
+            return False
+        slot.delivered, slot.is_partial = gradient, False
+        return True
+
+    def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor | None, ...]) -> None:
+        if self._passes or grads[0] is None:
             return
         if bucket.is_started:
             raise ConvMeshError(
@@ -130,15 +159,16 @@ class GradientReducer:
                 "is used in two blocks under checkpoint(use_reentrant=True), or an earlier backward failed. Use "
                 "use_reentrant=False, or call `reset()` on the reducer after a failure."
             )
-        if slot.parameter.grad is None:
+        if slot.delivered is not None:
+            slot.return_delivered()
+        elif slot.parameter.grad is None:
             slot.is_partial = False
         elif not slot.is_ready:
             slot.open_sum()
 
-    @torch.no_grad()
     def _after(self, bucket: Bucket, slot: Slot, parameter: torch.Tensor) -> None:
         del parameter
-        if self._passes:
+        if self._passes or not slot.has_gradient:  # autograd calls hooks without a gradient, too
             return
         if self._defers:
             slot.is_partial = True
@@ -146,8 +176,10 @@ class GradientReducer:
         bucket.take(slot)
         slot.is_ready = True
         self._finish_after_backward()
-        self._start_full()
+        if self._next < len(self.buckets) and _is_full(self.buckets[self._next]):
+            self._start_full()
 
+    @torch.no_grad()
     def _start_full(self) -> None:
         """Start full buckets in order: ranks that started them in different orders would sum different buckets."""
         while self._next < len(self.buckets) and _is_full(self.buckets[self._next]):
@@ -220,6 +252,11 @@ class GradientReducer:
         """What this rank holds of a parameter's gradient after backward, with the axes along which ranks differ."""
         return [(parameter, distinct_axes(parameter))]
 
+    @property
+    def apart(self) -> Iterable[torch.Tensor]:
+        """Tensors besides parameters that have gradients after backward."""
+        return ()
+
     def sums(self, parameter: torch.Tensor) -> bool:
         """Whether this reducer's hooks are on a parameter."""
         return self._hooks.are_open and any(slot.parameter is parameter for slot in self._slots)
@@ -233,7 +270,7 @@ class GradientReducer:
             bucket.relay()
             bucket.finish()
         for slot in self._slots:
-            slot.parameter.grad = None
+            slot.parameter.grad = slot.delivered = None
             slot.is_ready = slot.is_partial = False
         self._next = 0
         self._tasks.clear()
@@ -262,6 +299,10 @@ def _summed_elsewhere(slots: Sequence[Slot]) -> Slot | None:
 def _is_summed(parameter: torch.Tensor) -> bool:
     owner = owner_of(parameter)
     return isinstance(owner, GradientReducer) and owner.sums(parameter)
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def _is_full(bucket: Bucket) -> bool:

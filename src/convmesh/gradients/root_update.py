@@ -101,7 +101,7 @@ class BroadcastReducer(GradientReducer):
             if parameter in self._chunk_of:
                 self._chunk_of[parameter].wait()
 
-    def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor, ...]) -> None:
+    def _before(self, bucket: Bucket, slot: Slot, grads: tuple[torch.Tensor | None, ...]) -> None:
         if self._chunk_of[slot.parameter].is_under_way:  # type: ignore[index]
             raise UnsupportedError(
                 f"a parameter of shape {tuple(slot.parameter.shape)} was used outside the forward of the module that "

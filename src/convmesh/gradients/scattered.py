@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
 from convmesh.errors import UnsupportedError
 from convmesh.gradients.buckets import Bucket, Slot
-from convmesh.gradients.local_gradients import as_gradient_of, is_dense, local_gradient, local_of, shaped_like
+from convmesh.gradients.local_gradients import as_gradient_of, is_dense, local_of, shaped_like
 from convmesh.gradients.owners import Axes, Held, distinct_axes, own, owner_of
 from convmesh.gradients.reduction import AxesOf, GradientReducer
 from convmesh.layout import Span
@@ -92,12 +93,13 @@ class ScatteredBucket:
     def elements(self) -> int:
         return self._sent.values.numel()
 
+    @torch.no_grad()
     def take(self, slot: Slot) -> None:
         """The whole gradient is freed at once: a rank needs only its part of the sum."""
-        run = _run(slot.parameter, local_gradient(slot.parameter))
+        run = _run(slot.parameter, slot.gradient())
         for piece, place in self._places[slot]:
             place.copy_(run[piece.start : piece.stop])
-        slot.parameter.grad = None
+        slot.parameter.grad = slot.delivered = None
 
     def start(self) -> None:
         self._counts.copy_(torch.tensor([self._complete(slot) for slot in self.slots]).expand_as(self._counts))
@@ -202,6 +204,10 @@ class ShardedReducer(GradientReducer):
         if parameter in self._axes_of_shards:
             return [(parameter, self._axes_of_shards[parameter])]  # type: ignore[index]
         return super().held(parameter)
+
+    @property
+    def apart(self) -> Iterable[torch.Tensor]:
+        return self.shards.values()
 
     def gather_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         gathered = [bucket.whole_gradients() for bucket in self.scattered]

@@ -30,3 +30,17 @@ def keeps_its_graph(function: Any) -> bool:
         return function is not None and bool(function._input_metadata)
     except RuntimeError:
         return False
+
+
+def will_run(node: Any) -> bool:
+    """Whether the backward pass under way will come to a node: one for chosen inputs leaves others out."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # `autograd.grad` takes a leaf's gradient away instead
+        return False
+
+
+def hooks_on_gradient(leaf: torch.Tensor) -> int:
+    """How many hooks see or change a leaf's gradient."""
+    before, after = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
+    return len(before or ()) + len(after or ())

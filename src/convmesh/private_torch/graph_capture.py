@@ -11,8 +11,13 @@ import torch
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture what runs in here; other threads, such as NCCL's watchdog, may go on using the GPU."""
+    """Capture what runs in here; other threads, such as NCCL's watchdog, may go on using the GPU.
+
+    cuBLAS keeps 32 MiB for every stream on which a thread multiplies. Those of other streams go before the capture, and
+    the capture's own go back to its pool after it, for what runs later.
+    """
     before = torch.cuda.current_stream()
+    torch._C._cuda_clearCublasWorkspaces()
     try:
         with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             yield
@@ -21,3 +26,5 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
         with suppress(Exception):  # and the allocator would wait for its end for ever
             torch._C._cuda_endAllocateToPool(before.device_index, pool)
         raise
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

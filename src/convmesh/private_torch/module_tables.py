@@ -74,7 +74,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def hooks_of(module: nn.Module) -> list[Any]:
     """The functions hooked to a module's forward and backward."""
     tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for table in tables if table for hook in table.values()]
+    return [hook for table in tables if table for hook in table.values()] if any(tables) else []
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -53,14 +53,18 @@ def multiply_all_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None
 
 
 def copy_all_(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy many tensors by one kernel. One that lies in memory unlike its target would make torch copy all singly."""
-    pairs = list(zip(targets, sources, strict=True))
-    alike = [(t, s) for t, s in pairs if t.stride() == s.stride() and t.dtype == s.dtype]
-    if len(alike) > 1:
-        torch._foreach_copy_([t for t, _ in alike], [s for _, s in alike])
-        pairs = [(t, s) for t, s in pairs if t.stride() != s.stride() or t.dtype != s.dtype]
-    for target, source in pairs:
-        target.copy_(source)
+    """Copy many tensors by one kernel for each pair of types.
+
+    One that lies in memory unlike its target would make torch copy all singly.
+    """
+    alike: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.stride() == source.stride():
+            alike.setdefault((target.dtype, source.dtype), []).append((target, source))
+        else:
+            target.copy_(source)
+    for pairs in alike.values():
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def norms_of(tensors: Sequence[torch.Tensor], norm_type: float) -> tuple[torch.Tensor, ...]:

@@ -19,7 +19,7 @@ from convmesh.lowering.lowered import Lowered
 from convmesh.plans import Plan
 from convmesh.plans.transfer_order import first_difference, transfer_order
 from convmesh.private_torch.dtensors import is_dtensor
-from convmesh.runtime.compiled.compiled_engine import STAGES_ARE_EAGER, CompiledEngine, tell_fallback
+from convmesh.runtime.compiled.compiled_engine import CompiledEngine
 from convmesh.runtime.compiled.step_compiler import backend_of
 from convmesh.runtime.direct_engine import DirectEngine, LossCheck
 from convmesh.runtime.executor import executable
@@ -50,7 +50,8 @@ def parallelize(
     traces the whole step once, from these same operators, puts its local parts through torch's compiler, and replays
     it; with "eager" it replays without a compiler, with "max-autotune" the compiler tries out more kernels. On a GPU
     the step becomes CUDA graphs after two steps: gradients then lie at the same place in every step, so copy those that
-    you keep. What cannot be traced or captured runs without, and one line says why.
+    you keep. Of a pipeline each stage's part of a micro-batch is traced, and replayed without CUDA graphs.
+    What cannot be traced or captured runs without, and one line says why.
     `check_loss` ends a run whose loss is NaN with an error that names the step and the ranks to blame.
     """
     with telling_refusals():
@@ -73,10 +74,8 @@ def parallelize(
         direct = DirectEngine(executable(captured, lowered, inside), opened, inside, loss, layers)
         engine: Engine = direct if backend is None else CompiledEngine(direct, backend)
     else:
-        if backend is not None:
-            tell_fallback(opened, STAGES_ARE_EAGER)
         regions = stage_regions(captured, lowered, inside)
-        engine = PipelineEngine(stages.captured, lowered, opened, loss, regions)
+        engine = PipelineEngine(stages.captured, lowered, opened, loss, regions, backend)
     inputs, outputs = end_layouts(captured, lowered, engine.layout_of)
     running = Running(
         lowered=lowered,

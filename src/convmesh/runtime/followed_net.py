@@ -18,11 +18,11 @@ class FollowedNet:
     def __init__(self, net: ParallelNet, listener: LayerListener) -> None:
         engine = net._running.engine
         layers = {node.node: node.layer for node in net.program.nodes}
-        self._compiled = engine if isinstance(engine, CompiledEngine) else None
+        self._is_compiled = not is_cut_by_layer(net)
         # A compiled engine runs steps eagerly that cannot be traced.
         followed = engine.eager if isinstance(engine, CompiledEngine) else engine
         self._following = Following(followed, _networks(followed), layers, listener)
-        if self._compiled is not None:
+        if self._is_compiled:
             listen_to_replays(listener)
 
     def forget(self) -> None:
@@ -32,13 +32,14 @@ class FollowedNet:
     def end(self) -> None:
         """Leave the net as it was."""
         self._following.end()
-        if self._compiled is not None:
+        if self._is_compiled:
             listen_to_replays(None)
 
 
 def is_cut_by_layer(net: ParallelNet) -> bool:
     """Whether layers run one by one; a compiled step runs several of them at once."""
-    return not isinstance(net._running.engine, CompiledEngine)
+    engine = net._running.engine
+    return not (isinstance(engine, CompiledEngine) or (isinstance(engine, PipelineEngine) and engine.is_compiled))
 
 
 def _networks(engine: object) -> list[fx.GraphModule]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -71,6 +72,18 @@ class Following:
                 del network.forward  # that of its class is found again
         self._engine.loss = self._loss
         self.forget()
+
+
+@contextmanager
+def followed(
+    engine: HasLoss, networks: Sequence[fx.GraphModule], layers: Mapping[str, str], listener: LayerListener
+) -> Iterator[None]:
+    """Follow the layers that run in here."""
+    following = Following(engine, networks, layers, listener)
+    try:
+        yield
+    finally:
+        following.end()
 
 
 class _FollowedOperators:

@@ -27,7 +27,7 @@ from convmesh.ops.elementwise.dropout import manual_seed
 from convmesh.ops.loss.labels import collecting_labels
 from convmesh.plans import Plan, Program
 from convmesh.private_torch import tree_leaves, tree_map
-from convmesh.private_torch.module_tables import share_state
+from convmesh.private_torch.module_tables import parameters_of, parts_of, share_state
 from convmesh.runtime.direct_engine import LossCheck
 from convmesh.runtime.full_state import (
     State,
@@ -312,9 +312,14 @@ class ParallelNet(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, those of a sharded optimiser's parts too."""
-        super().zero_grad(set_to_none)
+        if set_to_none:
+            for parameter in (p for part in parts_of(self) for p in parameters_of(part).values()):
+                if parameter is not None:
+                    parameter.grad = None
+        else:
+            super().zero_grad(set_to_none=False)
         reducer = self._running.reducer
-        for part in (t for p in self.parameters() for t, _ in reducer.held(p)) if reducer is not None else ():
+        for part in () if reducer is None else reducer.apart:
             if set_to_none or part.grad is None:
                 part.grad = None
             else:

@@ -56,9 +56,17 @@ def _shape(given: Any) -> tuple[int, ...]:
     raise ShapeError(f"`sample` has {given!r:.80}; it must be a tensor or a shape of whole numbers, or a list of them.")
 
 
-def without_data(sample: torch.Tensor | tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of `shape` and of the sample's type, floats as float64, on the meta device."""
-    return torch.empty(shape, dtype=_dtype(sample), device="meta")
+def without_data(
+    sample: torch.Tensor | tuple[int, ...], shape: tuple[int, ...], floats: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """A tensor of `shape` and of the sample's type, floats as `floats`, on the meta device."""
+    blank: torch.Tensor = in_precision(torch.empty(shape, dtype=_dtype(sample), device="meta"), floats)
+    return blank
+
+
+def in_precision(value: Any, floats: torch.dtype) -> Any:
+    """A tensor in another precision, if it has floats."""
+    return value.to(floats) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _dtype(sample: torch.Tensor | tuple[int, ...]) -> torch.dtype:

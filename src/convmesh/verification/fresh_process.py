@@ -1,4 +1,4 @@
-"""Running a call in a new process without GPUs, which can fork ranks that train whatever this process did before."""
+"""Running a call in a new process, which can fork ranks that train whatever this process did before."""
 
 from __future__ import annotations
 
@@ -11,20 +11,31 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from convmesh.errors import ConvMeshError, UnsupportedError
+from convmesh.testing.ranks import RankError
 
-_HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""That say which GPUs a process sees."""
+
+NO_GPUS: Mapping[str, str | None] = dict.fromkeys(GPU_VARIABLES, "")
 
 
 def in_fresh_process(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seconds_timeout: float
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seconds_timeout: float,
+    variables: Mapping[str, str | None] = NO_GPUS,
 ) -> Any:
-    """`fn(*args, **kwargs)` in a new process without GPUs; our own errors are raised here again."""
+    """`fn(*args, **kwargs)` in a new process, by default without GPUs; our own errors are raised here again.
+
+    `variables` of the environment differ there; None stands for one that is not set.
+    """
     call = _pickled((fn, args, dict(kwargs)))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,))
     try:
-        with _no_gpus():
+        with _environment(variables):
             process.start()
         theirs.close()
         ours.send_bytes(call)
@@ -67,19 +78,24 @@ def _serve(pipe: Connection) -> None:
     try:
         reply = pickle.dumps((True, fn(*args, **kwargs)))
     except Exception as error:
-        reply = pickle.dumps((False, error if isinstance(error, ConvMeshError) else RuntimeError(repr(error))))
+        known = isinstance(error, (ConvMeshError, RankError))
+        reply = pickle.dumps((False, error if known else RuntimeError(repr(error))))
     pipe.send_bytes(reply)
 
 
 @contextmanager
-def _no_gpus() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _HIDDEN}
-    os.environ.update(dict.fromkeys(_HIDDEN, ""))
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

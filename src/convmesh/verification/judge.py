@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from convmesh.graph import Graph, Node
 from convmesh.verification.observe import Key
 from convmesh.verification.result import Culprit, Difference, Kind, LayerCheck
 
-TOLERANCE = 1e-9
 COARSE_TOLERANCE = 1e-4
 """For networks that compute in less than float64 by themselves."""
 
-ROUNDING_MARGIN = 100.0
-"""How much more the order of sums may change a tensor than one changed digit does."""
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far ranks may be from one process, relative to the size of a tensor."""
+
+    tolerance: float = 1e-9
+    rounding_margin: float = 100.0
+    """How much more the order of sums may change a tensor than one changed digit does."""
+
 
 NOISE = 1e-3
 """A tensor that one changed digit changes by more than this part of its size cannot be judged."""
@@ -26,9 +33,12 @@ Sizes = Mapping[Key, tuple[float, float]]
 class Judge:
     """Compares the differences on all ranks with the effect of rounding."""
 
-    def __init__(self, graph: Graph, ranks: Sequence[Mapping[Key, float]], sizes: Sizes) -> None:
-        self._graph = graph
-        self.tolerance = TOLERANCE if computes_in_double(graph) else COARSE_TOLERANCE
+    def __init__(
+        self, graph: Graph, ranks: Sequence[Mapping[Key, float]], sizes: Sizes, bounds: Bounds | None = None
+    ) -> None:
+        """`bounds` are those of the precision in which the ranks computed, float64 unless given."""
+        self._graph, self._is_double, self._bounds = graph, computes_in_double(graph), bounds or Bounds()
+        self.tolerance = self._bounds.tolerance if self._is_double else COARSE_TOLERANCE
         compared = [key for key in sizes if any(key in errors for errors in ranks)]
         self._differences = {key: self._difference(key, ranks, _scale(key, sizes), sizes[key][1]) for key in compared}
         self._by_name: dict[tuple[str, str], list[Difference]] = {}
@@ -37,7 +47,7 @@ class Judge:
 
     def _difference(self, key: Key, ranks: Sequence[Mapping[Key, float]], size: float, spread: float) -> Difference:
         error, negative = max((errors.get(key, 0.0), -rank) for rank, errors in enumerate(ranks))
-        allowed = max(self.tolerance, ROUNDING_MARGIN * spread / size)
+        allowed = max(self.tolerance, self._bounds.rounding_margin * spread / size)
         return Difference(cast("Kind", key.what), key.name, error / size, allowed, -negative)
 
     def layers(self) -> tuple[LayerCheck, ...]:
@@ -95,7 +105,9 @@ class Judge:
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""
-        if self.tolerance != TOLERANCE:
+        if self._is_double and self._bounds != Bounds():
+            yield f"ranks computed in float32, without TF32: differences up to {self.tolerance:g} are allowed"
+        if not self._is_double:
             yield f"the model computes in less than float64 by itself: differences up to {self.tolerance:g} are allowed"
         vague = [key for key, d in self._differences.items() if key.what == "output" and d.allowed > 1e-3]
         if vague:

@@ -52,7 +52,7 @@ class Comparer:
 
     def note(self, key: Key, tensor: torch.Tensor, at: Slices) -> None:
         if key in self._values:
-            self.errors[key] = distance(tensor.detach(), self._values[key][at])
+            self.errors[key] = distance(tensor.detach().cpu(), self._values[key][at])
 
     def note_missing(self, what: str, present: set[str]) -> None:
         """Tensors of one kind that this run lacks are infinitely far away."""

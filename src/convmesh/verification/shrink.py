@@ -110,11 +110,14 @@ class Shrinker:
         return True
 
 
-def capture_quietly(model: nn.Module, samples: Samples, shapes: Shapes) -> Captured:
-    """Capture in float64 without warnings, since the result's notes repeat them."""
+def capture_quietly(
+    model: nn.Module, samples: Samples, shapes: Shapes, floats: torch.dtype = torch.float64
+) -> Captured:
+    """Capture without warnings, since the result's notes repeat them."""
+    pairs = zip(samples, shapes, strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return capture(model, *(without_data(s, shape) for s, shape in zip(samples, shapes, strict=True)), check=False)
+        return capture(model, *(without_data(s, shape, floats) for s, shape in pairs), check=False)
 
 
 def _extents(graph: Graph) -> Iterator[tuple[str, str, Shapes]]:

@@ -20,10 +20,11 @@ from convmesh.graph.checking.trial_step import TrialStep
 from convmesh.graph.kinds import DRAWS
 from convmesh.layout import Mesh
 from convmesh.ops.elementwise.noise import drawn
-from convmesh.private_torch import tree_leaves
-from convmesh.verification.drawn_batch import DrawnBatch
+from convmesh.private_torch import tree_leaves, tree_map
+from convmesh.verification.drawn_batch import DrawnBatch, in_precision
 from convmesh.verification.few_steps import first_rate, train
 from convmesh.verification.observe import Comparer, Key, Notes, Recorder, Watched, Watcher
+from convmesh.verification.shrink import capture_quietly
 from convmesh.verification.troubles import told
 
 LAST_DIGIT = 1e-15
@@ -55,21 +56,39 @@ class WholeRun:
         torch.save({"values": {tuple(k): v for k, v in recorder.values.items()}, "rate": rates[0]}, _path(folder))
         return problem
 
-    def spread(self, folder: str) -> dict[Key, tuple[float, float]]:
-        """Train again with every number's last digit changed: the size of each tensor, and its change."""
+    def spread(self, folder: str, floats: torch.dtype) -> dict[Key, tuple[float, float]]:
+        """Train again as rounding would have it: the size of each tensor, and its change.
+
+        In float64 every number's last digit is changed; in less, all is computed in that precision.
+        """
         values, rate = load(folder)
+        comparer = Comparer(values)
+        given = self._nudged() if floats == torch.float64 else self._coarser(floats)
+        self._train(given, comparer, lambda: rate, folder, floats)
+        return {key: (size_of(value), comparer.errors.get(key, 0.0)) for key, value in values.items()}
+
+    def _nudged(self) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_(_nudged(parameter, generator))
-        comparer = Comparer(values)
-        self._train([_nudged(x, generator) for x in self.batch.inputs()], comparer, lambda: rate, folder)
-        return {key: (size_of(value), comparer.errors.get(key, 0.0)) for key, value in values.items()}
+        return [_nudged(x, generator) for x in self.batch.inputs()]
 
-    def _train(self, inputs: list[torch.Tensor], notes: Notes, rate: Callable[[], float], folder: str) -> None:
+    def _coarser(self, floats: torch.dtype) -> list[torch.Tensor]:
+        self.captured = capture_quietly(self.model.to(floats), self.batch.samples, self.batch.shapes, floats)
+        return [in_precision(x, floats) for x in self.batch.inputs()]
+
+    def _train(
+        self,
+        inputs: list[torch.Tensor],
+        notes: Notes,
+        rate: Callable[[], float],
+        folder: str,
+        floats: torch.dtype = torch.float64,
+    ) -> None:
         watcher = Watcher(notes)
         network = Watched(self.captured.module, watcher, self._dropouts())
-        target = self.batch.targets()
+        target = tree_map(lambda t: in_precision(t, floats), self.batch.targets())
 
         def step() -> torch.Tensor | None:
             return backward_whole(network.run(*inputs), target, self.loss)

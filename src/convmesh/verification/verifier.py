@@ -22,6 +22,7 @@ from convmesh.verification.drawn_batch import DrawnBatch, DrawTarget, Sample, as
 from convmesh.verification.fresh_process import in_fresh_process
 from convmesh.verification.judge import Judge
 from convmesh.verification.notes import mesh_notes, network_notes, shape_notes
+from convmesh.verification.rank_place import RankPlace, place_of
 from convmesh.verification.refusals import check_arguments, check_memory, check_sample, shape_of
 from convmesh.verification.result import Verification
 from convmesh.verification.shrink import Samples, Shrinker, capture_quietly, on_mesh, smaller_mesh
@@ -47,6 +48,7 @@ def verify(
     most_ranks: int = MOST_RANKS,
     seconds_timeout: float = 600.0,
     compile: bool | str = False,  # noqa: A002 - as in `parallelize`
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Verification:
     """Whether `plan` trains `model` as one process does; if not, which layer differs first, and by how much.
@@ -55,22 +57,24 @@ def verify(
     `sample` is a tensor or shape of the global batch. With `loss`, `target` is a tensor, or draws one for the shape of
     a batch; without, random gradients start backward. A mesh of more than `most_ranks` ranks keeps its axes, shorter.
     `compile` is that of `parallelize`, and needs a `loss`: compiled steps are then compared by losses, gradients and
-    weights.
+    weights. With `device="cuda"` the plan runs on the GPUs that torch sees, in float32 without TF32, and is compared
+    with float64 on one CPU process; several ranks may share a GPU.
     """
     began = time.monotonic()
     check_arguments(model, loss, target, steps, most_ranks)
-    if compile and loss is None:
+    if compile and loss is None and plan.pipeline is None:  # a pipeline is given a loss
         raise UnsupportedError("`compile` compiles whole steps, from the input to the loss; give `loss` and `target`.")
     samples = tuple(as_samples(sample))
     check_sample(samples, plan)
+    place = place_of(device)
+    job = _Job(samples, plan, loss, target, steps, seconds_timeout, compile, place, progress or _silent)
     if torch.cuda.is_available():
         # Planning ran autograd; with GPUs, a process that did so cannot fork ranks that train.
-        call = {"loss": loss, "target": target, "steps": steps, "most_ranks": most_ranks, "compile": compile}
-        checked = in_fresh_process(verify, (_twin(model), sample, replace(plan, source=None)), call, seconds_timeout)
-        assert isinstance(checked, Verification)
-        return checked
-    job = _Job(samples, plan, loss, target, steps, seconds_timeout, compile, progress or _silent)
-    return replace(job.run(_twin(model), most_ranks), seconds=time.monotonic() - began)
+        away = replace(job, plan=replace(plan, source=None), progress=_silent)
+        result: Verification = in_fresh_process(_Job.run, (away, _twin(model), most_ranks), {}, seconds_timeout)
+    else:
+        result = job.run(_twin(model), most_ranks)
+    return replace(result, seconds=time.monotonic() - began)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class _Job:
     steps: int
     seconds_timeout: float
     compiling: bool | str
+    place: RankPlace
     progress: Progress
 
     def run(self, twin: nn.Module, most_ranks: int) -> Verification:
@@ -129,21 +134,22 @@ class _Job:
 
     def _train(self, whole: WholeRun, plan: Plan, blank: Verification, folder: str) -> Verification:
         self.progress(f"training on one process: {self.steps} steps, then again to see what rounding does")
-        (problem,) = self._on_ranks(1, whole.record, folder)
+        (problem,) = self._alone(whole.record, folder)
         if problem:
             return replace(blank, failure=problem)
-        (sizes,) = self._on_ranks(1, whole.spread, folder)
+        (sizes,) = self._alone(whole.spread, folder, self.place.dtype)
         self.progress(f"training on {plan.mesh}: {plan.mesh.size} processes")
-        ranks = self._on_ranks(
-            plan.mesh.size, run_split, whole.model, plan, whole.batch, whole.loss, folder, self.compiling
-        )
-        judge = Judge(whole.captured.graph, ranks, sizes)
+        sent = plan if self.place.variables is None else replace(plan, source=None)
+        rest = whole.model, sent, whole.batch, whole.loss, folder, self.compiling, self.place
+        ranks = self.place.run(plan.mesh.size, run_split, *rest, seconds_timeout=self.seconds_timeout)
+        judge = Judge(whole.captured.graph, ranks, sizes, self.place.bounds)
         layers = judge.layers()
         notes = (*blank.notes, *judge.notes())
         return replace(blank, layers=layers, losses=judge.losses(), first=judge.first(layers), notes=notes)
 
-    def _on_ranks(self, n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        return run_ranks(n, fn, *args, seconds_timeout=self.seconds_timeout)
+    def _alone(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """The reference: one process on a CPU."""
+        return run_ranks(1, fn, *args, seconds_timeout=self.seconds_timeout)
 
 
 def _silent(message: str) -> None:

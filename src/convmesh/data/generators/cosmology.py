@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import scipy.fft
 
 from convmesh.data.generators.sample_generator import SampleGenerator, check_positive, stream
 from convmesh.data.tensor_spec import Array, TensorSpec
@@ -46,6 +45,8 @@ class Cosmology(SampleGenerator):
         return growth * field, target.astype(np.float32)
 
     def _field(self, noise: Array, spectral: float, amplitude: float) -> Array:
+        import scipy.fft  # other generators do without
+
         waves = _waves(self.size)
         strength = (amplitude * (waves / WAVES_PIVOT) ** (spectral / 2)).astype(np.float32)
         strength[0, 0, 0] = 0.0  # the mean carries no structure

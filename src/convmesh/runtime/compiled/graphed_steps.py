@@ -11,7 +11,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.transfer_watch import is_watched
-from convmesh.runtime.compiled.step_calls import StepCalls
+from convmesh.runtime.compiled.step_calls import StepCalls, agreed_segments
 from convmesh.runtime.compiled.step_compiler import first_line
 from convmesh.runtime.compiled.step_graphs import GraphRun, StepGraphs, Trained
 
@@ -61,6 +61,7 @@ class GraphedStep:
     def __init__(self, calls: StepCalls, memory: GraphMemory) -> None:
         self._calls, self._memory = calls, memory
         self._graphs: StepGraphs | None = None
+        self._segments: list[tuple[int, ...]] | None = None
         self._steps = self._captures = 0
         self._gave_up = not memory.is_possible
 
@@ -90,7 +91,10 @@ class GraphedStep:
             self._give_up(f"the network's tensors moved in memory {MOST_CAPTURES} times")
             return
         try:
-            self._graphs = StepGraphs(self._calls, given, fixed, self._memory.mesh, self._memory.pool)
+            if self._segments is None:
+                self._segments = agreed_segments(self._calls, self._memory.mesh)
+            memory = self._memory
+            self._graphs = StepGraphs(self._calls, self._segments, given, fixed, memory.mesh, memory.pool)
         except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
             self._fail(error)
 

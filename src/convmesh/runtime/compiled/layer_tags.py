@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import fx
 
@@ -22,21 +22,28 @@ class LayerTags:
 
     def enter(self, layer: str, phase: str) -> None:
         del phase
-        self._layer, self._before = layer, _last()
+        self._layer, self._before = layer, last_traced()
 
     def leave(self) -> None:
         if self._before is None:
             return
-        node, end = self._before, _last()
-        while node is not end:
-            node = node.next
+        for node in traced_since(self._before):
             node.meta.setdefault(_KEY, self._layer)
         self._before = None
 
 
-def _last() -> fx.Node:
+def last_traced() -> fx.Node:
+    """The last operator of the graph that is being traced."""
     node: fx.Node = next(iter(reversed(graph_being_traced().nodes)))
     return node
+
+
+def traced_since(node: fx.Node) -> Iterator[fx.Node]:
+    """The operators that were traced after one."""
+    end = last_traced()
+    while node is not end:
+        node = node.next
+        yield node
 
 
 def layers_of(nodes: Iterable[fx.Node]) -> str:

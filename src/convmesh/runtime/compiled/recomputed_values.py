@@ -1,6 +1,6 @@
 """What a step keeps from forward to backward, made smaller at little cost, for a compiler that fuses.
 
-- Casts are made again: those of weights, and those to a wider type, of which autocast has one for every layer.
+- Casts to a wider type, of which autocast has one for every layer, are made again.
 - A value that backward reads only in elementwise operators is computed again, if from values that are there anyway: in
   the kernel that reads it, so that it is not written to memory.
 - Of a relu's output of which backward asks for nothing but its sign, a byte is kept.
@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,13 +16,6 @@ import torch
 from torch import fx
 
 from convmesh.private_torch.tracing import is_cast, is_elementwise, returns_views, writes_to
-
-BYTES_WORTH_A_LAUNCH = 1 << 20
-"""A smaller copy of a weight is kept: another launch costs more than its memory is worth."""
-
-MOST_WEIGHTS = 0.05
-"""Copies of weights are kept if they are more than this share of all that is kept: casting them again takes time in
-proportion to them, a step takes it in proportion to what it keeps."""
 
 MOST_OPERATORS = 16
 """That one value is computed from."""
@@ -36,10 +29,9 @@ SMALL = 16
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.default
 
 
-def recompute_values(graph: fx.Graph, tangent: fx.Node) -> None:
-    """Let backward, which begins with the first reader of `tangent`, compute anew what costs it little."""
-    _drop_detaching(graph)
-    step = _Step(graph, tangent)
+def recompute_values(graph: fx.Graph, *tangents: fx.Node) -> None:
+    """Let backward, which begins with the first reader of `tangents`, compute anew what costs it little."""
+    step = _Values(graph, tangents)
     for node in step.kept:
         operators = [node] if step.is_cheap_cast(node) else step.elementwise_source(node)
         if operators:
@@ -48,12 +40,13 @@ def recompute_values(graph: fx.Graph, tangent: fx.Node) -> None:
             _keep_sign(node, readers)
 
 
-class _Step:
+class _Values:
     """A step's graph, as it was traced: values of forward, and which of them backward reads."""
 
-    def __init__(self, graph: fx.Graph, tangent: fx.Node) -> None:
+    def __init__(self, graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
         self._order = {node: number for number, node in enumerate(graph.nodes)}
-        self._begin = min((self._order[reader] for reader in tangent.users), default=len(self._order))
+        readers = [self._order[reader] for tangent in tangents for reader in tangent.users]
+        self._begin = min(readers, default=len(self._order))
         self._written = {_memory_of(node) for each in graph.nodes for node in writes_to(each)}
 
     @cached_property
@@ -62,24 +55,14 @@ class _Step:
         return [n for n in self._order if self._is_forward(n) and not _is_view(n) and any(self._late_readers(n))]
 
     def is_cheap_cast(self, node: fx.Node) -> bool:
-        """Whether a value is a cast, and its source takes less memory; a weight takes none, as it is there anyway."""
+        """Whether a value is a cast, and its source takes less memory."""
         if not is_cast(node.target) or self._changes(node):
             return False
         source: Any = node.args[0]
         cast, value = node.meta["val"], source.meta["val"]
         if cast.device != value.device or self._changes(source):
             return False
-        if _reads_what_is_given(node):
-            return self._weights_are_few and int(cast.nbytes) >= BYTES_WORTH_A_LAUNCH
         return bool(value.element_size() < cast.element_size())
-
-    @cached_property
-    def _weights_are_few(self) -> bool:
-        kept = {node: node.meta["val"].nbytes for node in self.kept if isinstance(node.meta["val"], torch.Tensor)}
-        casts = [
-            node for node in kept if is_cast(node.target) and _memory_of(node.all_input_nodes[0]).op == "placeholder"
-        ]
-        return sum(kept[node] for node in casts) <= MOST_WEIGHTS * sum(kept.values())
 
     def readers_of_its_sign(self, node: fx.Node) -> list[fx.Node]:
         """Backward's readers of a value, if all they ask is whether it is positive."""
@@ -167,21 +150,10 @@ def _called(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
     return made
 
 
-def _drop_detaching(graph: fx.Graph) -> None:
-    """A traced step has no autograd that values could be detached from."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
-
-
 def _views_of(node: fx.Node) -> Iterator[fx.Node]:
     for reader in filter(_is_view, node.users):
         yield reader
         yield from _views_of(reader)
-
-
-def _reads_what_is_given(node: fx.Node) -> bool:
-    return _memory_of(node.all_input_nodes[0]).op == "placeholder"
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from convmesh.gradients.local_gradients import as_gradient_of, local_of
+from convmesh.gradients.local_gradients import as_gradient_of
+from convmesh.gradients.owners import owner_of
+from convmesh.gradients.reduction import GradientReducer
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.elementwise.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.loss.labels import note_labels
@@ -15,7 +18,8 @@ from convmesh.runtime.compiled.graphed_steps import GraphedStep, GraphMemory
 from convmesh.runtime.compiled.step_calls import StepCalls
 from convmesh.runtime.compiled.step_graphs import Trained
 from convmesh.runtime.compiled.step_runs import PlainRun, StepRun
-from convmesh.runtime.compiled.traced_step import Holdings, Nested, TracedStep, with_values
+from convmesh.runtime.compiled.traced_graph import Holdings, Nested, with_values
+from convmesh.runtime.compiled.traced_step import TracedStep
 from convmesh.runtime.direct_engine import JudgedOutputs
 
 
@@ -32,24 +36,25 @@ class ReplayedStep:
         held = self._holdings.tensors()
         _, batch = Nested.of((inputs, targets))
         weights = [held[place] for place in self._traced.learning]
-        run = self._begin(held, batch, weights)
+        run = self._begin(batch, weights)
         found = iter(run.results)
         loss = next(found)
         outputs = JudgedOutputs(next(found))
         note_labels(with_values(self._traced.notes, found))
         return self._with_backward(loss, weights, run), outputs
 
-    def _begin(self, held: list[torch.Tensor], batch: list[torch.Tensor], weights: list[torch.Tensor]) -> StepRun:
-        given = [self._draw(), *(local_of(t) for t in held), *(t.detach() for t in batch)]
+    def _begin(self, batch: list[torch.Tensor], weights: list[torch.Tensor]) -> StepRun:
+        held = self._holdings.shards()
+        given = [self._draw(), *held, *(t.detach() for t in batch)]
         learning = {*self._traced.learning}
-        buffers = [t for place, t in enumerate(given[1 : 1 + len(held)]) if place not in learning]
+        buffers = [t for place, t in enumerate(held) if place not in learning]
         run = self._graphed.begin(given, range(1, 1 + len(held)), Trained(weights, buffers))
         return PlainRun(self._calls, given, self._mesh) if run is None else run
 
     def _draw(self) -> torch.Tensor:
         """Fresh seeds, those that an eager step would draw; while a user captures the step, those of the one before."""
-        if self._traced.masks and not _is_captured(self._seeds):
-            drawn = [draw_seed(self._mesh) for _ in range(self._traced.masks)]
+        if self._traced.graph.masks and not _is_captured(self._seeds):
+            drawn = [draw_seed(self._mesh) for _ in range(self._traced.graph.masks)]
             self._seeds = torch.tensor(drawn + [0] * (CAPACITY - len(drawn))).to(self._mesh.device)
         return self._seeds
 
@@ -81,5 +86,17 @@ class _Piece(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, tangent: torch.Tensor) -> tuple[Any, ...]:
         found = ctx.run.gradients(ctx.number, tangent)
-        pairs = zip(ctx.weights, found, strict=True)
-        return None, None, tangent, *(as_gradient_of(weight, grad) for weight, grad in pairs)
+        return None, None, tangent, *_left_to_autograd(ctx.weights, found)
+
+
+def _left_to_autograd(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+) -> Iterator[torch.Tensor | None]:
+    """Gradients that the reducer of their weights did not take.
+
+    As aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
+    """
+    owner = owner_of(weights[0]) if weights else None
+    is_taken = owner.deliver(weights, gradients) if isinstance(owner, GradientReducer) else [False] * len(weights)
+    for weight, gradient, is_gone in zip(weights, gradients, is_taken, strict=True):
+        yield None if is_gone else as_gradient_of(weight, gradient.detach().to(weight.dtype))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
 
+from convmesh.dist import OpenMesh
 from convmesh.dist.launching import Flying, Posting, Tensors, is_post, is_wait
 from convmesh.errors import UnsupportedError
 from convmesh.private_torch.graph_sources import forget_source_of
 from convmesh.private_torch.tracing import returns_views
+from convmesh.runtime.compiled.joined_casts import cast_all, join_gradient_casts, join_weight_casts
 from convmesh.runtime.compiled.layer_tags import layers_of
 from convmesh.runtime.compiled.replay_listener import replay_listener
 from convmesh.runtime.compiled.step_compiler import Run
-from convmesh.runtime.compiled.traced_step import TracedStep
+from convmesh.runtime.compiled.traced_graph import TracedGraph
 from convmesh.runtime.graph_regions import region
 
 Values = dict[int, Any]
@@ -78,9 +81,10 @@ class StepCalls:
     """Places of the seeds, the held tensors and the batch."""
     types: tuple[torch.dtype, ...]
     """In which they are read: a batch may come in others."""
-    tangent: int
+    tangents: tuple[int, ...]
+    """Places of the gradients that backward begins with."""
     results: tuple[int, ...]
-    """Places of the loss, of whether outputs are finite, and of what labels tell."""
+    """Places of what forward computes: of a step, the loss, whether outputs are finite, and what labels tell."""
     gradients: tuple[int, ...]
 
 
@@ -99,6 +103,21 @@ def whole_segments(calls: StepCalls) -> list[tuple[int, ...]]:
     return segments
 
 
+def agreed_segments(calls: StepCalls, mesh: OpenMesh) -> list[tuple[int, ...]]:
+    """`whole_segments`, which must be those of all ranks; all of them call this, and raise if they differ.
+
+    Sums of gradients are posted between two graphs. A rank that posted one before transfers that another posts first
+    could wait for it, as captures do, while the other waits for those.
+    """
+    segments, problem = list[tuple[int, ...]](), None
+    try:
+        segments = whole_segments(calls)
+    except UnsupportedError as error:
+        problem = str(error)
+    mesh.agree("the graphs of a compiled step", str(segments), problem)
+    return segments
+
+
 def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
     """Places of the transfers that were posted and not waited for, after some calls."""
     found = set(before)
@@ -110,23 +129,38 @@ def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
     return found
 
 
-def cut_step(traced: TracedStep, order: Order, compiler: Compile) -> StepCalls:
+def cut_step(traced: TracedGraph, order: Order, compiler: Compile) -> StepCalls:
     """Cut backward behind the last gradient of each group in `order`, so that its sum over ranks can start there."""
-    return _Cutter(traced, compiler).cut(order)
+    join_weight_casts(traced.module.graph)
+    join_gradient_casts(traced.module.graph, traced.gradients, {i for group in order for i in group})
+    cutter = _Cutter(traced, compiler)
+    return cutter.cut(*cutter.ends(order))
+
+
+def cut_before(traced: TracedGraph, second: Callable[[fx.Node], bool], first: int, compiler: Compile) -> StepCalls:
+    """Cut backward in two: before the first node of the `second` part, where the `first` gradients are ready.
+
+    Without such a node it is one piece.
+    """
+    join_weight_casts(traced.module.graph)
+    cutter = _Cutter(traced, compiler)
+    return cutter.cut(*cutter.halves(second, first))
 
 
 class _Cutter:
-    def __init__(self, traced: TracedStep, compiler: Compile) -> None:
+    def __init__(self, traced: TracedGraph, compiler: Compile) -> None:
         self._traced, self._compiler = traced, compiler
         graph = traced.module.graph
         self._nodes = [n for n in graph.nodes if n.op == "call_function"]
-        self._tangent, *self._inputs = graph.find_nodes(op="placeholder")
-        (self._output,) = graph.find_nodes(op="output")
+        given = graph.find_nodes(op="placeholder")
+        self._tangents, self._inputs = given[: traced.tangents], given[traced.tangents :]
+        (output,) = graph.find_nodes(op="output")
+        self._results: list[fx.Node] = list(output.args[0])
+        self._border = len(self._results) - traced.gradients
 
-    def cut(self, order: Order) -> StepCalls:
-        results: list[fx.Node] = list(self._output.args[0])
-        border = len(results) - len(self._traced.learning)
-        ends, groups = self._ends(results[border:], order)
+    def cut(self, ends: list[int], groups: list[tuple[int, ...]]) -> StepCalls:
+        """Cut backward at `ends`, behind which the gradients of `groups` are ready."""
+        results, border = self._results, self._border
         parts = [_runs(self._nodes[a:b]) for a, b in pairwise([0, self._backward_begins(), *ends])]
         _repeat_views([run for part in parts for run in part])
         places = {node: place for place, node in enumerate(self._traced.module.graph.nodes)}
@@ -138,18 +172,30 @@ class _Cutter:
             pieces=[BackwardPiece(*piece) for piece in zip(freeing[1:], groups, ended[1:], strict=True)],
             inputs=tuple(places[n] for n in self._inputs),
             types=tuple(n.meta["val"].dtype for n in self._inputs),
-            tangent=places[self._tangent],
+            tangents=tuple(places[n] for n in self._tangents),
             results=tuple(kept[:border]),
             gradients=tuple(kept[border:]),
         )
 
     def _backward_begins(self) -> int:
-        """The first operator that reads the gradient of the loss."""
+        """The first operator that reads a gradient that backward is given."""
         numbers = {node: number for number, node in enumerate(self._nodes)}
-        return min((numbers[n] for n in self._tangent.users if n in numbers), default=len(self._nodes))
+        readers = [numbers[n] for tangent in self._tangents for n in tangent.users if n in numbers]
+        return min(readers, default=len(self._nodes))
 
-    def _ends(self, gradients: list[fx.Node], order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
+    def halves(self, second: Callable[[fx.Node], bool], first: int) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Where the two parts of backward end, and the gradients that are ready there."""
+        count, end = self._traced.gradients, len(self._nodes)
+        if not count:
+            return [], []
+        border = next((place for place, node in enumerate(self._nodes) if second(node)), end)
+        if border == end or not 0 < first < count:
+            return [end], [tuple(range(count))]
+        return [border, end], [tuple(range(first)), tuple(range(first, count))]
+
+    def ends(self, order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
         """Where the pieces of backward end, and the gradients that are ready there."""
+        gradients = self._results[self._border :]
         if not gradients:
             return [], []
         numbers = {node: number for number, node in enumerate(self._nodes)}
@@ -169,11 +215,14 @@ class _Cutter:
         if is_post(first.target):
             sent, number = first.args
             return StepCall(Posts(self._traced.postings[number]), tuple(places[n] for n in sent), (places[first],))
+        unpacking: list[Any] = run[1:]
         if is_wait(first.target):
-            unpacking: list[Any] = run[1:]
             items = {node.args[1]: places[node] for node in unpacking}
             posted = self._posted[first.args[1]]
             return StepCall(Waits(tuple(items)), (places[posted],), tuple(items.values()))
+        if first.target is cast_all:
+            reads, made = tuple(places[n] for n in first.args[0]), tuple(places[n] for n in unpacking)
+            return StepCall(partial(cast_all, dtypes=first.args[1]), reads, made)
         found = region(self._constants, run)
         found.module.graph.eliminate_dead_code()  # views that other runs repeat
         found.module.recompile()
@@ -213,14 +262,14 @@ class Waits:
 
 
 def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Transfers, each with the nodes that unpack it, and the runs of local operators between them."""
+    """Calls of their own, each with the nodes that unpack it, and the runs of local operators between them."""
     runs: list[list[fx.Node]] = []
     is_open = False
     for node in nodes:
-        if is_post(node.target) or is_wait(node.target):
+        if _is_apart(node):
             runs.append([node])
             is_open = False
-        elif _is_unpacking(node, is_wait):
+        elif _is_unpacking(node, is_wait) or _is_unpacking(node, _casts_all):
             next(run for run in reversed(runs) if run[0] is node.args[0]).append(node)
         elif not _is_unpacking(node, is_post):  # only waits read what was posted
             if not is_open:
@@ -228,6 +277,15 @@ def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
             runs[-1].append(node)
             is_open = True
     return runs
+
+
+def _is_apart(node: fx.Node) -> bool:
+    """Whether a node is a call of its own, which no compiler sees."""
+    return is_post(node.target) or is_wait(node.target) or _casts_all(node.target)
+
+
+def _casts_all(target: Any) -> bool:
+    return target is cast_all
 
 
 def _is_unpacking(node: fx.Node, asked: Callable[[Any], bool]) -> bool:
@@ -238,7 +296,7 @@ def _is_unpacking(node: fx.Node, asked: Callable[[Any], bool]) -> bool:
 def _repeat_views(runs: list[list[fx.Node]]) -> None:
     """Let every run make the views that it reads: what passes between runs is memory of its own, never a view."""
     for run in runs:
-        if is_post(run[0].target) or is_wait(run[0].target):
+        if _is_apart(run[0]):
             continue
         inside = {*run}
         copies: dict[fx.Node, fx.Node] = {}

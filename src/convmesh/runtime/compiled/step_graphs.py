@@ -18,7 +18,7 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.gradients.local_gradients import local_of
 from convmesh.private_torch.graph_capture import capturing
-from convmesh.runtime.compiled.step_calls import StepCalls, Values, whole_segments
+from convmesh.runtime.compiled.step_calls import StepCalls, Values
 from convmesh.runtime.compiled.step_runs import PlainRun, replayed, replayed_piece, require_next
 
 
@@ -39,10 +39,19 @@ class GraphPart:
 class StepGraphs:
     """A captured step: each part when it first runs, in the thread that runs it, where cuDNN knows its kernels."""
 
-    def __init__(self, calls: StepCalls, given: Sequence[torch.Tensor], fixed: range, mesh: OpenMesh, pool: Any):
-        """`given` are the step's inputs, of which those in `fixed` are read where they are."""
+    def __init__(
+        self,
+        calls: StepCalls,
+        segments: Sequence[tuple[int, ...]],
+        given: Sequence[torch.Tensor],
+        fixed: range,
+        mesh: OpenMesh,
+        pool: Any,
+    ) -> None:
+        """`segments` are the pieces of backward of each graph; `given` are the step's inputs, of which those in `fixed`
+        are read where they are."""
         self.calls, self.mesh, self._pool, self._fixed = calls, mesh, pool, fixed
-        self._segments = {segment[0]: segment for segment in whole_segments(calls)}
+        self._segments = {segment[0]: segment for segment in segments}
         rooms = zip(given, calls.types, strict=True)
         self._inputs = [t if i in fixed else _room_for(t, dtype) for i, (t, dtype) in enumerate(rooms)]
         self._places = [t.data_ptr() for t in self._inputs]
@@ -51,7 +60,8 @@ class StepGraphs:
             replayed(calls.forward, self._values, mesh)
         self.results = [self._values[place] for place in calls.results]
         self.tangent = torch.ones_like(self.results[0])
-        self._values[calls.tangent] = self.tangent
+        (place,) = calls.tangents
+        self._values[place] = self.tangent
         self._backward: dict[int, GraphPart] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] | None = None
@@ -140,27 +150,26 @@ class GraphRun:
         """Whether its memory may be used by another step."""
         return self._next == len(self._graphs.calls.pieces)
 
-    def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+    def gradients(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
         require_next(number, self._next)
         self._next += 1
         graphs = self._graphs
         if self._plain is not None:
-            return self._plain.gradients(number, tangent)
+            return self._plain.gradients(number, *tangents)
         if number == 0:
-            graphs.tangent.copy_(tangent)
+            graphs.tangent.copy_(tangents[0])
         try:
             graphs.run_piece(number)
         except Exception as error:  # an operator that synchronises, or a transfer that cannot be captured
             self._failed(error)
-            return self._without_graphs(number, tangent)
-        # Aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
-        return [graphs.gradients[i].detach() for i in graphs.calls.pieces[number].gradients]
+            return self._without_graphs(number, *tangents)
+        return [graphs.gradients[i] for i in graphs.calls.pieces[number].gradients]
 
-    def _without_graphs(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+    def _without_graphs(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
         self._plain = self._graphs.begin_again(self._trained.buffers)
         for earlier in range(number):
-            self._plain.gradients(earlier, tangent)
-        return self._plain.gradients(number, tangent)
+            self._plain.gradients(earlier, *tangents)
+        return self._plain.gradients(number, *tangents)
 
 
 def _room_for(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

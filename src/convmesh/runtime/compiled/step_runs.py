@@ -17,10 +17,10 @@ class StepRun(Protocol):
 
     @property
     def results(self) -> Sequence[torch.Tensor]:
-        """The loss, whether outputs are finite, and what labels tell."""
+        """What forward computed: of a step, the loss, whether outputs are finite, and what labels tell."""
 
-    def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Run a piece of backward: the gradients that are ready after it."""
+    def gradients(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Run a piece of backward, which begins with `tangents`: the gradients that are ready after it."""
 
 
 class PlainRun:
@@ -35,11 +35,12 @@ class PlainRun:
             replayed(calls.forward, self._values, mesh)
         self.results: Sequence[torch.Tensor] = [self._values[place] for place in calls.results]
 
-    def gradients(self, number: int, tangent: torch.Tensor) -> Sequence[torch.Tensor]:
+    def gradients(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
         require_next(number, self._next)
         self._next += 1
         values = self._values
-        values.setdefault(self._calls.tangent, tangent)
+        if number == 0:
+            values.update(zip(self._calls.tangents, tangents, strict=True))
         found = replayed_piece(self._calls, number, values, self._mesh)
         if self._next == len(self._calls.pieces):
             values.clear()

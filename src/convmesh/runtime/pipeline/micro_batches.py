@@ -19,6 +19,8 @@ from convmesh.lowering.parcels import Parcel, parcel_of, rows
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import stages_of
 from convmesh.private_torch import tree_flatten, tree_unflatten
+from convmesh.runtime.pipeline.compiled_stage import ActionCompiler, CompiledStage
+from convmesh.runtime.pipeline.stage_loss import StageLoss
 from convmesh.runtime.pipeline.stage_messages import StageMessages
 from convmesh.runtime.pipeline.stage_modules import StageModule, StageRegion
 from convmesh.runtime.pipeline.stage_weights import from_stage
@@ -93,8 +95,15 @@ def _without(cut: Cut, axes: tuple[str, ...]) -> Cut:
 class Runner:
     """This rank's stages and schedules for batches of one size."""
 
-    def __init__(self, batch: MicroBatches, regions: Sequence[StageRegion], loss: LossOf) -> None:
-        self.batch, self.mesh, self._regions, self._loss = batch, batch.mesh, regions, loss
+    def __init__(
+        self,
+        batch: MicroBatches,
+        regions: Sequence[StageRegion],
+        loss: StageLoss,
+        compiler: ActionCompiler | None = None,
+    ) -> None:
+        self.batch, self.mesh, self.loss = batch, batch.mesh, loss
+        self._regions, self._compiler = regions, compiler
         self._stages = stages_of(batch.pipeline)
 
     @property
@@ -107,21 +116,38 @@ class Runner:
 
     @cached_property
     def _training(self) -> tuple[list[StageModule], Any]:
-        return self._scheduled(self._loss)
+        return self._scheduled(self.loss)
 
     @cached_property
     def _forward_only(self) -> tuple[list[StageModule], Any]:
         return self._scheduled(None)
 
-    def _scheduled(self, loss: LossOf | None) -> tuple[list[StageModule], Any]:
+    def _scheduled(self, loss: StageLoss | None) -> tuple[list[StageModule], Any]:
         wire = self.mesh.wire_device
         modules = [StageModule(region, self.batch.lowered, wire) for region in self._regions]
-        pairs = zip(modules, self._regions, strict=True)
+        compiled = [self._compiled(module, loss) for module in modules]
         messages = StageMessages()
         stages = [
-            CountedStage(module, region.index, self._stages, self.mesh, wire, messages) for module, region in pairs
+            CountedStage(module, module.index, self._stages, self.mesh, wire, messages, replacing)
+            for module, replacing in zip(modules, compiled, strict=True)
         ]
-        return modules, make_schedule(self.batch.pipeline.schedule, stages, self.batch.count, loss)
+        parts = None if loss is None else self._parts_of(loss, compiled[-1])
+        return modules, make_schedule(self.batch.pipeline.schedule, stages, self.batch.count, parts)
+
+    def _compiled(self, module: StageModule, loss: StageLoss | None) -> CompiledStage | None:
+        """What replays a stage, if it is compiled."""
+        if self._compiler is None:
+            return None
+        ends = loss if module.index == self._stages - 1 else None
+        # The first stage has no inputs whose gradients come first.
+        splits = self.batch.pipeline.schedule == "zero-bubble" and loss is not None and module.index > 0
+        return CompiledStage(module, ends, self._compiler, splits)
+
+    def _parts_of(self, loss: StageLoss, last: CompiledStage | None) -> LossOf:
+        """Where the parts of the loss come from; a rank's stages are in their order, so the last comes last."""
+        if last is not None and self.has_last:
+            return last.loss_of
+        return lambda packed, index: loss(packed, int(index))
 
     def train(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """Forward and backward of all micro-batches; on the last stage, returns their parts of the loss and outputs."""

@@ -26,8 +26,10 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import equal_share, microbatches_for, stages_of
 from convmesh.private_torch import tree_flatten, tree_map, tree_unflatten
 from convmesh.runtime.direct_engine import Loss, rebind, whole_loss
+from convmesh.runtime.pipeline.compiled_stage import ActionCompiler
 from convmesh.runtime.pipeline.micro_batch_loss import KINDS, REFUSED, Kind, compare, kind_of, shares
 from convmesh.runtime.pipeline.micro_batches import MicroBatches, Runner
+from convmesh.runtime.pipeline.stage_loss import StageLoss
 from convmesh.runtime.pipeline.stage_modules import StageRegion, output_names, output_tree, returned
 from convmesh.runtime.pipeline.stage_weights import from_stage
 from convmesh.runtime.pipeline.torch_schedules import check_order
@@ -69,7 +71,9 @@ class PipelineEngine:
         mesh: OpenMesh,
         loss: Loss | None,
         regions: Sequence[StageRegion],
+        backend: str | None = None,
     ) -> None:
+        """With a `backend`, stages are compiled."""
         assert lowered.plan.pipeline is not None
         check_order(mesh)
         self.mesh, self.loss = mesh, loss
@@ -80,9 +84,18 @@ class PipelineEngine:
         self.batch = self._batch_of(lowered)
         self._runners: dict[int, Runner] = {}
         self._kind: Kind = "mean" if lowered.plan.pipeline.microbatches == 1 else "unknown"
-        self._targets: list[Any] = []
-        self._shares: list[float] = []
         self._tried: set[int] = set()
+        layers = {node.node: node.layer for node in lowered.program.nodes}
+        self._compiler = None if backend is None else ActionCompiler(self, layers, mesh, backend)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiler is not None
+
+    @property
+    def told(self) -> list[str]:
+        """The lines that said why stages run eagerly although they should be compiled."""
+        return [] if self._compiler is None else self._compiler.tell.told
 
     @property
     def networks(self) -> list[fx.GraphModule]:
@@ -93,6 +106,7 @@ class PipelineEngine:
         """Look up again the parameters that the network reads itself, not through a layer."""
         for region in self._regions:
             rebind(region.module, owner)
+        self._runners.clear()
 
     def layout_of(self, planned: Layout) -> Layout:
         """The plan's layouts are those of micro-batches."""
@@ -114,7 +128,7 @@ class PipelineEngine:
             parts, packed, gradients = self._train(runner, inputs)
         else:
             packed = runner.forward(_locals(inputs))
-            parts = self._losses(runner, packed) if runner.has_last else []
+            parts = _losses(runner, packed) if runner.has_last else []
         loss = self._shared(runner, parts, packed, gradients)
         outputs = runner.parts(packed) if runner.has_last else ()
         if not torch.is_grad_enabled():
@@ -150,8 +164,8 @@ class PipelineEngine:
             self._try_loss(runner.batch, targets)
             self._tried.add(runner.batch.micro.shape[0])
         if runner.has_last:
-            self._targets = runner.batch.targets(targets)
-            self._shares = shares(self.loss, self._kind, self._targets, self.mesh)
+            cut = runner.batch.targets(targets)
+            runner.loss.targets, runner.loss.shares = cut, shares(self.loss, self._kind, cut, self.mesh)
 
     def _try_loss(self, batch: MicroBatches, targets: Any) -> None:
         dry = dry_mesh(self.mesh.mesh, self.mesh.rank, self.mesh.stands_for)
@@ -168,19 +182,6 @@ class PipelineEngine:
             raise
         except Exception:  # the step will tell
             return
-
-    def _losses(self, runner: Runner, packed: Any) -> list[torch.Tensor]:
-        """Each micro-batch's part of the loss, from the packed outputs."""
-        flats = zip(*(flat.chunk(runner.batch.count) for flat in packed), strict=True)
-        return [self._part(runner.batch, chunk, index) for index, chunk in enumerate(flats)]
-
-    def _part(self, batch: MicroBatches, packed: Sequence[torch.Tensor], index: int) -> torch.Tensor:
-        """One micro-batch's part of the loss."""
-        assert self.loss is not None
-        values = batch.outputs.unpack(packed, self.mesh)
-        if not self._shares[index]:  # all its targets are ignored, and the mean over none is NaN
-            return torch.stack([value.local.sum() for value in values]).sum() * 0
-        return whole_loss(self.loss(self._returned(batch, values), self._targets[index])) * self._shares[index]
 
     def _returned(self, batch: MicroBatches, values: Sequence[Sharded]) -> Any:
         return returned(self._tree, dict(zip(batch.outputs.names, values, strict=True)), batch.lowered.numbers)
@@ -217,11 +218,11 @@ class PipelineEngine:
         if any(layout.shape[:1] != batch.micro.shape[:1] for layout in batch.outputs.layouts):
             return "other"
         values = [batch.joined(outputs) for outputs in runner.parts(packed)]
-        leaves = [tree_flatten(target) for target in self._targets]
+        leaves = [tree_flatten(target) for target in runner.loss.targets]
         joined = [_joined(batch, list(column)) for column in zip(*(flat for flat, _ in leaves), strict=True)]
         targets = tree_unflatten(joined, leaves[0][1])
         whole = whole_loss(self.loss(self._returned(batch, values), targets))
-        return compare(whole, [part / share for part, share in zip(parts, self._shares, strict=True)])
+        return compare(whole, [part / share for part, share in zip(parts, runner.loss.shares, strict=True)])
 
     def _runner(self, inputs: list[Sharded]) -> Runner:
         """The stages for a batch of this size; made when the first one comes."""
@@ -230,8 +231,8 @@ class PipelineEngine:
             raise ShapeError(f"the inputs have {[x.shape[0] for x in inputs]} samples; a pipeline needs equal numbers.")
         if samples not in self._runners:
             batch = self._batch(samples)
-            loss = partial(self._part, batch)
-            self._runners[samples] = Runner(batch, self._regions, lambda packed, index: loss(packed, int(index)))
+            loss = StageLoss(self, batch.outputs, partial(self._returned, batch), self.mesh)
+            self._runners[samples] = Runner(batch, self._regions, loss, self._compiler)
         return self._runners[samples]
 
     def _batch(self, samples: int) -> MicroBatches:
@@ -248,6 +249,12 @@ class PipelineEngine:
 
     def _batch_of(self, lowered: Lowered) -> MicroBatches:
         return MicroBatches(lowered, self._names, output_names(self._captured), self.mesh)
+
+
+def _losses(runner: Runner, packed: Any) -> list[torch.Tensor]:
+    """Each micro-batch's part of the loss, from the packed outputs."""
+    flats = zip(*(flat.chunk(runner.batch.count) for flat in packed), strict=True)
+    return [runner.loss(chunk, index) for index, chunk in enumerate(flats)]
 
 
 def _locals(inputs: Sequence[Sharded]) -> list[torch.Tensor]:

@@ -123,47 +123,55 @@ class StageModule(nn.Module):
         """One for the random masks of each micro-batch."""
         self.chunk = 0
         """The number of the micro-batch that runs next."""
-        self._region, self._numbers, self._mesh, self._wire = calls, lowered.numbers, calls.mesh, wire
+        self.mesh, self.wire = calls.mesh, wire
+        self._region, self._numbers = calls, lowered.numbers
+
+    @property
+    def index(self) -> int:
+        """Of the pipeline's stages."""
+        return self._region.index
 
     @property
     def examples(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """Its inputs and outputs, without data."""
-        return self._input_examples(), self.gives.examples(self._mesh.rank)
+        return self._input_examples(), self.gives.examples(self.mesh.rank)
 
     def _input_examples(self) -> tuple[torch.Tensor, ...]:
         if self._region.index > 0:
-            return self.takes.examples(self._mesh.rank)
-        pairs = zip(self.takes.shapes(self._mesh.rank), self.takes.dtypes, strict=True)
+            return self.takes.examples(self.mesh.rank)
+        pairs = zip(self.takes.shapes(self.mesh.rank), self.takes.dtypes, strict=True)
         return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in pairs)
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with self.seeded():
+            return self.run(given, self.wire)
+
+    def run(self, given: Sequence[torch.Tensor], wire: torch.device) -> tuple[torch.Tensor, ...]:
+        """The stage's calls; what they give is packed on the device `wire`."""
         known: dict[str, Any] = dict(zip(self.takes.names, self._received(given), strict=True))
-        with self._seeded():
-            results = self.calls(
-                *(known[name] if name in known else self._numbers[name] for name in self._region.inputs)
-            )
+        results = self.calls(*(known[name] if name in known else self._numbers[name] for name in self._region.inputs))
         known |= zip(self._region.outputs, results, strict=True)
-        return self.gives.pack([known[name] for name in self.gives.names], self._wire)
+        return self.gives.pack([known[name] for name in self.gives.names], wire)
 
     def _received(self, given: Sequence[torch.Tensor]) -> list[Sharded]:
         if self._region.index > 0:
-            return self.takes.unpack(given, self._mesh)
-        return [Sharded(x, layout, self._mesh) for x, layout in zip(given, self.takes.layouts, strict=True)]
+            return self.takes.unpack(given, self.mesh)
+        return [Sharded(x, layout, self.mesh) for x, layout in zip(given, self.takes.layouts, strict=True)]
 
     @contextmanager
-    def _seeded(self) -> Iterator[None]:
+    def seeded(self) -> Iterator[None]:
         """Draw masks as if the whole network ran here on the micro-batch, so that the cut into stages changes none."""
         if not self.seeds:
             yield
             return
-        before = self._mesh.seeds.get_state()
-        self._mesh.seeds.manual_seed(self.seeds[self.chunk])
+        before = self.mesh.seeds.get_state()
+        self.mesh.seeds.manual_seed(self.seeds[self.chunk])
         for _ in range(self._region.masks_before):
-            torch.randint(1 << 62, (), generator=self._mesh.seeds, device="cpu")
+            torch.randint(1 << 62, (), generator=self.mesh.seeds, device="cpu")
         try:
             yield
         finally:
-            self._mesh.seeds.set_state(before)
+            self.mesh.seeds.set_state(before)
 
 
 def returned(tree: Any, values: Mapping[str, Sharded], numbers: Mapping[str, Any]) -> Any:

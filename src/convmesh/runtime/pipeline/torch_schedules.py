@@ -22,6 +22,7 @@ from convmesh.lowering.stage_program import CARRIER
 from convmesh.ops.core.autocast import without_autocast
 from convmesh.plans.pipeline_rules import rank_of
 from convmesh.private_torch.backward_engine import keeps_its_graph
+from convmesh.runtime.pipeline.compiled_stage import CompiledStage
 from convmesh.runtime.pipeline.stage_messages import StageMessage, StageMessages
 from convmesh.runtime.pipeline.stage_modules import StageModule
 
@@ -40,10 +41,11 @@ class CountedStage(PipelineStage):
         mesh: OpenMesh,
         wire: torch.device,
         messages: StageMessages,
+        compiled: CompiledStage | None = None,
     ) -> None:
         inputs, outputs = module.examples
-        super().__init__(module, index, stages, wire, inputs, outputs, group=mesh.group(("pipe",)))
-        self._open_mesh, self._module, self._messages = mesh, module, messages
+        super().__init__(compiled or module, index, stages, wire, inputs, outputs, group=mesh.group(("pipe",)))
+        self._open_mesh, self._module, self._messages, self._compiled = mesh, module, messages, compiled
         self._graphs: dict[int, list[Any]] = {}
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +75,10 @@ class CountedStage(PipelineStage):
         """Keep a micro-batch's graph after its input gradients, if weight gradients are computed later."""
         if self.has_backward and not kwargs.get("full_backward", True) and not graphs_keep_functions():
             ends = [loss] if self.is_last else self.fwd_cache[bwd_chunk_id][0]
-            self._graphs[bwd_chunk_id] = [end.grad_fn for end in ends]
+            # A view's node holds the graph; one written in Python, which the end's may be, does not hold itself.
+            self._graphs[bwd_chunk_id] = [end.view_as(end).grad_fn for end in ends]
+        if self._compiled is not None:
+            self._compiled.begin_backward(bwd_chunk_id, bool(kwargs.get("full_backward", True)))
         message = StageMessage("backward", self.stage_index, bwd_chunk_id)
         # Without autocast, like `backward()`, which runs after the block that casts.
         with without_autocast(self._open_mesh.device), self._messages.used(message):

@@ -357,6 +357,24 @@ def test_shapes_are_found_without_the_compiler() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_shapes_are_found_without_symbols() -> None:
+    code = (
+        "import sys, torch; from convmesh.private_torch.plain_numbers import leave_out_symbols\n"
+        "leave_out_symbols()\n"
+        "x = torch.empty(4, 3, 8, 8, device='meta')\n"
+        "assert torch.nn.functional.max_pool2d(x, 2).shape == (4, 3, 4, 4)\n"
+        "try: torch.nn.functional.max_pool2d(x, 2, padding=7)\n"
+        "except RuntimeError as error: assert 'pad' in str(error)\n"
+        "else: raise AssertionError('torch no longer refuses such a padding')\n"
+        "assert 'sympy.core' not in sys.modules\n"
+        "from torch.fx.experimental.symbolic_shapes import ShapeEnv\n"
+        "assert 'sympy.core' in sys.modules and ShapeEnv() is not None\n"
+        "import torch.fx.experimental.symbolic_shapes as real\n"
+        "assert real.ShapeEnv is ShapeEnv and hasattr(real, '__file__')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_parts_of_a_module_come_once() -> None:
     shared = nn.ReLU()
     model = nn.Sequential(nn.Sequential(shared, nn.Linear(2, 2)), shared)

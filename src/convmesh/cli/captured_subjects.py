@@ -42,9 +42,11 @@ def subject_without_data(model: str, given: str | None = None) -> Subject:
     import torch
 
     from convmesh.cli.subjects import find_subject
+    from convmesh.private_torch.plain_numbers import leave_out_symbols
     from convmesh.private_torch.shape_functions import leave_out_the_compiler
 
     leave_out_the_compiler()
+    leave_out_symbols()
     sample = None if given is None else parse_shape("--input", given)
     try:
         with torch.device("meta"):

@@ -32,8 +32,19 @@ def pack_all(
             packed += [flat(region) for region in alike]
             continue
         first, is_copy = traffic.repeated(partial(flat, alike[0]), len(alike))
-        packed += [first, *(torch.empty_like(first) if is_copy else first for _ in alike[1:])]
+        others = partial(torch.empty, dtype=first.dtype, device=first.device)
+        sizes = [first.numel()] * (len(alike) - 1)
+        packed += [first, *(buffers(sizes, others) if is_copy else (first for _ in sizes))]
     return packed
+
+
+def buffers(sizes: Sequence[int], empty: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+    """Flat buffers that are freed together: one piece of memory, whose beginning stands for each."""
+    if len(sizes) < 2:
+        return [empty(size) for size in sizes]
+    memory = empty(sum(sizes))
+    beginnings = {size: memory.as_strided((size,), (1,)) for size in dict.fromkeys(sizes)}
+    return [beginnings[size] for size in sizes]
 
 
 def put_all(traffic: Traffic, out: torch.Tensor, arrived: Iterable[Placed]) -> None:

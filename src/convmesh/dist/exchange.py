@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from convmesh.dist.alike_messages import add_all, pack_all, put_all
+from convmesh.dist.alike_messages import add_all, buffers, pack_all, put_all
 from convmesh.dist.launching import Flying, Launched, Tensors, is_tracing_transfers, launch
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.wire import add, put, settled, take
@@ -141,10 +141,12 @@ def _start_dry(
         arriving = [(message.peer, message.region.size * itemsize) for message in route.receives]
     elif carrier != "none" and (route.sends or carrier == "all_to_all"):
         posted.append(mesh.traffic.record(carrier, route.elements_sent * itemsize, axes))
-    place = payload.landing if carrier == "neighbour" else payload.buffer
-    received = [place(message.region, mesh.device) for message in route.receives]
+    if carrier == "neighbour":
+        received = [payload.landing(message.region, mesh.device) for message in route.receives]
+    else:
+        received = buffers([m.region.size for m in route.receives], partial(payload.empty, device=mesh.device))
     told = partial(mesh.traffic.awaited, posted, arriving)
-    return PendingExchange(Flying((), packed, received), partial(_shaped, route, payload), told)
+    return PendingExchange(Flying((), packed, received), partial(_shaped_dry, route, payload), told)
 
 
 def _packed_dry(mesh: OpenMesh, route: Route, payload: Pieces) -> list[torch.Tensor]:
@@ -241,6 +243,18 @@ def _shaped_parts(route: Route, payload: Pieces, members: list[int], splits: lis
 def _shaped(route: Route, payload: Pieces, buffers: Tensors) -> Arrived:
     pairs = zip(route.receives, buffers, strict=True)
     return [(m.region, payload.shaped(m.region, buffer.to(payload.like.device))) for m, buffer in pairs]
+
+
+def _shaped_dry(route: Route, payload: Pieces, received: Tensors) -> Arrived:
+    """The same where buffers of one size are one and the same."""
+    known: dict[Any, torch.Tensor] = {}
+    arrived: Arrived = []
+    for message, flat in zip(route.receives, received, strict=True):
+        key = (id(flat), message.region.shape)
+        if key not in known:
+            known[key] = payload.shaped(message.region, flat)
+        arrived.append((message.region, known[key]))
+    return arrived
 
 
 def accumulate(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torch.Tensor:

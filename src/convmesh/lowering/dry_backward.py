@@ -10,7 +10,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.kernels.memory_format import strides_of
-from convmesh.lowering.live_bytes import HeldStorages
+from convmesh.lowering.live_bytes import HeldMoments
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import Step
 from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
@@ -30,6 +30,8 @@ class Backward:
     """How many of the last steps are for weights alone."""
     bytes_weights: int = 0
     """The most that those hold."""
+    moments: tuple[tuple[int, ...], ...] = ((0,), (0,))
+    """What is held in the course of both."""
 
 
 def run_backward(
@@ -38,7 +40,7 @@ def run_backward(
     ends: Gradients,
     sources: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
-    storages: HeldStorages,
+    storages: HeldMoments,
     splits: bool,
 ) -> Backward:
     """Backpropagate from the gradients of the outputs; `splits`: to the sources first, then to the weights."""
@@ -49,7 +51,7 @@ def run_backward(
         before = storages.start(ends)
         with recorded(mesh, storages) as steps:
             found = _gradients(outputs, ends, wanted, learning)
-        back = Backward(steps, found, storages.bytes_peak - before)
+        back = Backward(steps, found, storages.bytes_peak - before, moments=(storages.above(before), (0,)))
     each = iter(back.gradients)
     return replace(back, gradients=[next(each) if t.requires_grad else None for t in sources])
 
@@ -75,7 +77,7 @@ def _split_backward(
     outputs: Sequence[torch.Tensor],
     given: Gradients,
     sources: list[torch.Tensor],
-    storages: HeldStorages,
+    storages: HeldMoments,
 ) -> Backward:
     """As torch's stages do: an operator that finds both kinds of gradients at once runs twice, transfers included."""
     ends = [t.clone() for t in outputs if t.requires_grad]  # their graph is cut off, which views do not allow
@@ -85,10 +87,12 @@ def _split_backward(
     before = storages.start(arriving)
     with recorded(mesh, storages) as steps:  # one record: waits number the transfers of both parts
         gradients, groups = stage_backward_input(ends, arriving, sources, iter(weights))
+        of_inputs = storages.above(before)
         found, bytes_inputs, before = len(steps), storages.bytes_peak - before, storages.start()
         stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
     kept.clear()
-    return Backward(steps, list(gradients), bytes_inputs, len(steps) - found, storages.bytes_peak - before)
+    moments = of_inputs, storages.above(before)
+    return Backward(steps, list(gradients), bytes_inputs, len(steps) - found, storages.bytes_peak - before, moments)
 
 
 def other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -48,6 +48,11 @@ class DryCall(ABC):
         del axes, args
         return None
 
+    @property
+    def counts_samples(self) -> bool:
+        """Whether all that it does and holds is so much for each of its samples, and so much besides."""
+        return False
+
     def with_choice(self, decided: ChannelSplit | None) -> DryCall:
         """The call as a plan has it that names the cut of the weight which this one decided on."""
         del decided

@@ -10,14 +10,15 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ConvMeshError
+from convmesh.lowering.any_samples import for_samples
 from convmesh.lowering.dry_backward import Gradients, other_leaves, run_backward
 from convmesh.lowering.dry_call import DryCall, Ready
 from convmesh.lowering.dry_values import Axes, Dry, DryResult, Strides, dry_of, lying
-from convmesh.lowering.live_bytes import HeldStorages, bytes_of, owned, owned_by
+from convmesh.lowering.live_bytes import HeldMoments, bytes_of, owned, owned_by
 from convmesh.lowering.mesh_view import MeshView
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import SavedTensors, recorded
-from convmesh.lowering.samples_apart import samples_apart
+from convmesh.lowering.samples_apart import SamplesApart, samples_apart
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
@@ -25,6 +26,10 @@ from convmesh.private_torch import flat_arguments, nested_arguments, tree_leaves
 
 DryRuns = RecentResults[Any, DryResult]
 """Results by what tells calls apart: shared by the ranks, meshes and plans of one network."""
+
+
+_REFUSALS = (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError)
+"""What a call that cannot be made raises."""
 
 
 class Flat(NamedTuple):
@@ -69,13 +74,32 @@ class DryRunner:
         if apart is None:
             return self._shared(call, flat, arriving)
         try:
-            result = self._shared(apart.call, flat._replace(leaves=apart.leaves), arriving)
-        except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError):
+            result = self._for_any(apart, flat, arriving)
+            if result is None:
+                result = self._shared(apart.call, flat._replace(leaves=apart.leaves), arriving)
+        except _REFUSALS:
             return self._shared(call, flat, arriving)  # which fails too, and tells of the whole batch
         return apart.joined(result, self.mesh) if apart.keeps_cuts(result) else self._shared(call, flat, arriving)
 
-    def _shared(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
-        """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now."""
+    def _for_any(self, apart: SamplesApart, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult | None:
+        """A call on this rank's samples, from its run for any number of them; None if that is not to be had."""
+        if self.splits_backward or not all(strides is None or _begins_with_samples(strides) for strides in arriving):
+            return None
+        many = apart.in_any_number(self.mesh)
+        if many is None:
+            return None
+        try:
+            return self._shared(apart.call, flat._replace(leaves=many), arriving, apart.samples)
+        except _REFUSALS:
+            return None
+
+    def _shared(
+        self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...], samples: int | None = None
+    ) -> DryResult:
+        """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now.
+
+        With `samples`, that for so many, from a call on `MANY`.
+        """
         view = self._view(call, flat.leaves)
         call = call.renamed(view.names)
         seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in flat.leaves]
@@ -85,7 +109,15 @@ class DryRunner:
         if result is None:
             result = _run(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
             self._known[call.key, given] = self._known[call.with_choice(result.decided).key, given] = result
-        return view.outside(result)
+        return view.outside(result if samples is None else self._counted(result, samples))
+
+    def _counted(self, result: DryResult, samples: int) -> DryResult:
+        """A result for `MANY` samples as one for so many, made once; it keeps the former, whose id is then its own."""
+        key = (id(result), samples)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = for_samples(result, samples)
+        return known
 
     def _view(self, call: DryCall, leaves: Sequence[Any]) -> MeshView:
         used = frozenset((*call.axes, *(name for leaf in leaves if isinstance(leaf, Dry) for name in leaf.layout.axes)))
@@ -95,6 +127,11 @@ class DryRunner:
             settings = settings if call.uses_sub_batches else replace(settings, sub_batches=1)
             self._views[key] = MeshView(self.mesh.with_settings(settings), used)
         return self._views[key]
+
+
+def _begins_with_samples(strides: Strides) -> bool:
+    """Whether samples lie one after another, so that no stride depends on their number."""
+    return strides[0] == max(strides)
 
 
 def _named(leaves: Sequence[Any]) -> list[Any]:
@@ -126,13 +163,14 @@ def _run(
         x.local = x.local.clone() if x.local.requires_grad else x.local
     given = iter(inputs)
     args, kwargs = nested_arguments([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
-    originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldStorages("meta")
+    originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldMoments("meta")
     before = storages.start((*originals, *weights))
     with recorded(mesh, storages) as forward, kept.hooks:
         value = call(*args, **kwargs)
     outputs = [x.local for x in tree_leaves(value) if isinstance(x, Sharded)]
     shards = _unlisted(other_leaves(outputs, sources), weights)
-    bytes_forward = storages.bytes_peak - before - bytes_of(shards)
+    before += bytes_of(shards)
+    bytes_forward, in_forward = storages.bytes_peak - before, storages.above(before)
     saved = kept.listed(originals, outputs, [*weights, *shards])
     ends = _arriving(outputs, arriving)
     back = run_backward(mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward)
@@ -153,6 +191,7 @@ def _run(
         held=held,
         weight_steps=back.weight_steps,
         gradients=tuple(None if gradient is None else gradient.stride() for gradient in back.gradients),
+        moments=(in_forward, *back.moments),
     )
 
 

@@ -63,6 +63,10 @@ class DryResult:
     """How many of the last steps of backward find gradients of weights apart."""
     gradients: tuple[Strides | None, ...] = ()
     """Of each tensor that it was given: how the gradient that is found lies in memory."""
+    moments: tuple[tuple[int, ...], ...] = ()
+    """Bytes held in the course of forward, of backward, and of its work on weights apart: `held` has the peaks."""
+    counted_from: DryResult | None = field(default=None, repr=False, compare=False)
+    """The result for any number of samples that this one was read from."""
 
 
 def lying(tensor: torch.Tensor, strides: Strides | None) -> torch.Tensor:

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
-from convmesh.dist import OpenMesh
-from convmesh.lowering.dry_values import Dry, DryResult, Strides
+from convmesh.dist import OpenMesh, dry_mesh
+from convmesh.kernels.memory_format import Order
+from convmesh.layout import Mesh
+from convmesh.lowering.dry_values import Dry, DryResult, Strides, lying
 from convmesh.lowering.recorder import recorded
 from convmesh.plans import NodeProgram, Step
 
 Place = tuple[str, int]
 """A node, and which of its tensors."""
+
+MOST_ADDED = 1 << 12
+"""Different gradients that are kept, of all networks."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,6 @@ class Returning:
     def __init__(self, visits: Mapping[str, Visit], mesh: OpenMesh) -> None:
         self._visits, self._mesh = visits, mesh
         self._arrived: dict[Place, Strides | None] = {}
-        self._as_values: dict[Dry, Strides] = {}
-        self._sums: dict[tuple[Dry, Strides | None, Strides | None], tuple[list[Step], Strides]] = {}
 
     def programs(self, nodes: Sequence[NodeProgram]) -> tuple[NodeProgram, ...]:
         """The nodes, with backward as gradients reach them; of a tensor's users, each but the last adds its own."""
@@ -81,15 +85,26 @@ class Returning:
 
     def _own(self, value: Dry) -> Strides:
         """Strides of a gradient laid out like its value, as the first dry run assumed."""
-        if value not in self._as_values:
-            self._as_values[value] = value.gradient(self._mesh, None).stride()
-        return self._as_values[value]
+        return _laid_out(value.layout.box(self._mesh.rank).shape, value.order)
 
-    def _sum(self, value: Dry, one: Strides | None, other: Strides | None) -> tuple[list[Step], Strides]:
-        key = (value, one, other)
-        if key not in self._sums:
-            parts = [value.gradient(self._mesh, strides) for strides in (one, other)]
-            with torch.no_grad(), recorded(self._mesh) as steps:
-                total = torch.add(*parts)
-            self._sums[key] = steps, total.stride()
-        return self._sums[key]
+    def _sum(self, value: Dry, one: Strides | None, other: Strides | None) -> tuple[tuple[Step, ...], Strides]:
+        shape, own = value.layout.box(self._mesh.rank).shape, self._own(value)
+        return _added(shape, value.dtype, one or own, other or own)
+
+
+@lru_cache(maxsize=MOST_ADDED)
+def _laid_out(shape: tuple[int, ...], order: Order) -> Strides:
+    """Strides of a gradient that lies like a value with its dims in this order."""
+    value = torch.empty_permuted(shape, order or tuple(range(len(shape))), device="meta")
+    return lying(value, None).stride()
+
+
+@lru_cache(maxsize=MOST_ADDED)
+def _added(
+    shape: tuple[int, ...], dtype: torch.dtype, one: Strides, other: Strides
+) -> tuple[tuple[Step, ...], Strides]:
+    """The sum of two gradients: what it takes, and how it lies."""
+    parts = [torch.empty_strided(shape, strides, dtype=dtype, device="meta") for strides in (one, other)]
+    with torch.no_grad(), recorded(dry_mesh(Mesh(), 0)) as steps:
+        total = torch.add(*parts)
+    return tuple(steps), total.stride()

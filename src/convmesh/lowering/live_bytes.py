@@ -65,6 +65,27 @@ class HeldStorages(UncompiledDispatchMode):
         return self.bytes_held
 
 
+class HeldMoments(HeldStorages):
+    """The same, with what is held after every operator."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._moments: dict[int, None] = {}
+
+    def see(self, values: Iterable[Any]) -> None:
+        super().see(values)
+        self._moments[self.bytes_held] = None
+
+    def start(self, values: Iterable[Any] = ()) -> int:
+        before = super().start(values)
+        self._moments = {before: None}
+        return before
+
+    def above(self, base: int) -> tuple[int, ...]:
+        """What was held since the start, each different number once, less `base`."""
+        return tuple([held - base for held in self._moments])
+
+
 class _Watch(weakref.ref[torch.UntypedStorage]):
     """Calls back when a storage is freed."""
 

@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from convmesh.layout.channels import ChannelSplit
+from convmesh.lowering.any_samples import MOST_BYTES
 from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.axis_names import Axes, AxisNames
 from convmesh.lowering.channel_rules import LAYERS
@@ -42,6 +43,8 @@ BY_SAMPLE = frozenset(
     )
 ).difference(BATCH_NORMS)  # fmt: skip
 """Layers that treat samples one by one."""
+
+NORMS = (nn.LayerNorm, nn.GroupNorm)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class FunctionCall(DryCall):
         if self.target not in ALIKE_FUNCTIONS and not (self.target is torch.cat and _joined_dim(*args) > 0):
             return None
         return replace(self, split=_without_samples(self.split))
+
+    @property
+    def counts_samples(self) -> bool:
+        return True  # those functions that treat samples one by one do
 
     def renamed(self, names: AxisNames) -> FunctionCall:
         return replace(self, split=names.split(self.split))
@@ -121,6 +128,12 @@ class ModuleCall(DryCall):
         if type(self.module) not in BY_SAMPLE or not _keeps_samples(self.split, axes) or {*decided} & {*axes}:
             return None
         return replace(self, split=_without_samples(self.split))
+
+    @property
+    def counts_samples(self) -> bool:
+        """Which way channels are cut is decided by what is sent of samples alone: their number does not matter."""
+        weight = getattr(self.module, "weight", None)
+        return type(self.module) not in NORMS and (weight is None or int(weight.nbytes) <= MOST_BYTES)
 
     def with_choice(self, decided: ChannelSplit | None) -> ModuleCall:
         if self.split is None or decided is None or self.split.algorithm == decided.algorithm:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from convmesh.errors import ConvMeshError
@@ -19,7 +20,7 @@ from convmesh.lowering.graph_walk import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DecidedCuts
 from convmesh.plans import Plan, Split
 from convmesh.plans.steps import Steps
-from convmesh.private_torch import tree_leaves
+from convmesh.private_torch import flat_arguments, tree_leaves
 
 Value = Any
 """What a node gives: `Dry` in place of tensors."""
@@ -58,6 +59,30 @@ class SingleLowering(Lowering):
         value: Dry = self.values[name]
         whole = Layout.of(self._plan.mesh, value.layout.shape)
         return replace(value, layout=input_layout(whole, name, user, split))
+
+    def likeness(self, name: str, sources: Sequence[str], splits: Sequence[Split | None]) -> Any:
+        """What tells a node from others under these splits, besides the values of `sources`; None if all is its own."""
+        node, spec = self.nodes[name], self._captured.graph.node(name)
+        called = node.target
+        if node.op == "call_module":
+            called = self._cache.module_key(str(node.target), self._captured.module.get_submodule(str(node.target)))
+        if called is None or any(weight.name.rpartition(".")[0] != spec.layer for weight in spec.weights):
+            return None
+        leaves, _, nesting = flat_arguments(node.args, dict(node.kwargs))
+        given = [self._told(leaf, sources) for leaf in leaves]
+        if None in given:
+            return None
+        blocks = tuple(self._blocks(spec, split) for split in splits)
+        return node.op, called, spec.kind, spec.channels_last, nesting, tuple(given), tuple(splits), blocks
+
+    def _told(self, leaf: Any, sources: Sequence[str]) -> Any:
+        """An argument: which of `sources` it is, or a number; None for a tensor of the node's own."""
+        if not isinstance(leaf, fx.Node):
+            return None if isinstance(leaf, torch.Tensor) else repr(leaf)
+        if leaf.name in sources:
+            return sources.index(leaf.name)
+        value = self.values.get(leaf.name)
+        return None if any(isinstance(part, (Dry, torch.Tensor)) for part in tree_leaves(value)) else repr(value)
 
     def single(self, name: str, given: Mapping[str, Value], split: Split | None) -> Single | None:
         """A node for given inputs, under a split if it takes one; None if that cannot be."""

@@ -6,6 +6,7 @@ batch into parts of the same size, and in batches of any size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +15,7 @@ from typing import Any
 from convmesh.dist import OpenMesh
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
-from convmesh.layout.partition import Partition
+from convmesh.lowering.any_samples import MANY, MOST_ELEMENTS, whole_batch
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_values import Dry, DryResult, dries_in, mapped
 
@@ -29,6 +30,20 @@ class SamplesApart:
     call: DryCall
     leaves: tuple[Any, ...]
     """Its arguments, without the samples of other ranks."""
+    samples: int
+
+    def in_any_number(self, mesh: OpenMesh) -> tuple[Any, ...] | None:
+        """The arguments with `MANY` samples; None if the call may depend on their number otherwise than by counting.
+
+        A single sample may lie in memory in any order; kernels of processors look at samples one by one.
+        """
+        dries = [leaf for leaf in self.leaves if isinstance(leaf, Dry)]
+        is_large = any(math.prod(leaf.layout.shape[1:]) > MOST_ELEMENTS for leaf in dries)
+        is_cut_again = self.call.uses_sub_batches and mesh.settings.sub_batches > 1
+        if self.samples < 2 or is_large or is_cut_again or mesh.stands_for != "cuda" or not self.call.counts_samples:
+            return None
+        many = whole_batch(MANY)
+        return tuple(x.lying_in(_with_samples(x.layout, many)) if isinstance(x, Dry) else x for x in self.leaves)
 
     def keeps_cuts(self, result: DryResult) -> bool:
         """Whether samples stayed where they are, and every axis that cut something still does.
@@ -55,7 +70,7 @@ class SamplesApart:
 
 
 def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMesh) -> SamplesApart | None:
-    """The call on this rank's samples; None if it looks at others, if all are its own, or if it moves samples."""
+    """The call on this rank's samples; None if it looks at others, or moves samples."""
     cut = _shared_cut([leaf.layout for leaf in leaves if isinstance(leaf, Dry)])
     if cut is None or mesh.settings.sums_weights:
         return None
@@ -63,17 +78,15 @@ def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMes
     if alone is None:
         return None
     samples = cut.partition.span(mesh.mesh.part(cut.axes, mesh.mesh.coordinates(mesh.rank))).extent
-    whole = Cut((), Partition.even(samples, 1))
+    whole = whole_batch(samples)
     here = [x.lying_in(_with_samples(x.layout, whole)) if isinstance(x, Dry) else x for x in leaves]
-    return SamplesApart(cut, whole, alone, tuple(here))
+    return SamplesApart(cut, whole, alone, tuple(here), samples)
 
 
 def _shared_cut(layouts: Sequence[Layout]) -> Cut | None:
     """The cut of the first dim, if all tensors have one and the same."""
     first = layouts[0].cuts[0] if layouts and layouts[0].cuts else None
-    if first is None or not first.axes or any(layout.cuts[:1] != (first,) for layout in layouts):
-        return None
-    return first
+    return None if first is None or any(layout.cuts[:1] != (first,) for layout in layouts) else first
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)

@@ -113,6 +113,8 @@ class _Chooser:
         self._parts = strategy.split("+")
         self._stopped = False
         self._told: set[str] = set()
+        self._made: dict[tuple[tuple[str, Axes], ...], Split] = {}
+        """Layers that are cut alike share one value: it is checked once, and quickly found equal."""
 
     def split(self, layer: _Layer) -> Split:
         """The split of one layer by all parts of the strategy."""
@@ -122,7 +124,10 @@ class _Chooser:
         for part, choose in self._choosers().items():
             if part in self._parts:
                 choose(layer, chosen)
-        split = Split(**chosen)  # type: ignore[arg-type]
+        key = tuple(chosen.items())
+        if key not in self._made:
+            self._made[key] = Split(**chosen)  # type: ignore[arg-type]
+        split = self._made[key]
         algorithm = shared_algorithm(self.graph, layer.node) if split.channel else None
         return replace(split, algorithm=algorithm) if algorithm else split
 

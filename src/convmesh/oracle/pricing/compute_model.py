@@ -33,6 +33,7 @@ class ComputeModel:
         self._prices: dict[Work, tuple[Estimate, float]] = {}
         self._seen: dict[int, tuple[Work, tuple[Estimate, float]]] = {}
         self._contention: dict[str, float] = {}
+        self._updates: dict[tuple[int, str], Estimate] = {}
 
     def work(self, work: Work) -> Estimate:
         """Seconds of one operator at its local shapes."""
@@ -66,6 +67,11 @@ class ComputeModel:
 
     def update(self, elements: int, dtype: str) -> Estimate:
         """Seconds of the optimiser for a tensor of `elements` parameters."""
+        if (elements, dtype) not in self._updates:
+            self._updates[elements, dtype] = self._updating(elements, dtype)
+        return self._updates[elements, dtype]
+
+    def _updating(self, elements: int, dtype: str) -> Estimate:
         timing = self._update(dtype)
         if timing is None:
             seconds = self._roofline.update(elements, dtype, STATES[self._assumed.optimizer])

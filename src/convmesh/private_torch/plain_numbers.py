@@ -1,0 +1,100 @@
+"""torch's questions about sizes that may be symbols, answered for plain numbers.
+
+Its shape functions ask them one by one, each time importing them from a module that takes a third of a second to load,
+most of it for sympy. Where nothing is compiled, sizes are numbers: there the answer is what was asked, and the modules
+themselves are loaded only if something else is wanted of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial, reduce
+from operator import and_, or_
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.fx.experimental
+
+_SYMBOLS, _ALGEBRA = "torch.fx.experimental.symbolic_shapes", "sympy"
+
+
+class _StandIn(ModuleType):
+    """A module in name; what it does not have itself is the real one's. Functions are named more often than called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by the import itself, not for what is in the module
+            raise AttributeError(name)
+        is_function = name.islower() and self.__name__ == _SYMBOLS
+        return partial(_ask, name) if is_function else getattr(_real(self.__name__), name)
+
+
+def leave_out_symbols() -> None:
+    """Answer for plain numbers from here on; for processes that compile nothing. Not if sympy is loaded already."""
+    if _SYMBOLS in sys.modules or _ALGEBRA in sys.modules:
+        return
+    answers, algebra = _StandIn(_SYMBOLS), _StandIn(_ALGEBRA)
+    for name in ("guard_or_false", "guard_or_true", "statically_known_true", "expect_true"):
+        setattr(answers, name, _answer(name))
+    answers.__dict__.update(sym_and=_all, sym_or=_any, sym_eq=_equal, is_nested_int=_is_nested)
+    answers.__dict__.update(free_unbacked_symbols=_symbols_in)
+    algebra.__dict__.update(Basic=_Symbol)
+    sys.modules[_SYMBOLS], sys.modules[_ALGEBRA] = answers, algebra
+    torch.fx.experimental.symbolic_shapes = answers
+
+
+def _real(name: str) -> Any:
+    """The module itself, from here on for everyone."""
+    for each in (_SYMBOLS, _ALGEBRA):
+        if isinstance(sys.modules.get(each), _StandIn):
+            del sys.modules[each]
+    return importlib.import_module(name)
+
+
+def _ask(name: str, *asked: Any, **options: Any) -> Any:
+    return getattr(_real(_SYMBOLS), name)(*asked, **options)
+
+
+def _answer(name: str) -> Callable[..., Any]:
+    """Of a question whether something is true: what is known is the answer."""
+
+    def answer(asked: Any, *more: Any) -> Any:
+        return asked if asked is True or asked is False else _ask(name, asked, *more)
+
+    return answer
+
+
+def _all(first: Any, *others: Any) -> Any:
+    return reduce(and_, others, first)
+
+
+def _any(first: Any, *others: Any) -> Any:
+    return reduce(or_, others, first)
+
+
+def _equal(one: Any, other: Any) -> Any:
+    pair = _plain(one), _plain(other)
+    return _ask("sym_eq", one, other) if None in pair else pair[0] == pair[1]
+
+
+def _symbols_in(tensor: Any) -> Any:
+    """Of a tensor's sizes."""
+    is_plain = isinstance(tensor, torch.Tensor) and _plain(tensor.shape) is not None
+    return set() if is_plain else _ask("free_unbacked_symbols", tensor)
+
+
+def _plain(sizes: Any) -> int | tuple[int, ...] | None:
+    """A size or several, if they are numbers."""
+    if isinstance(sizes, (list, tuple)):
+        return tuple(sizes) if all(type(size) is int for size in sizes) else None
+    return sizes if type(sizes) is int else None
+
+
+def _is_nested(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.is_nested_int()
+
+
+class _Symbol:
+    """What no number is."""

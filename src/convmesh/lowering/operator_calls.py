@@ -104,9 +104,14 @@ def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
 
 def made_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
     """The same, without looking at earlier calls."""
-    result = in_kernel_format(func, args, made(func, args, kwargs))
+    result = result_of(func, args, kwargs)
     is_free = func.is_view or func.overloadpacket.__name__ in FREE
     return result, None if is_free else _work(func, args, kwargs, result)
+
+
+def result_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result alone."""
+    return in_kernel_format(func, args, made(func, args, kwargs))
 
 
 def _signature(func: Any, args: Any, kwargs: Any) -> Signature:

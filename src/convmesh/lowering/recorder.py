@@ -11,7 +11,7 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.dist.traffic import Awaited, Sent
 from convmesh.lowering.live_bytes import HeldStorages
-from convmesh.lowering.operator_calls import is_view, made_call, run_call
+from convmesh.lowering.operator_calls import is_view, made_call, result_of, run_call
 from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Saved, Step, Transfer, Wait, Work
 from convmesh.private_torch.dispatching import UncompiledDispatchMode
@@ -32,7 +32,7 @@ class _Recorder(UncompiledDispatchMode):
         if Probe.is_made:
             return func(*args, **(kwargs or {}))
         if is_probing(args):
-            return made_call(func, args, kwargs or {})[0]  # it has no memory where there is data
+            return result_of(func, args, kwargs or {})  # it has no memory where there is data
         if is_view(func):
             return func(*args, **(kwargs or {}))  # its memory was counted with the tensor that it shows
         return self._noted(*run_call(func, args, kwargs or {}))

@@ -170,10 +170,11 @@ def trace_graph(
 
 
 def drop_detaching(graph: fx.Graph) -> None:
-    """A traced step has no autograd that values could be detached from."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
+    """A traced step has no autograd that values could be detached from; torch 2.15 writes it as an alias."""
+    for target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _for_a_compiler(graph: fx.Graph, recipe: Recipe) -> None:

@@ -218,7 +218,7 @@ def blocks() -> None:
     whole = torch.arange(8.0)
     mine = whole.view(2, 2, 2)[:, mesh.get_local_rank()].flatten()
     made = DTensor.from_local(mine, mesh, [in_blocks(0, 2)], run_check=False, shape=whole.shape, stride=whole.stride())
-    if torch.__version__ >= (2, 13):  # torch 2.11 cannot gather it; ConvMesh gathers boxes itself
+    if torch.__version__ >= "2.13":  # compared as versions; torch 2.11 cannot gather it; ConvMesh gathers boxes itself
         assert torch.equal(made.full_tensor(), whole)
     doubled: Any = made * 2
     assert doubled.placements == made.placements

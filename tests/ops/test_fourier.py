@@ -58,6 +58,13 @@ def test_several_dims(mesh: Mesh, data: st.DataObject, check: Check) -> None:
     check(SplitCase(partial(spectrum, name=name, dims=dims, extents=sizes, norm=norm), mesh, (shape,)))
 
 
+@pytest.mark.parametrize("name", ["fftn", "irfftn"])
+def test_dims_in_an_order_on_which_torch_fails_without_data(name: str, check: Check) -> None:
+    """Torch 2.11 does."""
+    call = partial(spectrum, name=name, dims=(0, 3, 2), extents=None, norm=None)
+    check(SplitCase(call, Mesh(height=2), ((2, 2, 3, 2, 2),)))
+
+
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"])
 @pytest.mark.operator("fft, ifft, rfft, irfft, hfft, ihfft", "any dim, cut or not; n")
 def test_one_dim(name: str, check: Check) -> None:

@@ -81,12 +81,26 @@ def _register_along_several(function: Function, each: Function, half: Function |
 
     @implements(function)
     def split(input: Sharded, s: Dims = None, dim: Dims = first, norm: str | None = None) -> Sharded:  # noqa: A002
-        function(probe(input), s, dim, norm)
+        probed, places = _probed(input, dim)
+        function(probed, s, places, norm)
         named = _named(input, s, dim)
         plain = [LineTransform(each, d, extent) for d, extent in (named if half is None else named[:-1])]
         plain.sort(key=lambda stage: input.layout.is_cut(stage.dim))  # what is whole needs no exchange
         last = [] if half is None else [LineTransform(half, *named[-1])]
         return transformed(input, [*last, *plain] if half is fft.rfft else [*plain, *last], norm)
+
+
+def _probed(x: Sharded, dim: Dims) -> tuple[torch.Tensor, Dims]:
+    """A probe whose last dims are those of a transform, in their order: without data torch 2.11 fails on some others.
+
+    What torch refuses is left to it.
+    """
+    count, dims = x.dim(), [] if dim is None or isinstance(dim, int) else [d % max(1, x.dim()) for d in dim]
+    is_refused = len({*dims}) < len(dims) or (isinstance(dim, Sequence) and any(not -count <= d < count for d in dim))
+    if not dims or is_refused:
+        return probe(x), dim
+    order = [*(d for d in range(count) if d not in dims), *dims]
+    return probe_of([x.shape[d] for d in order], x.dtype), [*range(count - len(dims), count)]
 
 
 def _named(x: Sharded, s: Dims, dim: Dims) -> list[tuple[int, int | None]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,15 @@ def test_bad_input_is_one_message(capsys: pytest.CaptureFixture[str], args: list
     assert shown.out == ""
     assert says in shown.err
     assert "Traceback" not in shown.err
+
+
+def test_a_users_module_may_import_any_part_of_sympy(folder: Path) -> None:
+    """Plans of reference networks leave it out: it takes a third of a second to load."""
+    (folder / "symbolic.py").write_text(
+        "import sympy.core.numbers\nfrom sympy import Basic, Symbol\nfrom torch import nn\n"
+        "assert isinstance(Symbol('x'), Basic)\n"
+        "def make():\n    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2))\n"
+    )
+    plan = ["plan", "symbolic:make", "--input", "1x8x8", "--batch", "8", "--gpus", "2", "--system", "dgx-a100"]
+    done = subprocess.run([sys.executable, "-m", "convmesh", *plan], capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.DONE, done.stderr

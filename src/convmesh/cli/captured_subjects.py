@@ -46,7 +46,8 @@ def subject_without_data(model: str, given: str | None = None) -> Subject:
     from convmesh.private_torch.shape_functions import leave_out_the_compiler
 
     leave_out_the_compiler()
-    leave_out_symbols()
+    if ":" not in model:
+        leave_out_symbols()  # code of users may want sympy itself, and any part of it
     sample = None if given is None else parse_shape("--input", given)
     try:
         with torch.device("meta"):

@@ -32,7 +32,10 @@ class _StandIn(ModuleType):
 
 
 def leave_out_symbols() -> None:
-    """Answer for plain numbers from here on; for processes that compile nothing. Not if sympy is loaded already."""
+    """Answer for plain numbers from here on; for processes that compile nothing and run nobody else's code.
+
+    Does nothing if sympy is loaded already.
+    """
     if _SYMBOLS in sys.modules or _ALGEBRA in sys.modules:
         return
     answers, algebra = _StandIn(_SYMBOLS), _StandIn(_ALGEBRA)

@@ -2,7 +2,6 @@
 
 import gc
 import warnings
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from convmesh.runtime.pipeline.replayed_action import ActionRun
 from tests.conftest import Pools
 from tests.runtime.pipelines import FILTERS, HEIGHT, Small
 from tests.runtime.test_pipeline import NETWORKS
-from tests.runtime.training import train_split
+from tests.runtime.training import train_split, values_of_steps
 
 Options = dict[str, Any]
 Case = tuple[dict[str, int], Any, Options]
@@ -58,17 +57,8 @@ def told(net: cm.ParallelNet) -> list[str]:
 def trained(case: Case, compiling: bool | str) -> tuple[list[torch.Tensor], list[str], int]:
     """Losses, gradients, weights and buffers of steps that accumulate, scale and change the batch; lines; bytes."""
     net = made(case, compiling)
-    optimizer = net.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
-    before, values = net.mesh.traffic.bytes_total, []
-    for samples, factor in ((8, 2.0), (6, 1.0)):
-        net.zero_grad()
-        with net.no_sync() if factor != 1 else nullcontext():
-            first = net(*batch(net, samples))
-            first.backward()
-        second = net(*batch(net, samples))
-        (second * factor).backward()
-        values += [first.detach(), second.detach(), *(g.clone() for g in net.full_gradients().values())]
-        optimizer.step()
+    before = net.mesh.traffic.bytes_total
+    values = values_of_steps(net, batch, ((8, 2.0), (6, 1.0)))
     net.eval()
     with torch.no_grad():
         values += [net(*batch(net)), net.gather_output(net(batch(net)[0]))]

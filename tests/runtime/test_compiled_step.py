@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from convmesh.runtime.net import ParallelNet
 from convmesh.testing import opened
 
 from ..conftest import Pools
+from .training import values_of_steps
 
 Options = dict[str, Any]
 Found = tuple[list[torch.Tensor], list[str], int]
@@ -59,17 +59,8 @@ def told(net: ParallelNet) -> list[str]:
 def trained(mesh: Mesh, strategy: str, options: Options, compiling: bool | str) -> Found:
     """Losses, gradients, weights and buffers of steps that accumulate, scale and change the batch; lines; bytes."""
     net = made(mesh, strategy, options, compiling)
-    optimizer = net.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
-    before, values = net.mesh.traffic.bytes_total, []
-    for samples, factor in ((8, 1.0), (8, 2.0), (6, 1.0)):
-        net.zero_grad()
-        with net.no_sync() if factor != 1 else nullcontext():
-            first = net(*batch(net, samples))
-            first.backward()
-        second = net(*batch(net, samples))
-        (second * factor).backward()
-        values += [first.detach(), second.detach(), *(g.clone() for g in net.full_gradients().values())]
-        optimizer.step()
+    before = net.mesh.traffic.bytes_total
+    values = values_of_steps(net, batch, ((8, 1.0), (8, 2.0), (6, 1.0)))
     net.eval()
     with torch.no_grad():
         values.append(net(*batch(net)))

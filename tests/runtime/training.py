@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,3 +133,24 @@ class References:
         if name not in self._known:
             (self._known[name],) = self._pool.run(train_whole, name)
         return self._known[name]
+
+
+def values_of_steps(
+    net: cm.ParallelNet, batch: Callable[[cm.ParallelNet, int], tuple[Any, Any]], steps: Sequence[tuple[int, float]]
+) -> list[torch.Tensor]:
+    """Losses and gradients of steps that accumulate: of so many samples each, the second loss times a factor.
+
+    With a factor of 1 both gradients are summed over ranks, with others once for the two.
+    """
+    optimizer = net.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
+    values: list[torch.Tensor] = []
+    for samples, factor in steps:
+        net.zero_grad()
+        with net.no_sync() if factor != 1 else nullcontext():
+            first = net(*batch(net, samples))
+            first.backward()
+        second = net(*batch(net, samples))
+        (second * factor).backward()
+        values += [first.detach(), second.detach(), *(g.clone() for g in net.full_gradients().values())]
+        optimizer.step()
+    return values

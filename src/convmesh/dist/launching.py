@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx.node import has_side_effect
 
+from convmesh.dist.lost_ranks import await_work, posted
 from convmesh.dist.transfer_watch import noted
 
 Tensors = list[torch.Tensor]
@@ -40,7 +41,7 @@ class Flying:
         if self._note is not None:
             self._note.needed()
         for work in self._works:
-            work.wait()
+            await_work(work)
         if self._note is not None:
             self._note.arrived()
         self._works, self._note = (), None
@@ -50,7 +51,7 @@ class Flying:
 def launch(post: Post, sent: Tensors, received: Tensors) -> Launched:
     """Post a transfer; `received` may be `sent` itself, for a collective in place. `post` must hold no tensor."""
     trace = _TRACE.get()
-    return Flying(post(sent, received), sent, received) if trace is None else trace.launch(post, sent, received)
+    return Flying(posted(post, sent, received), sent, received) if trace is None else trace.launch(post, sent, received)
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Posting:
 
     def run(self, sent: Tensors) -> Flying:
         if self.rooms is None:
-            return Flying(self.post(sent, sent), sent, sent)
+            return Flying(posted(self.post, sent, sent), sent, sent)
         received = [torch.empty(elements, dtype=dtype, device=device) for elements, dtype, device in self.rooms]
-        return Flying(self.post(sent, received), sent, received)
+        return Flying(posted(self.post, sent, received), sent, received)
 
 
 @dataclass

@@ -1,0 +1,88 @@
+"""Starts the supervisor of a run on every host of a file, over ssh, and shows what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from convmesh.errors import RunError
+from convmesh.jobs.cluster_job import ClusterJob
+from convmesh.supervise.signals import hearing
+
+PORT = 29400
+"""Where supervisors meet on the first host."""
+
+
+def hosts_in(file: Path) -> list[str]:
+    """One host a line, as ssh knows it; what follows a # is a comment."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"`--ssh` (={str(file)!r}) cannot be read: {error}.") from error
+    hosts = [host for line in lines if (host := line.partition("#")[0].strip())]
+    for host in hosts:
+        if len(host.split()) > 1 or host.startswith("-"):
+            raise RunError(f"`--ssh` (={str(file)!r}) has a line {host!r}; write one host a line, such as user@node1.")
+    if not hosts or len({*hosts}) < len(hosts):
+        raise RunError(f"`--ssh` (={str(file)!r}) must name at least one host, and each host once.")
+    return hosts
+
+
+def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequence[str] = ("ssh",)) -> int:
+    """Run the supervisors to their end; the status is the first that is not 0. Ctrl-C and SIGTERM reach all of them."""
+    line = _remote_line(job, hosts, folder)
+    started = [_connected([*ssh, "-tt", host, line]) for host in hosts]
+    readers = [_shown(process, host) for process, host in zip(started, hosts, strict=True)]
+
+    def interrupt(number: int) -> None:
+        del number
+        for process in started:
+            _type_control_c(process)
+
+    with hearing(interrupt):
+        codes = [process.wait() for process in started]
+    for reader in readers:
+        reader.join()
+    return next((code for code in codes if code), 0)
+
+
+def _connected(command: Sequence[str]) -> subprocess.Popen[str]:
+    """In a session of its own: Ctrl-C here would end ssh, and with it the supervisor, before the run is saved."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+
+
+def _type_control_c(process: subprocess.Popen[str]) -> None:
+    """The terminal at the other end makes it a SIGINT to the supervisor."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write("\x03")
+        process.stdin.flush()
+
+
+def _remote_line(job: ClusterJob, hosts: Sequence[str], folder: str) -> str:
+    meeting = hosts[0].rpartition("@")[2]
+    command = [
+        "convmesh", *job.command, "--ranks", str(job.ranks), "--hosts", str(len(hosts)),
+        "--rendezvous", f"{meeting}:{PORT}",
+    ]  # fmt: skip
+    return f"cd {shlex.quote(folder)} && exec {shlex.join(command)}"
+
+
+def _shown(process: subprocess.Popen[str], host: str) -> threading.Thread:
+    assert process.stdout is not None
+    reader = threading.Thread(target=_copy, args=(process.stdout, host))
+    reader.start()
+    return reader
+
+
+def _copy(lines: IO[str], host: str) -> None:
+    for line in lines:
+        sys.stdout.write(f"{host}: {line.rstrip()}\n")
+        sys.stdout.flush()

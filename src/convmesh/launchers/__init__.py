@@ -1,0 +1,6 @@
+"""Jobs as launchers describe them in the environment, in the words of torch."""
+
+from convmesh.launchers.job_place import job_place
+from convmesh.launchers.slurm import first_host
+
+__all__ = ["first_host", "job_place"]

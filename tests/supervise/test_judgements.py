@@ -3,7 +3,9 @@
 import pytest
 
 from convmesh.supervise.hang import Witness, suspects
-from convmesh.supervise.outcome import MADE_ROOM, Ending, judged
+from convmesh.supervise.outcome import MADE_ROOM, Ending, Outcome, judged
+from convmesh.supervise.patience import Patience
+from convmesh.supervise.policy import Policy
 from convmesh.supervise.pulse import Sign
 from convmesh.supervise.slots import Slots
 from convmesh.train.replanning import plans_for
@@ -19,6 +21,9 @@ BUSY = 'Current thread 1 (most recent call first):\n  File "/x/numpy/io.py", lin
         ({0: 0, 1: 0}, Ending.DONE, 0, ()),
         ({0: 1, 1: -9}, Ending.LOST, 137, (1,)),  # rank 0 lost its neighbour
         ({0: 2, 1: 1}, Ending.LOST, 1, (1,)),  # rank 0 was told of rank 1's failure
+        ({0: 74, 1: 75}, Ending.LOST, 74, (0,)),  # a full disk
+        ({0: 75, 1: 1}, Ending.LOST, 1, (1,)),
+        ({0: 75, 1: 75}, Ending.LOST, 75, ()),  # the one at fault is on another host
         ({0: 2, 1: 2}, Ending.REFUSED, 2, ()),
         ({0: 3, 1: 2}, Ending.REFUSED, 3, ()),
         ({0: 143, 1: 143}, Ending.STOPPED, 143, ()),
@@ -40,6 +45,17 @@ def test_the_rank_that_holds_up_the_others_is_found() -> None:
     assert [suspects([waits, each]) for each in (stopped, mute, behind, busy)] == [[stopped], [mute], [behind], [busy]]
     assert suspects([waits, Witness(1, Sign(step=5), False, STACK)]) == []
     assert busy.operation == "batch (convmesh/data/loader.py:4), in read"
+
+
+def test_a_disk_that_was_never_written_is_not_tried_again() -> None:
+    full = Outcome(Ending.LOST, 74)
+    assert "nothing was ever written" in Patience(Policy(2)).lost(full, 0, -1)
+    patience = Patience(Policy(2, max_restarts=2))
+    assert [bool(patience.lost(full, step, began)) for step, began in ((8, 5), (0, -1), (0, -1))] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_slot_is_left_out_for_longer_each_time() -> None:

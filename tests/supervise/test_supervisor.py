@@ -61,6 +61,13 @@ def test_mistakes_and_errors_before_the_first_step_are_not_tried_again(
     assert capfd.readouterr().err.count("told why") == 1
 
 
+def test_a_full_disk_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = Policy(2, min_ranks=2, seconds_backoff=0.1)
+    assert supervise(job(tmp_path, fault(1, 8, "exit 74", times=2)), policy) == 0
+    assert starts(tmp_path) == [(2, 0), (2, 5), (2, 5)]
+    assert "rank 1 cannot write to the run folder; goes on" in capsys.readouterr().err
+
+
 def test_a_number_of_ranks_without_a_plan_is_passed_over(tmp_path: Path) -> None:
     faults = fault(3, 8, "SIGKILL"), fault(0, -3, "exit 3")
     assert supervise(job(tmp_path, *faults), Policy(4, seconds_backoff=1000)) == 0
@@ -91,6 +98,7 @@ def test_ctrl_c_during_a_restart_leaves_nothing_behind(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in errors
+    assert "after step 0" not in errors
     assert not [pid for pid in pids(tmp_path) if Path(f"/proc/{pid}").exists()]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from convmesh.dist.lost_ranks import await_work
+
 
 class TransferNote(Protocol):
     """One transfer under way, as a watch follows it."""
@@ -60,7 +62,7 @@ def wait_for(work: Any) -> None:
     note = _joined(tuple(watch.posted([work], "", ()) for watch in _watches if watch.beyond_steps))
     if note is not None:
         note.needed()
-    work.wait()
+    await_work(work)
     if note is not None:
         note.arrived()
 

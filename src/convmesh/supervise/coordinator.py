@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from convmesh.supervise.journal import Event
-from convmesh.supervise.outcome import FAILURES, Ending, Outcome
+from convmesh.supervise.outcome import FAILURES, LOST_RANK, Ending, Outcome
 from convmesh.supervise.patience import Patience
 from convmesh.supervise.policy import Policy
 from convmesh.supervise.rendezvous import Rendezvous
 from convmesh.supervise.telling import Telling
+
+ENDED, HUNG = "ended", "hung"
+"""Why a generation is over: of a hang, every host tells where its ranks are."""
 
 
 @dataclass
@@ -27,15 +30,31 @@ class _Host:
     port: int = 0
 
 
+@dataclass(frozen=True)
+class Heritage:
+    """What a coordinator takes over from the one before it, which was lost with its host."""
+
+    hosts: int
+    """How many were left then."""
+    wanted: int = 0
+    """How many ranks the run was started with."""
+    step: int = 0
+    ranks: int = 0
+
+
 class Coordinator:
     """`look` reads what hosts wrote and writes what they should do; call it a few times a second."""
 
-    def __init__(self, rendezvous: Rendezvous, policy: Policy, hosts: int, telling: Telling) -> None:
+    def __init__(self, rendezvous: Rendezvous, policy: Policy, hosts: int | Heritage, telling: Telling) -> None:
         self._meeting, self._policy, self._telling = rendezvous, policy, telling
         self._patience = Patience(policy)
-        self._awaited, self._patient_until = hosts, time.monotonic() + policy.seconds_timeout
         self._hosts: dict[int, _Host] = {}
-        self._number, self._wanted = 0, 0
+        self._number, self._wanted, self._is_heir = 0, 0, isinstance(hosts, Heritage)
+        if isinstance(hosts, Heritage):
+            seconds, self._awaited, self._wanted = policy.seconds_host, hosts.hosts, hosts.wanted
+        else:
+            seconds, self._awaited = policy.seconds_timeout, hosts
+        self._patient_until = time.monotonic() + seconds
         self._members: list[tuple[int, int]] = []
         """Hosts of the running generation and their ranks; none between generations."""
         self._is_over = False
@@ -85,7 +104,9 @@ class Coordinator:
         self._wanted = self._wanted or ranks
         self._members, self._is_over = [(member, host.slots) for member, host in able], False
         first = able[0][1]
-        world = {"hosts": self._members, "wanted": self._wanted, "address": first.address, "port": first.port}
+        place = {"address": first.address, "port": first.port}
+        again = self._is_heir or self._number > 0
+        world = {"hosts": self._members, "wanted": self._wanted, "again": again, **place}
         self._meeting.set(f"world/{self._number}", world)
         self._meeting.set("current", self._number)
 
@@ -95,9 +116,10 @@ class Coordinator:
         reports = {member: self._meeting.get(f"report/{self._number}/{member}") for member, _ in self._members}
         gone = [member for member in reports if member not in alive and reports[member] is None]
         told = {member: report for member, report in reports.items() if report is not None}
-        if not self._is_over and (gone or any(_outcome(each).ending in FAILURES for each in told.values())):
+        failed = [_outcome(each).ending for each in told.values() if _outcome(each).ending in FAILURES]
+        if not self._is_over and (gone or failed):
             self._is_over = True
-            self._meeting.set(f"over/{self._number}", True)
+            self._meeting.set(f"over/{self._number}", HUNG if Ending.HUNG in failed else ENDED)
         if len(told) + len(gone) == len(reports):
             self._conclude(told, [self._hosts[member].name for member in gone])
         elif sum(host.slots for host in alive.values()) > self._ranks:
@@ -116,8 +138,10 @@ class Coordinator:
         return self._meeting.set("end", ending.status)
 
     def _after_loss(self, failed: list[Outcome], gone: list[str], told: Mapping[int, Any], step: int) -> None:
-        reason = "; ".join([*(f"host {name} is silent" for name in gone), *(each.reason for each in failed)])
-        outcome = Outcome(Ending.HUNG, 1, reason=reason) if gone else failed[0]
+        guilty = [each for each in failed if each.status != LOST_RANK] or ([] if gone else failed)
+        guilty.sort(key=lambda each: not each.ranks)  # hosts whose ranks hold up the others first
+        reason = "; ".join([*(f"host {name} is silent" for name in gone), *(each.reason for each in guilty)])
+        outcome = Outcome(Ending.HUNG, 1, reason=reason) if gone else guilty[0]
         least = min((each["step_of_all"] for each in told.values()), default=0)
         began = min((each["began"] for each in told.values()), default=-1)
         if why := self._patience.lost(outcome, least, began):

@@ -19,6 +19,9 @@ PARTING = "CONVMESH_PARTING"
 WANTED = "CONVMESH_RANKS"
 """In a rank's environment: how many ranks the run was started with; there may be fewer now."""
 
+TYPED = "CONVMESH_TYPED"
+"""In a rank's environment: the command that the supervisor was started with, as JSON."""
+
 ROOM = signal.SIGUSR2
 """The number with which ranks end that made room for more; nobody sends it."""
 

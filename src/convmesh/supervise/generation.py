@@ -83,9 +83,15 @@ class Generation:
             if deadline and time.monotonic() > deadline:
                 break
             if not any(codes.values()) and self._is_overdue(running):
-                return self._hang(running)
+                return self.hang()
         self._show_failures()
         return judged(self._codes())
+
+    def hang(self) -> Outcome:
+        """Ask those that run where they are: they hang, or ranks of another host do that wait for them."""
+        seen = witnesses([each for each in self.ranks if each.code is None])
+        guilty = tuple(each.rank for each in suspects(seen))
+        return Outcome(Ending.HUNG, 1, guilty, told(seen, self._seconds))
 
     def _pause(self) -> float:
         return min(_SECONDS_LOOK, self._seconds / _LOOKS)
@@ -96,11 +102,6 @@ class Generation:
 
     def _is_overdue(self, running: Sequence[RankProcess]) -> bool:
         return any([each.seconds_overdue(self._seconds) > 0 for each in running])  # noqa: C419  all must be looked at
-
-    def _hang(self, running: Sequence[RankProcess]) -> Outcome:
-        seen = witnesses(running)
-        guilty = tuple(each.rank for each in suspects(seen))
-        return Outcome(Ending.HUNG, 1, guilty, told(seen, self._seconds))
 
     def _show_failures(self) -> None:
         """What the first rank that failed wrote; the very first writes to the terminal itself."""

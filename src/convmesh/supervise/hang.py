@@ -58,7 +58,10 @@ def witnesses(ranks: Sequence[RankProcess]) -> list[Witness]:
 
 
 def suspects(seen: Sequence[Witness]) -> list[Witness]:
-    """Those who hold up the others, by the first sign that sets some apart; none if all look alike."""
+    """Those who hold up the others, by the first sign that sets some apart; none if all look alike.
+
+    One that is alone is held up by others only if it waits for ranks of other hosts.
+    """
     steps = min(each.sign.step for each in seen)
     tests = (
         [each for each in seen if each.is_stopped],
@@ -66,7 +69,8 @@ def suspects(seen: Sequence[Witness]) -> list[Witness]:
         [each for each in seen if each.sign.step == steps],
         [each for each in seen if not each.waits_for_others],
     )
-    return next((found for found in tests if 0 < len(found) < len(seen)), list(seen) if len(seen) == 1 else [])
+    alone = [each for each in seen if len(seen) == 1 and not each.waits_for_others]
+    return next((found for found in tests if 0 < len(found) < len(seen)), alone)
 
 
 def told(seen: Sequence[Witness], seconds: float) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from typing import Any
 
-from convmesh.supervise.coordinator import Coordinator
+from convmesh.supervise.coordinator import HUNG, Coordinator, Heritage
+from convmesh.supervise.folder_lock import folder_in_use
 from convmesh.supervise.generation import Generation
-from convmesh.supervise.outcome import Ending, Outcome
+from convmesh.supervise.journal import Event
+from convmesh.supervise.meeting_store import StoreLostError
+from convmesh.supervise.outcome import UNWRITABLE, Ending, Outcome
 from convmesh.supervise.policy import Job, Policy
 from convmesh.supervise.rendezvous import Rendezvous, port_here
 from convmesh.supervise.signals import hearing
@@ -21,25 +25,48 @@ _SECONDS_PAUSE = 0.1
 class HostSupervisor:
     """Runs a job on the ranks of several hosts; `run` returns its exit status, the same on all of them."""
 
-    def __init__(self, job: Job, policy: Policy, endpoint: str, hosts: int) -> None:
+    def __init__(self, job: Job, policy: Policy, endpoints: str, hosts: int) -> None:
         self._job, self._policy = job, policy
         self._slots = Slots(policy.ranks, policy.seconds_backoff)
         self._telling = Telling(job.folder)
-        self._meeting = Rendezvous(endpoint, policy.ranks)
-        serves = self._meeting.serves
-        self._coordinator = Coordinator(self._meeting, policy, hosts, self._telling) if serves else None
+        self._meeting = Rendezvous(endpoints, policy)
+        self._coordinator = self._coordinating(hosts)
         self._port = port_here(self._meeting.address)
         self._generation: Generation | None = None
+        self._heritage = Heritage(hosts)
         self._signal = 0
 
+    def _coordinating(self, hosts: int | Heritage) -> Coordinator | None:
+        return Coordinator(self._meeting, self._policy, hosts, self._telling) if self._meeting.serves else None
+
     def run(self) -> int:
-        """Until the coordinator says that it is the end."""
-        number = self._meeting.get("current") or 0
+        """Until the coordinator says that it is the end, whichever host it is on then."""
         with hearing(self._hear):
-            while (world := self._await_world(number)) is not None:
-                self._take_part(number, world)
-                number += 1
+            while True:
+                try:
+                    return self._run_here()
+                except StoreLostError as error:
+                    if self._signal:
+                        return 128 + self._signal
+                    self._move(error)
+
+    def _run_here(self) -> int:
+        """While supervisors meet at one place."""
+        number = self._meeting.get("current") or 0
+        while (world := self._await_world(number)) is not None:
+            self._take_part(number, world)
+            number += 1
         return self._left()
+
+    def _move(self, error: StoreLostError) -> None:
+        """Meet elsewhere. Of hosts that cannot reach each other, the one whose ranks have the run folder goes on."""
+        self._meeting.move(lambda: not folder_in_use(self._job.folder))
+        self._port = port_here(self._meeting.address)
+        heritage = self._heritage
+        self._coordinator = self._coordinating(heritage)
+        if self._coordinator is not None:
+            what = f"{error}, where supervisors met; goes on from the last checkpoint, led by {platform.node()}"
+            self._telling.tell(Event("lost", what, heritage.step, heritage.ranks, len(self._slots.ready())))
 
     def _left(self) -> int:
         """Leave; the job's exit status."""
@@ -87,14 +114,18 @@ class HostSupervisor:
         first = sum(count for member, count in world["hosts"] if member < self._meeting.member)
         everyone = sum(count for _, count in world["hosts"])
         here = World(
-            everyone, world["wanted"], self._slots.ready()[:ranks], first, world["address"], world["port"], True
+            everyone, world["wanted"], self._slots.ready()[:ranks], first, world["address"], world["port"],
+            self._meeting.address, True,
         )  # fmt: skip
-        group = self._generation = Generation(here, self._job.line(number > 0), self._policy.seconds_timeout)
+        group = self._generation = Generation(here, self._job.line(world["again"]), self._policy.seconds_timeout)
         try:
             outcome = group.wait(lambda: self._is_over(number, group))
+            if outcome.ending is Ending.ELSEWHERE and self._meeting.get(f"over/{number}") == HUNG:
+                outcome = group.hang()
             self._report(number, group, outcome)
         finally:
             self._generation = None
+            self._heritage = Heritage(len(world["hosts"]) - 1, world["wanted"], group.step, everyone)
             group.close()
             self._port = port_here(self._meeting.address)
 
@@ -107,7 +138,7 @@ class HostSupervisor:
 
     def _report(self, number: int, group: Generation, outcome: Outcome) -> None:
         """A rank that ends with an error may only have lost its neighbour on another host: it keeps its slot."""
-        is_own_fault = outcome.ending is Ending.HUNG or outcome.status > 128
+        is_own_fault = outcome.ending is Ending.HUNG or outcome.status > 128 or outcome.status == UNWRITABLE
         for rank in outcome.ranks if is_own_fault else ():
             self._slots.lose(group.slot_of(rank))
         self._look()
@@ -115,12 +146,12 @@ class HostSupervisor:
             "ending": outcome.ending.name,
             "status": outcome.status,
             "ranks": outcome.ranks,
-            "reason": outcome.reason,
+            "reason": outcome.reason and f"on {platform.node()}: {outcome.reason}",
         }
         where = {"step": group.step, "step_of_all": group.step_of_all, "began": group.began}
         self._meeting.set(f"report/{number}/{self._meeting.member}", {**told, **where})
 
 
-def supervise_host(job: Job, policy: Policy, endpoint: str, hosts: int) -> int:
+def supervise_host(job: Job, policy: Policy, endpoints: str, hosts: int) -> int:
     """Run a job on several hosts, this one among them; its exit status."""
-    return HostSupervisor(job, policy, endpoint, hosts).run()
+    return HostSupervisor(job, policy, endpoints, hosts).run()

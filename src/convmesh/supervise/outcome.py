@@ -12,8 +12,15 @@ from convmesh.supervise.following import ROOM
 BAD_INPUT, NO_PLAN = 2, 3
 """Exit statuses of a user's mistake and of a network without a feasible plan."""
 
+UNWRITABLE = 74
+"""The exit status of a rank that cannot write to the run folder: perhaps it can later."""
+
+LOST_RANK = 75
+"""The exit status of a rank at which nothing is wrong: it waited for another one that is gone."""
+
 MADE_ROOM = 128 + ROOM
 _TOLD_TO_STOP = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+_BLAMELESS = {0, BAD_INPUT, NO_PLAN, LOST_RANK, MADE_ROOM, *_TOLD_TO_STOP}
 
 
 class Ending(Enum):
@@ -59,9 +66,11 @@ def judged(codes: Mapping[int, int]) -> Outcome:
     kinds = {*codes.values()} - {0}
     if not kinds:
         return Outcome(Ending.DONE if codes else Ending.ELSEWHERE)
-    crashed = [rank for rank, code in codes.items() if code not in {0, BAD_INPUT, NO_PLAN, MADE_ROOM, *_TOLD_TO_STOP}]
+    crashed = [rank for rank, code in codes.items() if code not in _BLAMELESS]
     if crashed:
         return Outcome(Ending.LOST, codes[crashed[0]], tuple(crashed), _told(codes, crashed))
+    if LOST_RANK in kinds:
+        return Outcome(Ending.LOST, LOST_RANK, (), _told(codes, [r for r, code in codes.items() if code == LOST_RANK]))
     for ending, statuses in ((Ending.REFUSED, {BAD_INPUT, NO_PLAN}), (Ending.STOPPED, _TOLD_TO_STOP)):
         if found := kinds & statuses:
             return Outcome(ending, max(found))
@@ -74,6 +83,10 @@ def _told(codes: Mapping[int, int], ranks: list[int]) -> str:
 
 def how_ended(code: int) -> str:
     """A code in words."""
+    if code == UNWRITABLE:
+        return "cannot write to the run folder"
+    if code == LOST_RANK:
+        return "lost a rank that it waited for"
     if code >= 0:
         return f"ended with status {code}"
     name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"

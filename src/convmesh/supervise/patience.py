@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convmesh.supervise.outcome import Ending, Outcome
+from convmesh.supervise.outcome import UNWRITABLE, Ending, Outcome
 from convmesh.supervise.policy import Policy
 
 _CRASHED = 1
@@ -22,6 +22,8 @@ class Patience:
             return "not restarted (--no-elastic)"
         if outcome.ending is Ending.LOST and outcome.status == _CRASHED and step == max(began, 0):
             return "not restarted, since it would fail again before its first step"
+        if outcome.status == UNWRITABLE and max(began, self._began) < 0:
+            return "not restarted, since nothing was ever written"
         self._restarts = 1 if began > self._began else self._restarts + 1
         self._began = max(self._began, began)
         if self._restarts > self._policy.max_restarts:

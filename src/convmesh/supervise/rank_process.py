@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from convmesh.supervise.following import LAUNCHER, PARTING, STACKS, WANTED
+from convmesh.supervise.following import LAUNCHER, PARTING, STACKS, TYPED, WANTED
 from convmesh.supervise.pulse import PULSE, PulseReader, Sign
 from convmesh.supervise.world import World
 
@@ -31,7 +33,8 @@ class RankProcess:
         self._stacks: IO[str] = _file()
         self._log = _file() if self.rank else None
         files = {PULSE: self._pulse.file, STACKS: self._stacks.fileno()}
-        shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, PARTING: _parting(world), **files}
+        typed = json.dumps(sys.argv)
+        shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, PARTING: _parting(world), TYPED: typed, **files}
         # A session of its own: a terminal's Ctrl-C reaches the supervisor alone, which passes it on once.
         self._process = subprocess.Popen(
             command, env={**world.environment(index), **{name: str(value) for name, value in shared.items()}},

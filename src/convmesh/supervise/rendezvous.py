@@ -1,39 +1,47 @@
 """Where the supervisors of several hosts meet: keys of a store that one of them serves.
 
-The store is in a supervisor and not in a rank, so it outlives generations, and any host's ranks may come and go.
+The store is in a supervisor and not in a rank, so it outlives generations, and any host's ranks may come and go. When
+the supervisor that serves it is lost, those left meet at the next place that the user named.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import socket
+import platform
 import time
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
-from convmesh.errors import RunError
+from convmesh.supervise.meeting_store import StoreLostError
+from convmesh.supervise.places import SECONDS_START, Places, Waiting
+from convmesh.supervise.policy import Policy
 from convmesh.supervise.world import LOOPBACK, free_port
-
-SECONDS_CALL = 60.0
-"""How long to wait for the store itself."""
 
 SECONDS_FAREWELL = 10.0
 """How long the host of the store serves it after the end."""
 
 
 class Rendezvous:
-    """One supervisor's view of the store. The one that can bind the address serves it."""
+    """One supervisor's view of the store."""
 
-    def __init__(self, endpoint: str, slots: int) -> None:
-        self.endpoint = endpoint
-        host, _, port = endpoint.rpartition(":")
-        self._store, self.serves = _opened(host, int(port))
-        self.address = _own_address(host, int(port))
-        self.member = self.add("members") - 1
+    def __init__(self, endpoints: str, policy: Policy) -> None:
+        self._policy = policy
+        self._places = Places(endpoints, policy.seconds_host)
+        self._join(Waiting(SECONDS_START, SECONDS_START * len(self._places)), lambda: True)
+
+    def move(self, may_serve: Callable[[], bool]) -> None:
+        """Meet again, after the store was lost: where it was if it answers again, else at a later place."""
+        self._store.close()
+        seconds = self._policy.seconds_host
+        most = max(self._policy.seconds_timeout, 2 * seconds * len(self._places)) if len(self._places) > 1 else seconds
+        self._join(Waiting(seconds, most, self._places.current), may_serve)
+
+    def _join(self, patience: Waiting, may_serve: Callable[[], bool]) -> None:
+        self._store, self.serves = self._places.find(patience, may_serve)
+        self.address = self._store.own_address
         self._beats = 0
-        self.set(f"member/{self.member}", {"host": socket.gethostname(), "slots": slots})
+        self.member = self.add("members") - 1
+        self.set(f"member/{self.member}", {"host": platform.node(), "slots": self._policy.ranks})
 
     def beat(self, slots: int, port: int) -> None:
         """Say that this host is alive, how many ranks it can have, and where its first one would listen."""
@@ -42,64 +50,28 @@ class Rendezvous:
         self.set(f"beat/{self.member}", here)
 
     def set(self, key: str, value: Any) -> None:
-        with self._telling_losses():
-            self._store.set(f"convmesh/{key}", json.dumps(value))
+        self._store.set(key, value)
 
     def get(self, key: str) -> Any:
         """What is there, or None."""
-        with self._telling_losses():
-            if not self._store.check([f"convmesh/{key}"]):
-                return None
-            return json.loads(self._store.get(f"convmesh/{key}"))
+        return self._store.get(key)
 
     def add(self, key: str, amount: int = 1) -> int:
-        with self._telling_losses():
-            return int(self._store.add(f"convmesh/{key}", amount))
+        return self._store.add(key, amount)
 
     def leave(self, hosts: int) -> None:
         """The end: the host of the store serves it until all `hosts` that live have heard of it."""
-        with contextlib.suppress(RunError):
+        with contextlib.suppress(StoreLostError):
             left = self.add("left")
             end = time.monotonic() + SECONDS_FAREWELL
             while self.serves and left < hosts and time.monotonic() < end:
                 time.sleep(0.05)
                 left = self.add("left", 0)
 
-    @contextlib.contextmanager
-    def _telling_losses(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:  # torch's errors of stores and networks are of this kind
-            raise RunError(
-                f"`--rendezvous` (={self.endpoint!r}): the host that serves it does not answer; "
-                "start the run again with --resume, on a host that lives."
-            ) from error
-
-
-def _opened(host: str, port: int) -> tuple[Any, bool]:
-    import torch.distributed as dist
-
-    timeout = timedelta(seconds=SECONDS_CALL)
-    options: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
-    try:
-        listener = socket.create_server((host, port))
-    except OSError:  # another host's address, or another supervisor of this one was first
-        try:
-            return dist.TCPStore(host, port, **options), False  # type: ignore[attr-defined]
-        except RuntimeError:
-            raise RunError(f"`--rendezvous` (='{host}:{port}'): nobody answers there.") from None
-    options |= {"is_master": True, "master_listen_fd": listener.detach()}
-    return dist.TCPStore(host, port, **options), True  # type: ignore[attr-defined]
-
-
-def _own_address(host: str, port: int) -> str:
-    """This host's address on the way to the rendezvous."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
-    return socket.gethostname()
-
 
 def port_here(address: str) -> int:
     """A free port for the next generation's first rank, if that is on this host."""
-    return free_port(LOOPBACK if address.startswith("127.") else address)
+    try:
+        return free_port(LOOPBACK if address.startswith("127.") else address)
+    except OSError:  # the host has lost its address: the others will see that it is silent
+        return free_port()

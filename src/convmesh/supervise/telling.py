@@ -22,7 +22,8 @@ class Telling:
     def tell(self, event: Event) -> None:
         """Show an event now, and note it when that is possible."""
         cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a rank that was killed has hidden it
-        sys.stderr.write(f"{cursor}convmesh: after step {event.step}: {event.what}.\n")
+        when = f"after step {event.step}: " if event.step else ""  # ranks that were still setting up know of none
+        sys.stderr.write(f"{cursor}convmesh: {when}{event.what}.\n")
         self._unwritten.append(event)
         self.flush(False)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import socket
+import struct
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,16 @@ class World:
     """The rank of the first slot."""
     address: str = LOOPBACK
     port: int = 0
+    here: str = LOOPBACK
+    """This host's own address, on the way to the others."""
     has_other_hosts: bool = False
 
     def environment(self, index: int) -> dict[str, str]:
         """The variables by which the rank in slot `slots[index]` finds the others."""
         threads = max(1, len(os.sched_getaffinity(0)) // len(self.slots))
         defaults = {"OMP_NUM_THREADS": str(threads)}
-        if self.address == LOOPBACK:
-            defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        if interface := interface_of(self.here):  # a host's name may stand for an address that others cannot reach
+            defaults["GLOO_SOCKET_IFNAME"] = interface
         place = {
             "RANK": self.first + index, "WORLD_SIZE": self.ranks,
             "LOCAL_RANK": self.slots[index], "LOCAL_WORLD_SIZE": len(self.slots),
@@ -42,3 +48,14 @@ def free_port(address: str = LOOPBACK) -> int:
     """A port on which nobody listens now."""
     with socket.create_server((address, 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+def interface_of(address: str) -> str:
+    """The network interface with an IPv4 address, or nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return ""

@@ -1,0 +1,63 @@
+"""Waiting for other ranks, any of which may be gone: then the error says so, whatever this rank was computing."""
+
+from __future__ import annotations
+
+import platform
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from convmesh.errors import LostRankError
+
+Posted = TypeVar("Posted")
+
+_SOURCE = re.compile(r"^\[\S+\] ")
+"""Where in Gloo's source an error was raised; its advice after the first sentence helps nobody either."""
+
+
+def await_work(work: Any) -> None:
+    """Wait for one of torch's handles. It fails for no other reason than the other end of the transfer."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+def posted(post: Callable[..., Posted], *args: Any) -> Posted:
+    """What `post` returns, which hands a transfer to torch: a connection that is known to be broken fails at once."""
+    try:
+        return post(*args)
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+@contextmanager
+def naming_lost_ranks() -> Iterator[None]:
+    """For calls of torch that send and wait in one."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> LostRankError:
+    told = _SOURCE.sub("", next(iter(str(error).splitlines()), type(error).__name__)).partition(". ")[0]
+    return LostRankError(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}, on {platform.node()}, lost a rank that it waited for in "
+        f"{_operation()}: that one has ended, hangs, or cannot be reached; its own messages say more ({told})"
+    )
+
+
+def _operation() -> str:
+    """The innermost function of ours, outside of this file, that waits."""
+    package = Path(__file__).parents[1]
+    for frame in reversed(traceback.extract_stack()):
+        file = Path(frame.filename)
+        if file.is_relative_to(package) and file != Path(__file__):
+            return f"{frame.name} (convmesh/{file.relative_to(package)}:{frame.lineno})"
+    return "a call from outside"

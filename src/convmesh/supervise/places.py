@@ -1,0 +1,127 @@
+"""Where supervisors may meet, in order: at the first place that serves, and at a later one when that is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from convmesh.errors import RunError
+from convmesh.supervise.meeting_store import StoreClient, StoreLostError, StoreServer
+
+SECONDS_START = 60.0
+"""How long to wait at the start for places that come earlier."""
+
+_SECONDS_PROBE, _SECONDS_PAUSE = 2.0, 0.25
+
+
+class Silence(Enum):
+    """Why nobody serves at a place."""
+
+    REFUSES = auto()
+    """The host is there, the supervisor is not, or does not serve."""
+    SILENT = auto()
+    """The host, or the way to it, may be gone: what runs there may run on."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long to wait for a place before another one serves in its stead."""
+
+    seconds: float
+    seconds_most: float
+    """After that there is no hope."""
+    lost: int = -1
+    """The place that was lost. If its host says that nobody serves there, nobody will."""
+
+    def of(self, place: int, silence: Silence) -> float:
+        return 0.0 if place == self.lost and silence is Silence.REFUSES else self.seconds
+
+
+class Places:
+    """The endpoints that the user named; one of them may be on this host."""
+
+    def __init__(self, endpoints: str, seconds_call: float) -> None:
+        self.endpoints, self._seconds_call = endpoints, seconds_call
+        self._places = [_parsed(each) for each in endpoints.split(",")]
+        self._sockets = {index: found for index, place in enumerate(self._places) if (found := _bound(place))}
+        self._own = min(self._sockets, default=len(self._places))
+        """The first that is on this host."""
+        self.current = -1
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, patience: Waiting, may_serve: Callable[[], bool]) -> tuple[StoreClient, bool]:
+        """The store, and whether this supervisor serves it, as it does if those before it are silent for long."""
+        began = since = time.monotonic()
+        while True:
+            silences: dict[int, Silence] = {}
+            for place in range(len(self._places)):
+                found = self._probe(place)
+                if isinstance(found, StoreClient):
+                    self.current = place
+                    return found, False
+                silences[place] = found
+            now, is_free = time.monotonic(), may_serve()
+            if not is_free:
+                since = now
+            elif self._is_next(silences, patience, now - since) and (client := self._serve()) is not None:
+                return client, True
+            if now - began > patience.seconds_most:
+                why = "" if is_free else ", and a host that cannot be reached has the run folder in use"
+                raise RunError(f"`--rendezvous` (={self.endpoints!r}): nobody answers there{why}.")
+            time.sleep(_SECONDS_PAUSE)
+
+    def close(self) -> None:
+        """Leave the places of this host to others, but for one that serves."""
+        while self._sockets:
+            self._sockets.popitem()[1].close()
+
+    def _is_next(self, silences: dict[int, Silence], patience: Waiting, waited: float) -> bool:
+        """Each of those before this one has its time, one after the other, so that no two begin at once."""
+        before = (patience.of(place, silence) for place, silence in silences.items() if place < self._own)
+        return self._own in self._sockets and waited >= sum(before)
+
+    def _probe(self, place: int) -> StoreClient | Silence:
+        try:
+            client = StoreClient(self._places[place], _SECONDS_PROBE, _SECONDS_PROBE)
+        except (ConnectionRefusedError, ConnectionResetError):
+            return Silence.REFUSES
+        except OSError:
+            return Silence.SILENT
+        try:
+            client.get("members")  # a process that is stopped has connections too
+        except StoreLostError:
+            client.close()
+            return Silence.SILENT
+        client.wait_at_most(self._seconds_call)
+        return client
+
+    def _serve(self) -> StoreClient | None:
+        with contextlib.suppress(OSError):  # another supervisor of this host was first
+            self._sockets[self._own].listen()
+            StoreServer(self._sockets.pop(self._own))
+            self.current = self._own
+            return StoreClient(self._places[self._own], _SECONDS_PROBE, self._seconds_call)
+        return None
+
+
+def _parsed(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.strip().rpartition(":")
+    return host, int(port)
+
+
+def _bound(place: tuple[str, int]) -> socket.socket | None:
+    """A socket that has this address but does not listen yet; None if the address is another host's."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(place)
+    except OSError:
+        found.close()
+        return None
+    return found

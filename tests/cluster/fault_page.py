@@ -1,0 +1,87 @@
+"""What came of faults, as a table and as docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A fault and what came of it."""
+
+    name: str
+    problem: str
+    """Why the run did not survive, or nothing."""
+    steps_lost: int
+    seconds_to_recover: float | None
+    """Until ranks trained again; None if they never ceased to."""
+    told: str
+    """What supervisors said, if there is a problem."""
+
+    def line(self) -> str:
+        return f"{self.name}: {self.problem or 'survived'}\n{self.told}"
+
+
+def keep_result(file: Path, result: Tried) -> None:
+    """Add a line to a file."""
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(asdict(result)) + "\n")
+
+
+def read_results(file: Path) -> list[Tried]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [Tried(**json.loads(line)) for line in lines]
+
+
+def in_order(results: Sequence[Tried], names: Sequence[str]) -> list[Tried]:
+    """As the matrix lists them."""
+    return sorted(results, key=lambda each: names.index(each.name))
+
+
+def table(results: Sequence[Tried]) -> str:
+    """A row for each fault."""
+    rows = [
+        "| fault | times | survived | steps lost, at most | seconds to recover, median |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name in dict.fromkeys(each.name for each in results):
+        same = [each for each in results if each.name == name]
+        well = sum(not each.problem for each in same)
+        seconds = sorted(each.seconds_to_recover for each in same if each.seconds_to_recover is not None)
+        median = f"{seconds[len(seconds) // 2]:.0f}" if seconds else "did not stop"
+        rows.append(f"| {name} | {len(same)} | {well} | {max(each.steps_lost for each in same)} | {median} |")
+    return "\n".join(rows) + "\n"
+
+
+def page(results: Sequence[Tried]) -> str:
+    return HEAD.format(
+        date=time.strftime("%Y-%m-%d"),
+        cores=len(os.sched_getaffinity(0)),
+        kernel=platform.release().partition("-")[0],
+        table=table(results),
+    )
+
+
+HEAD = """# Reliability
+
+Measured {date} on a machine with {cores} cores that other work kept busy (Linux {kernel}), by `python -m
+tests.cluster.matrix --times N --results FILE --page docs/reliability.md`. `make test-faults`
+tries each fault once, `TIMES=20` 20 times.
+
+Two hosts are two network namespaces joined by a switch, each with a supervisor, one rank and an address of its own.
+A run of 40 steps (LeNet-5 in float64, a checkpoint every 4 steps, `--timeout-seconds 20`) is struck at a random
+moment. It survived if supervisors ended with status 0 and said what was lost, and all 40 losses and the final
+weights are those of a run that nobody disturbed: to the bit on the same ranks, to 1e-9 where it went on with fewer.
+Seconds are those until ranks trained again, most of them for starting Python and torch; a host that is silent is
+given 20 s first.
+
+{table}
+A run whose only checkpoint is damaged is not begun again: it ends with status 2 and a message that names the file.
+[Runs that survive failures](guides/elastic.md) says what supervisors do.
+"""

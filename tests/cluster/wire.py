@@ -1,0 +1,78 @@
+"""A link as a process, for kernels without netem: carries packets between two TAP devices, late, slowly, or not at all.
+
+python -m tests.cluster.wire TAP TAP: reads a Link as a line of JSON from its input, whenever that changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import select
+import struct
+import sys
+import time
+
+from tests.cluster.line import Line, Link
+
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000  # linux/if_tun.h
+_BYTES_MOST = 65600
+
+
+def opened(name: str) -> int:
+    """A new TAP device; it may move to another namespace while we hold it."""
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+    return device
+
+
+class Wire:
+    """Two lines, one for each direction, and the packets on their way."""
+
+    def __init__(self, ends: tuple[int, int]) -> None:
+        self._lines = {end: Line(Link(), seed) for seed, end in enumerate(ends)}
+        self._other = {ends[0]: ends[1], ends[1]: ends[0]}
+        self._flying: list[tuple[float, int, int, bytes]] = []
+        self._numbers = itertools.count()
+
+    def carry(self) -> None:
+        """Until the input ends."""
+        while True:
+            wait = self._flying[0][0] - time.monotonic() if self._flying else None
+            ready, _, _ = select.select([*self._other, sys.stdin], [], [], wait and max(0.0, wait))
+            if sys.stdin in ready and not self._changed():
+                return
+            for end in self._other.keys() & {*ready}:
+                self._take(end)
+            self._deliver()
+
+    def _changed(self) -> bool:
+        line = sys.stdin.readline()
+        for each in self._lines.values():
+            each.link = Link(**json.loads(line)) if line else Link()
+        sys.stdout.write("changed\n")
+        sys.stdout.flush()
+        return bool(line)
+
+    def _take(self, end: int) -> None:
+        with contextlib.suppress(OSError):  # nothing more, or the device is down
+            while packet := os.read(end, _BYTES_MOST):
+                due = self._lines[end].arrival(time.monotonic(), len(packet))
+                if due is not None:
+                    heapq.heappush(self._flying, (due, next(self._numbers), self._other[end], packet))
+
+    def _deliver(self) -> None:
+        while self._flying and self._flying[0][0] <= time.monotonic():
+            _, _, end, packet = heapq.heappop(self._flying)
+            with contextlib.suppress(OSError):  # the other end is down
+                os.write(end, packet)
+
+
+if __name__ == "__main__":
+    devices = opened(sys.argv[1]), opened(sys.argv[2])
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    Wire(devices).carry()

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convmesh as cm
-from convmesh import PlanError, RunsFileError, SystemFileError
+from convmesh import ConfigError, PlanError, RunsFileError, SystemFileError
 from convmesh.cli.main import main
 from convmesh.plans.plan_file import loads
 from convmesh.plans.plan_text import dumps
 from convmesh.toml_files import NotTomlError, parse_toml
+from convmesh.train.config_files import load_config, resolved_text
+from convmesh.train.run_config import RunConfig
 from convmesh.validation.runs_file import NEEDED, read_runs
 
 DIGITS = "9" * 5000
@@ -78,6 +80,11 @@ VALUES = st.one_of(
 )
 
 
+def fields_of(section: object) -> list[str]:
+    """The fields of a table of the run file; none of a plain field."""
+    return list(getattr(section, "model_fields", {}))
+
+
 def error_of(read: Callable[[], object], *kinds: type[Exception]) -> str | None:
     """What the error says; None without one. Errors of other kinds are not for users."""
     try:
@@ -136,6 +143,27 @@ def test_odd_numbers_in_a_system(tmp_path: Path, key: str, value: str) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(f'inherits = "abci"\n{key} = {value}\n')
     assert "odd" in (error_of(lambda: cm.System.load(path).render(), SystemFileError) or str(path))
+
+
+RUN_KEYS = [
+    *RunConfig.model_fields,
+    *(f"{table}.{name}" for table, of in RunConfig.model_fields.items() for name in fields_of(of.annotation)),
+    "extends", "model.args.filters", "data.augment.crop", "no.such.key",
+]  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(key=st.sampled_from(RUN_KEYS), value=VALUES, tail=st.binary(max_size=3))
+def test_odd_values_in_a_run_file(tmp_path: Path, key: str, value: str, tail: bytes) -> None:
+    """What is read can be written, and read again."""
+    path, again = tmp_path / "odd.toml", tmp_path / "again.toml"
+    path.write_bytes(f"{key} = {value}\n".encode("utf-8", "replace") + tail)
+    said = error_of(lambda: load_config(path), ConfigError)
+    if said is None:
+        again.write_text(resolved_text(load_config(path)))
+        assert resolved_text(load_config(again)) == again.read_text()
+    else:
+        assert "odd.toml" in said or "extends" in said
 
 
 FIELDS = st.one_of(

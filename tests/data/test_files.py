@@ -134,9 +134,8 @@ def test_chunks_of_large_samples_are_of_2_to_16_mb(shape: tuple[int, ...]) -> No
     assert slab_chunks(spec)[lead + 1 :] == shape[lead + 1 :]
 
 
-@pytest.mark.filterwarnings(POOR)
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("kind", ["gzip", "npz", "nii.gz"])
+@pytest.mark.parametrize("kind", ["gzip", "npz", "npy", "nii.gz"])
 def test_converted_files_hold_the_same(suffix: str, kind: str, tmp_path: Path) -> None:
     x, labels = volumes(3), voxel_labels(3)
     convert(poor_file(tmp_path, kind, x, labels), tmp_path / f"new{suffix}")
@@ -153,6 +152,10 @@ def poor_file(folder: Path, kind: str, x: Array, labels: Array) -> Path:
     if kind == "npz":
         np.savez_compressed(folder / "poor.npz", inputs=x, targets=labels)
         return folder / "poor.npz"
+    if kind == "npy":
+        np.save(folder / "poor.npy", x)
+        np.save(folder / "poor.targets.npy", labels)
+        return folder / "poor.npy"
     import nibabel
 
     for name, values in (("inputs", x), ("targets", labels)):
@@ -179,6 +182,26 @@ def test_costs_of_cuts_are_told(tmp_path: Path) -> None:
         ("inputs", "D"): 1.0, ("inputs", "H"): 2.0, ("inputs", "W"): pytest.approx(9 / 5),
     }  # fmt: skip
     assert facts.cuts[0].bytes_needed == 4 * np.prod(SHAPE) / 2
+
+
+def test_what_keeps_a_file_from_being_trained_on_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    images = tmp_path / "images" / "cats"
+    images.mkdir(parents=True)
+    Image.new("RGB", (6, 5)).save(images / "0.png")
+    np.save(tmp_path / "b.npy", volumes(2))
+    cases = {
+        str(write_hdf5(tmp_path / "a.h5", volumes(3), voxel_labels(2))): "3 inputs but 2 targets; each input needs one",
+        str(tmp_path / "b.npy"): "2 samples without targets; say which arrays",
+        str(images.parent): "images  (1, 3, 5, 6) uint8",
+    }
+    for path, told in cases.items():
+        assert command(["data", "info", path]) == 0
+        assert told in capsys.readouterr().out
+    np.save(tmp_path / "b.targets.npy", voxel_labels(2))
+    assert command(["data", "info", str(tmp_path / "b.npy")]) == 0
+    assert "2 samples\n" in capsys.readouterr().out
 
 
 def test_the_command_makes_converts_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

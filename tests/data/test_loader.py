@@ -1,5 +1,6 @@
 """A loader yields what cutting the global batch would, and reads nothing else."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import convmesh as cm
 from convmesh.data import Augment, Loader, Order, SampleStore, generator, open_source
 from convmesh.data.making import make
-from convmesh.errors import DataError
+from convmesh.errors import DataError, DataWarning
 from tests.conftest import Pools
 from tests.data.volumes import SAMPLES, SHAPE, classifier, segmenter, volumes, voxel_labels, write_hdf5
 
@@ -108,6 +109,41 @@ def test_a_rank_of_four_reads_a_quarter(suffix: str, tmp_path: Path, pools: Pool
     for read, amplification in pools[4].run(bytes_of_an_epoch, str(tmp_path / f"set{suffix}")):
         assert read <= 1.05 * whole / 4
         assert amplification <= 1.05
+
+
+def warned_of(path: str, mesh: cm.Mesh, strategy: str) -> list[str]:
+    source = open_source(path)
+    net = segmenter(source.input.shape, 2, mesh, strategy)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Loader(source, net, Order(0, len(source), 2))
+    return [str(each.message) for each in caught if each.category is DataWarning]
+
+
+def test_chunks_that_the_plan_cuts_through_are_warned_of_once_with_the_cost(tmp_path: Path, pools: Pools) -> None:
+    """Chunks of half a depth serve two ranks along depth; four of them, or two along height, read twice their part."""
+    path = str(write_hdf5(tmp_path / "a.h5", volumes(), voxel_labels(), chunks=(1, 2, 6, 10, 9), compression="gzip"))
+    assert pools[2].run(warned_of, path, cm.Mesh(depth=2), "spatial") == [[], []]
+    assert pools[2].run(warned_of, path, cm.Mesh(data=2), "data") == [[], []]
+    for mesh in (cm.Mesh(depth=4), cm.Mesh(depth=2, height=2)):
+        first, *others = pools[4].run(warned_of, path, mesh, "spatial")
+        assert others == [[], [], []]
+        assert len(first) == 1
+        assert "ranks read 2.0 times the bytes they need, 0.0173 instead of 0.00864 MB a sample" in first[0]
+        assert f"convmesh data convert {path} NEW.h5" in first[0]
+
+
+def test_gzipped_volumes_are_warned_of_and_the_advice_keeps_their_labels(tmp_path: Path, pools: Pools) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    for name in ("inputs", "targets"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        for index in range(2):
+            image = nibabel.Nifti1Image(np.zeros((8, 8, 8), np.float32 if name == "inputs" else np.int16), np.eye(4))
+            nibabel.save(image, tmp_path / "scans" / name / f"{index}.nii.gz")
+    inputs, targets = pools[1].run(warned_of, str(tmp_path / "scans"), cm.Mesh(), "data")[0]
+    assert "0.nii.gz is gzipped" in inputs
+    assert "targets" in targets
+    assert f"`convmesh data convert {tmp_path / 'scans'} NEW.h5`" in inputs
 
 
 def refused(path: str) -> tuple[int, str]:

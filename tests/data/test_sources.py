@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from convmesh.data import ArraySource, Source, TorchSource, open_source
 from convmesh.data.tensor_spec import Array
-from convmesh.errors import DataError, DataWarning
+from convmesh.errors import DataError
 from convmesh.layout import Box, Span
 from tests.data.volumes import SHAPE, volumes, voxel_labels, write_hdf5
 
@@ -248,12 +248,6 @@ def test_truncated_npy_is_refused(tmp_path: Path) -> None:
     os.truncate(path, 2000)
     with pytest.raises(DataError, match="truncated"):
         open_source(path).read(2)
-
-
-def test_poor_chunks_are_warned_of(tmp_path: Path) -> None:
-    path = write_hdf5(tmp_path / "a.h5", X, LABELS, chunks=(3, 2, 12, 10, 9), compression="gzip")
-    with pytest.warns(DataWarning, match=r"reads 6\.0 times the bytes.*convmesh data convert"):
-        open_source(path)
 
 
 def test_samples_without_channels_get_one(tmp_path: Path) -> None:

@@ -47,11 +47,14 @@ class BoxReader:
             if piece.file not in self._files:
                 self._files[piece.file] = safe_open(self.folder / piece.file, framework="pt")
             file = self._files[piece.file]
-            if not inner.spans:
-                return file.get_tensor(piece.key)  # type: ignore[no-any-return]
-            return file.get_slice(piece.key)[inner.slices()]  # type: ignore[no-any-return]
-        except (OSError, SafetensorError) as error:
+            slices = inner.slices()
+            values: torch.Tensor = file.get_slice(piece.key)[slices] if slices else file.get_tensor(piece.key)
+        except (OSError, SafetensorError, IndexError) as error:
             raise CheckpointError(f"{self.folder / piece.file} cannot be read: {error}.") from None
+        if tuple(values.shape) != inner.shape:
+            told = f"tensor {piece.key!r} has shape {(*values.shape,)} where the manifest has {inner.shape}"
+            raise CheckpointError(f"{self.folder / piece.file}: {told}.")
+        return values
 
     def release(self) -> None:
         """Close the files, and with them the pages that were mapped."""

@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
 from convmesh.checkpoint.box_reader import BoxReader, check_files
 from convmesh.checkpoint.manifest import read_manifest
 from convmesh.checkpoint.step_folders import newest_first
 from convmesh.dist import OpenMesh
 from convmesh.dist.agreement import problems_of
+from convmesh.dist.told_values import value_of
 from convmesh.errors import CheckpointError, CheckpointWarning, ConvMeshError
 
 Choice = tuple[BoxReader | None, set[int]]
@@ -57,12 +56,10 @@ def together(mesh: OpenMesh, work: Callable[[], None]) -> None:
 
 def _listed(folder: Path, mesh: OpenMesh) -> list[tuple[int, str]]:
     """Checkpoints, newest first, as the first rank sees them: steps and folder names."""
-    found: list[list[tuple[int, str]]] = [[]]
-    if mesh.rank == 0:
-        found = [[(each.step, each.path.name) for each in newest_first(folder)]]
+    listed = [(each.step, each.path.name) for each in newest_first(folder)] if mesh.rank == 0 else []
     if mesh.mesh.size > 1:
-        dist.broadcast_object_list(found, mesh.world_rank(0), group=mesh.everyone)
-    return found[0]
+        listed = [(step, name) for step, name in value_of(mesh.world_rank(0), listed, mesh.everyone)]
+    return listed
 
 
 def _checked(path: Path, mesh: OpenMesh) -> tuple[BoxReader | None, list[str]]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from convmesh.checkpoint.manifest_text import problem_in
 from convmesh.errors import CheckpointError
 from convmesh.layout import Box, Span
 
@@ -84,12 +85,14 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{folder} has no {NAME}.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CheckpointError(f"{path} is damaged: it is not JSON.") from None
     if not isinstance(plain, dict) or plain.pop("sha256", None) != _digest(plain):
         raise CheckpointError(f"{path} is damaged: its digest differs.")
     if (version := plain.pop("version", None)) != VERSION:
         raise CheckpointError(f"{path} has format version {version}; this ConvMesh reads {VERSION}.")
+    if problem := problem_in(plain):
+        raise CheckpointError(f"{path} is no manifest of a checkpoint: {problem}.")
     files = {name: FileDigest(**digest) for name, digest in plain["files"].items()}
     return Manifest(**{**plain, "files": files, "tensors": {n: _entry(e) for n, e in plain["tensors"].items()}})
 

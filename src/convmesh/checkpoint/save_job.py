@@ -15,7 +15,7 @@ from convmesh.checkpoint.merging import file_name, merged
 from convmesh.checkpoint.report_board import Report, ReportBoard
 from convmesh.checkpoint.snapshot import Snapshot
 from convmesh.checkpoint.step_folders import abandon, commit, incomplete, next_serial
-from convmesh.errors import CheckpointError
+from convmesh.errors import CheckpointError, UnwritableError
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class SaveJob:
         if self._thread is not None:
             self._thread.join()
         if problem := self._outcome.get("problem"):
-            raise CheckpointError(f"checkpoint {self._target.step} in {self._target.folder} was not saved: {problem}")
+            kind = UnwritableError if self._outcome.get("unwritable") else CheckpointError
+            raise kind(f"checkpoint {self._target.step} in {self._target.folder} was not saved: {problem}")
 
     def run(self) -> None:
         """Write this rank's file and learn how the others fared."""
@@ -73,7 +74,7 @@ class SaveJob:
             make_folder(path.parent)
             size = write_file(path, self._content.chunks(), digest)
         except OSError as error:
-            return {"problem": f"rank {self._rank} cannot write {path}: {error.strerror}."}
+            return {"problem": f"rank {self._rank} cannot write {path}: {error.strerror}.", "unwritable": True}
         except Exception as error:  # a failed copy from a GPU, for one: without a report the others would wait
             return {"problem": f"rank {self._rank}: {error}"}
         return {"size": size, "sha256": digest.hexdigest()}
@@ -83,16 +84,17 @@ class SaveJob:
         try:
             reports = self._board.reports()
             problems = [report["problem"] for report in reports if "problem" in report]
+            unwritable = any("unwritable" in report for report in reports)
             if not problems:
                 self._commit({file_name(rank): FileDigest(**report) for rank, report in enumerate(reports)})
                 return {}
         except OSError as error:
-            problems = [f"the commit failed: {error.strerror} ({error.filename})."]
+            problems, unwritable = [f"the commit failed: {error.strerror} ({error.filename})."], True
         except Exception as error:
-            problems = [str(error)]
+            problems, unwritable = [str(error)], False
         with contextlib.suppress(OSError):
             abandon(self._target.folder, self._target.step)
-        return {"problem": " ".join(problems[:4])}
+        return {"problem": " ".join(problems[:4]), **({"unwritable": True} if unwritable else {})}
 
     def _commit(self, files: dict[str, FileDigest]) -> None:
         target = self._target

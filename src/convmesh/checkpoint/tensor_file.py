@@ -62,9 +62,11 @@ def read_header(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            table: dict[str, Any] = json.loads(file.read(min(size, path.stat().st_size)))
-    except (ValueError, struct.error):
+            table = json.loads(file.read(min(size, path.stat().st_size)))
+    except (ValueError, RecursionError, struct.error):
         raise CheckpointError(f"{path} is no safetensors file.") from None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{path} is no safetensors file.")
     return table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convmesh.data.opening import SINGLE, listed, named_arrays, single, suffix_of
+from convmesh.data.opening import SINGLE, beside, listed, named_arrays, single, suffix_of
 from convmesh.data.sources.array_source import ListedSamples, Samples, StackedSamples
 from convmesh.data.stored.stored_array import StoredArray
 from convmesh.data.stored.zarr_folder import is_zarr
@@ -54,7 +54,8 @@ def _found(path: Path, inputs: str, targets: str) -> Mapping[str, Samples]:
         volume = single(path)
         return {"inputs": ListedSamples([volume], add_channel=len(volume.shape) == 3)}
     if suffix_of(path) in SINGLE:
-        return {"inputs": StackedSamples(single(path))}
+        files = {"inputs": path, "targets": beside(path, targets)}
+        return {name: StackedSamples(single(file)) for name, file in files.items() if file.exists()}
     if path.is_dir() and not is_zarr(path):
         return _in_folders(path, inputs, targets)
     arrays = {name: StackedSamples(array) for name, array in named_arrays(path).items() if array.shape}

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from convmesh.data.opening import SINGLE, listed, named_arrays, single, suffix_of
+from convmesh.data.opening import SINGLE, beside, has_files, listed, named_arrays, single, suffix_of
 from convmesh.data.sources.array_source import ListedSamples, Samples, StackedSamples
+from convmesh.data.sources.image_folder import ImageFolder
 from convmesh.data.stored.stored_array import StoredArray
 from convmesh.data.stored.zarr_folder import is_zarr
 from convmesh.errors import DataError
@@ -51,6 +52,8 @@ class FileFacts:
     samples: int | None
     arrays: tuple[ArrayFacts, ...]
     cuts: tuple[CutCost, ...]
+    targets: int | None = None
+    """How many of them have targets; None without any."""
 
 
 def inspect_file(path: Path, ranks: int = 4, inputs: str = "inputs", targets: str = "targets") -> FileFacts:
@@ -59,11 +62,22 @@ def inspect_file(path: Path, ranks: int = 4, inputs: str = "inputs", targets: st
         raise DataError(f"`path` (={str(path)!r}): there is no such file or folder.")
     if ranks < 1:
         raise DataError(f"`ranks` (={ranks}) must be at least 1.")
+    if path.is_dir() and not is_zarr(path) and not (path / inputs).is_dir() and not has_files(path):
+        return _image_facts(path)
     arrays, samples = _arrays(path, inputs, targets)
     facts = tuple(_facts(name, array) for name, array in arrays.items())
     space = min(3, len(samples["inputs"].spec.shape) - 1) if "inputs" in samples else 0
     cuts = [cost for name, kept in samples.items() for cost in _costs(name, kept, space, ranks)]
-    return FileFacts(str(path), len(samples["inputs"]) if "inputs" in samples else None, facts, tuple(cuts))
+    counts = {name: len(kept) for name, kept in samples.items()}
+    return FileFacts(str(path), counts.get("inputs"), facts, tuple(cuts), counts.get("targets"))
+
+
+def _image_facts(path: Path) -> FileFacts:
+    """A folder of images, which are always read whole."""
+    images = ImageFolder(path)
+    shape = (len(images), *images.input.shape)
+    facts = ArrayFacts("images", shape, str(images.input.dtype), "a file each", len(images) * images.input.bytes_sample)
+    return FileFacts(str(path), len(images), (facts,), (), len(images))
 
 
 def _arrays(path: Path, inputs: str, targets: str) -> tuple[dict[str, StoredArray], dict[str, Samples]]:
@@ -78,7 +92,11 @@ def _arrays(path: Path, inputs: str, targets: str) -> tuple[dict[str, StoredArra
         array = single(path)
         volume = suffix_of(path).startswith(".nii")
         samples: Samples = ListedSamples([array], len(array.shape) == 3) if volume else StackedSamples(array)
-        return {path.name: array}, {"inputs": samples}
+        other = beside(path, targets)
+        if volume or not other.exists():
+            return {path.name: array}, {"inputs": samples}
+        goal = single(other)
+        return {path.name: array, other.name: goal}, {"inputs": samples, "targets": StackedSamples(goal)}
     arrays = named_arrays(path)
     wanted = {"inputs": inputs, "targets": targets}
     return arrays, {

@@ -13,6 +13,7 @@ import torch
 
 from convmesh.data.augment import Augment
 from convmesh.data.feeding import Feed, input_feed, sample_box, target_feed
+from convmesh.data.reading_cost import warn_of_cost
 from convmesh.data.sample_order import Order
 from convmesh.data.sample_store import SampleStore
 from convmesh.data.shared_failure import SharedFailure
@@ -68,6 +69,8 @@ class Loader:
         """How long the last step waited for its batch."""
         self.seconds_waiting_total = 0.0
         self._feeds = [input_feed(source, net, augment, dtype), target_feed(source, net, augment, dtype)]
+        if net.mesh.rank == 0:  # it knows every rank's part; one warning is enough
+            warn_of_cost(source, self._feeds, net.mesh.mesh.size)
         self._prefetch, self._threads = prefetch, threads
         self._failure = SharedFailure(net.mesh)
         self._exchanges = [SlabExchange(feed, net.mesh, store) for feed in self._feeds] if store is not None else []

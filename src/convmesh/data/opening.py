@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,10 @@ from convmesh.data.stored.nifti_file import nifti_array
 from convmesh.data.stored.npy_file import npy_array
 from convmesh.data.stored.stored_array import StoredArray
 from convmesh.data.stored.zarr_folder import is_zarr, zarr_arrays
-from convmesh.errors import DataError, DataWarning
-from convmesh.layout import Box, Span
+from convmesh.errors import DataError
 
 SINGLE = {".npy": npy_array, ".b2nd": BloscArray, ".nii": nifti_array, ".nii.gz": nifti_array}
 """Formats of one array a file."""
-MOST_AMPLIFICATION = 1.5
-"""Above this many bytes read for each byte of a half sample, a conversion is advised."""
 
 
 def open_source(
@@ -49,19 +46,16 @@ def open_source(
         return generated(str(path_or_spec))
     path = Path(path_or_spec)
     if not path.exists():
-        raise DataError(f"`path_or_spec` (={str(path_or_spec)!r}): there is no such file or folder.")
+        raise DataError(f"{str(path_or_spec)!r}: there is no such file or folder{_near(path) or '.'}")
     if path.is_dir() and not is_zarr(path) and not (path / inputs).is_dir():
         return ImageFolder(path, size, check_finite)
     pair = _samples(path, inputs, targets, add_channel)
-    source = ArraySource(str(path), *pair, check_finite=check_finite)
-    _warn_of_cost(source)
-    return source
+    return ArraySource(str(path), *pair, check_finite=check_finite)
 
 
 def _samples(path: Path, inputs: str, targets: str, add_channel: bool | None) -> tuple[Samples, Samples]:
     if suffix_of(path) in SINGLE:
-        other = path.with_name(targets) if suffix_of(Path(targets)) in SINGLE else _beside(path, targets)
-        return StackedSamples(single(path), bool(add_channel)), StackedSamples(single(other))
+        return StackedSamples(single(path), bool(add_channel)), StackedSamples(single(beside(path, targets)))
     if path.is_dir() and not is_zarr(path):
         return listed(path / inputs, add_channel), listed(path / targets, False)
     arrays = named_arrays(path)
@@ -71,11 +65,21 @@ def _samples(path: Path, inputs: str, targets: str, add_channel: bool | None) ->
     )
 
 
+def _near(path: Path) -> str:
+    """The name beside `path` that may have been meant."""
+    there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, there, 1)
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
+
+
 def suffix_of(path: Path) -> str:
     return ".nii.gz" if path.name.endswith(".nii.gz") else path.suffix.lower()
 
 
-def _beside(path: Path, targets: str) -> Path:
+def beside(path: Path, targets: str) -> Path:
+    """The file of targets that goes with a lone file of inputs."""
+    if suffix_of(Path(targets)) in SINGLE:
+        return path.with_name(targets)
     return path.with_name(f"{path.name.removesuffix(path.suffix)}.{targets}{path.suffix}")
 
 
@@ -86,9 +90,18 @@ def single(path: Path) -> StoredArray:
     return SINGLE[suffix_of(path)](path)
 
 
+def has_files(folder: Path) -> bool:
+    """Whether a folder holds a file per sample."""
+    return bool(_files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if suffix_of(f) in SINGLE) if folder.is_dir() else []
+
+
 def listed(folder: Path, add_channel: bool | None) -> ListedSamples:
     """The files of a folder, one per sample, in the order of their names."""
-    files = sorted(f for f in folder.iterdir() if suffix_of(f) in SINGLE) if folder.is_dir() else []
+    files = _files(folder)
     if not files:
         raise DataError(f"{folder} has no files of samples; they end in {', '.join(SINGLE)}.")
     arrays = [single(file) for file in files]
@@ -104,8 +117,8 @@ def named_arrays(path: Path) -> dict[str, StoredArray]:
         return hdf5_arrays(path)
     known = ", ".join((".h5", ".hdf5", ".zarr", *SINGLE))
     raise DataError(
-        f"`path_or_spec` (={str(path)!r}) ends in {path.suffix!r}, which is not read; formats are {known}, and folders "
-        "of images. `convmesh data convert` reads .npz too."
+        f"{str(path)!r} ends in {path.suffix!r}, which is not read; formats are {known}, and folders of them or of "
+        f"images.{' `convmesh data convert` turns .npz into one of these.' if path.suffix == '.npz' else ''}"
     )
 
 
@@ -114,18 +127,3 @@ def _named(path: Path, arrays: Mapping[str, StoredArray], argument: str, name: s
         there = ", ".join(f"{key} {array.shape}" for key, array in arrays.items()) or "none"
         raise DataError(f"`{argument}` (={name!r}) names no dataset of {path}; its datasets are: {there}.")
     return arrays[name]
-
-
-def _warn_of_cost(source: ArraySource) -> None:
-    """Warn if half a sample along its first dim of space costs much more than half its bytes."""
-    shape = source.input.shape
-    half = Box((Span(0, shape[0]), Span(0, -(-shape[1] // 2)), *(Span(0, n) for n in shape[2:])))
-    array, there = source.inputs.at(0, half)
-    needed, read = half.size * source.input.dtype.itemsize, array.bytes_to_read(there)
-    if len(shape) > 2 and read > MOST_AMPLIFICATION * needed and array.storage != "gzip":
-        warnings.warn(
-            f"{array.name} lies in {array.storage}: a rank that needs half a sample reads {read / needed:.1f} times "
-            f"the bytes. `convmesh data convert {source} NEW.h5` writes it so that ranks read their parts only.",
-            DataWarning,
-            stacklevel=3,
-        )

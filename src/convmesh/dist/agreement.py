@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from convmesh.dist.told_values import values_of_all
 from convmesh.errors import DisagreementError
 
 Value = TypeVar("Value")
@@ -21,9 +22,9 @@ def agree(
 
     `world_ranks` are the group's ranks in the order in which error messages number them.
     """
-    report = (_digest(value), problem)
+    report = [_digest(value), problem]
     reports = _everyone(group, world_ranks, report)
-    if any(found != (report[0], None) for found in reports.values()):
+    if any(found != [report[0], None] for found in reports.values()):
         raise DisagreementError(_message(what, value, reports))
 
 
@@ -46,9 +47,7 @@ def agree_on_lists(
 
 def _everyone(group: dist.ProcessGroup, world_ranks: Sequence[int], value: Value) -> dict[int, Value]:
     """The values of all ranks, by their number in error messages."""
-    values: list[Value] = [value] * len(world_ranks)
-    if len(world_ranks) > 1:
-        dist.all_gather_object(values, value, group=group)
+    values: list[Value] = values_of_all(group, len(world_ranks), value)
     # torch sorts the ranks of a group.
     places = sorted(range(len(world_ranks)), key=world_ranks.__getitem__)
     return dict(sorted(zip(places, values, strict=True)))
@@ -60,19 +59,16 @@ def _digest(value: str) -> str:
 
 def problems_of(group: dist.ProcessGroup, size: int, problem: str | None) -> list[str]:
     """The problems of all ranks of `group`, the same list on each of them."""
-    told: list[str | None] = [problem] * size
-    if size > 1:
-        dist.all_gather_object(told, problem, group=group)
-    return sorted({text for text in told if text})
+    return sorted({text for text in values_of_all(group, size, problem) if text})
 
 
-def _message(what: str, value: str, reports: dict[int, tuple[str, str | None]]) -> str:
+def _message(what: str, value: str, reports: Mapping[int, Sequence[str | None]]) -> str:
     problems = [f"rank {rank}: {text}" for rank, (_, text) in reports.items() if text]
     if problems:
         return f"{what}: " + _first(problems, 4)
     holders: dict[str, list[str]] = {}
     for rank, (digest, _) in reports.items():
-        holders.setdefault(digest, []).append(str(rank))
+        holders.setdefault(str(digest), []).append(str(rank))
     differing = "; ".join(f"{digest} on ranks {_first(ranks, 8)}" for digest, ranks in holders.items())
     return f"{what} must be the same on every rank, but digests differ: {differing}. Here: {value}"
 

@@ -37,7 +37,7 @@ def hdf5_arrays(path: Path) -> dict[str, StoredArray]:
     try:
         with h5py.File(path, "r") as file:
             file.visititems(lambda name, item: _add(found, path, name, item, h5py))
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}.") from error
     return found
 
@@ -49,12 +49,24 @@ def _add(found: dict[str, StoredArray], path: Path, name: str, item: Any, h5py: 
 
 def _array(path: Path, name: str, dataset: Any) -> StoredArray:
     filters = _filters(dataset)
+    _check_inside(path, name, dataset)
     plain = not dataset.is_virtual and dataset.external is None
     if plain and dataset.chunks is None and (offset := dataset.id.get_offset()) is not None:
         return PlainArray(path, offset, dataset.shape, dataset.dtype, name)
     if plain and dataset.chunks is not None and set(filters) <= {_DEFLATE, _SHUFFLE}:
         return _chunked(path, name, dataset, filters)
     return LockedDataset(path, name, dataset)
+
+
+def _check_inside(path: Path, name: str, dataset: Any) -> None:
+    """A file may name others that hold its values; those of other folders are not for it to give away."""
+    named = [file for file, *_ in dataset.external or ()]
+    if dataset.is_virtual:
+        named += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
+    folder = path.resolve().parent
+    for file in named:
+        if not (folder / file).resolve().is_relative_to(folder):
+            raise DataError(f"{name} has values in {file!r}, outside of its folder; copy them into one file.")
 
 
 def _filters(dataset: Any) -> list[int]:

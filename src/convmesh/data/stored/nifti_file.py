@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from convmesh.data.libraries import library
 from convmesh.data.stored.plain_file import PlainArray
 from convmesh.data.stored.stored_array import StoredArray
 from convmesh.data.tensor_spec import Array
-from convmesh.errors import DataError, DataWarning
+from convmesh.errors import DataError
 from convmesh.layout import Box
 
 
@@ -67,24 +66,12 @@ class _LastVolume:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: tuple[Path, Array] | None = None
-        self._warned = False
 
     def get(self, path: Path, dtype: np.dtype[Any]) -> Array:
         with self._lock:
             if self._held is None or self._held[0] != path:
-                self._warn(path)
                 self._held = (path, _unpack(path, dtype))
             return self._held[1]
-
-    def _warn(self, path: Path) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{path} is gzipped, so every rank unpacks whole volumes for its part of one; convert once: "
-                f"`convmesh data convert {path.parent} volumes.h5`.",
-                DataWarning,
-                stacklevel=2,
-            )
 
 
 def _unpack(path: Path, dtype: np.dtype[Any]) -> Array:

@@ -52,10 +52,12 @@ def _array_folders(path: Path) -> Iterator[Path]:
 
 def _metadata(path: Path) -> dict[str, Any]:
     try:
-        read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return read
-    except (OSError, ValueError) as error:
+        read = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not readable Zarr metadata: {error}.") from error
+    if not isinstance(read, dict):
+        raise DataError(f"{path} is not readable Zarr metadata: it must be a JSON object.")
+    return read
 
 
 def _array(folder: Path, name: str) -> StoredArray:
@@ -65,10 +67,13 @@ def _array(folder: Path, name: str) -> StoredArray:
         shape = tuple(described["shape"])
         dtype = np.dtype(described["data_type"] if third else described["dtype"])
         grid, plain = _third_grid(described) if third else _second_grid(described)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{folder} has Zarr metadata of an unknown kind: {error}.") from error
-    if plain and dtype.kind in "biuf":
-        return PlainZarr(folder, name, shape, dtype, grid, _number(described["fill_value"]))
+        _check_grid(shape, grid)
+        fill = _number(described["fill_value"]) if plain and dtype.kind in "biuf" else None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise DataError(f"{folder} has Zarr metadata of an unknown kind ({told}).") from error
+    if fill is not None:
+        return PlainZarr(folder, name, shape, dtype, grid, fill)
     return ZarrArray(folder, name, shape, dtype, grid, "zarr3" if third else "zarr")
 
 
@@ -107,6 +112,19 @@ class ZarrArray(StoredArray):
         except (ValueError, OSError, RuntimeError) as error:
             told = str(error).split(" [")[0].rstrip(".")
             raise DataError(f"{self.name} cannot be read: {told}. Copy or make the file again.") from error
+
+
+def _check_grid(shape: tuple[int, ...], grid: ZarrGrid) -> None:
+    """Refuse what no writer makes: chunks of nothing would be searched for ever, and names could leave the folder."""
+    for extents, least in ((shape, 0), (grid.outer, 1), (grid.inner or (), 1)):
+        if not all(type(extent) is int and least <= extent < 1 << 62 for extent in extents):
+            raise ValueError(f"extents {extents} must be whole numbers from {least} on")
+    if len(grid.outer) != len(shape) or (grid.inner is not None and len(grid.inner) != len(shape)):
+        raise ValueError(f"chunks must have the {len(shape)} dims of the array")
+    if grid.inner is not None and any(outer % inner for outer, inner in zip(grid.outer, grid.inner, strict=True)):
+        raise ValueError(f"shards of {grid.outer} must be whole numbers of chunks of {grid.inner}")
+    if grid.separator not in (".", "/"):
+        raise ValueError(f"chunks are named with {grid.separator!r}; it must be '.' or '/'")
 
 
 def _third_grid(described: dict[str, Any]) -> tuple[ZarrGrid, bool]:

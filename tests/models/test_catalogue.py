@@ -13,7 +13,7 @@ from convmesh.models import create, find, names
 PROMISED = {
     *("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "resnet152", "wide-resnet", "inception3", "mobilenet-v2"),
     *("densenet121", "convnext-tiny", "unet2d", "unet3d", "vnet", "cosmoflow", "cosmoflow-256", "cosmoflow-512"),
-    *("deepcam", "meshnet", "vit", "gpt"),
+    *("deepcam", "meshnet", "vit", "swin", "convlstm", "gpt"),
 }
 
 
@@ -34,7 +34,7 @@ def test_a_factory_names_its_network_too() -> None:
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"`model` \(='resnet-51'\) is unknown. Did you mean resnet50 or"):
         find("resnet-51")
-    with pytest.raises(UnknownNameError, match="There are: alexnet, convnext-tiny, cosmoflow"):
+    with pytest.raises(UnknownNameError, match="There are: alexnet, convlstm, convnext-tiny, cosmoflow"):
         create("?")
 
 
@@ -67,8 +67,8 @@ def test_a_path_names_any_factory() -> None:
     ("path", "message"),
     [
         ("no.such.module:net", r"`no.such.module` cannot be imported \(ModuleNotFoundError: No module named 'no'\)"),
-        ("torch.nn:Conv2e", r"`factory` of `model` \(='torch.nn:Conv2e'\), in `torch.nn` \(='Conv2e'\).*mean Conv2d"),
-        ("torch.nn:", "is unknown"),
+        ("torch.nn:Conv2e", r"`model` \(='torch.nn:Conv2e'\): `torch.nn` has no 'Conv2e'; did you mean Conv2d"),
+        ("torch.nn:", "has no ''; it has .*Conv2d"),
         ("math:pi", "is a float, which cannot be called"),
         ("collections:OrderedDict", "returned a OrderedDict; it must return an nn.Module"),
         ("torch.nn:Linear", "needs a value for in_features, out_features"),

@@ -39,6 +39,7 @@ def test_a_network_has_the_parameters_it_is_catalogued_with(name: str) -> None:
         ("densenet121", 7_978_856),
         ("convnext_tiny", 28_589_128),
         ("vit", 86_567_656),
+        ("swin", 28_288_354),
     ],
 )
 def test_image_networks_have_the_published_counts(name: str, parameters: int) -> None:
@@ -49,6 +50,21 @@ def test_gpt_of_the_paper() -> None:
     block = 2 * 2 * 768 + dense(768, 3 * 768) + dense(768, 768) + dense(768, 4 * 768, 768)
     assert find("gpt").parameters == (50257 + 1024) * 768 + 12 * block + 2 * 768
     assert count(on_meta("gpt", tied=False)) == find("gpt").parameters + 50257 * 768
+
+
+def convlstm_cell(channels: int, filters: int) -> int:
+    """5×5 convolutions of input and state to four gates, a bias for each, and three weights from the cell."""
+    return 4 * filters * (channels + filters) * 25 + 4 * filters + 3 * filters
+
+
+def test_convlstm_of_the_paper() -> None:
+    """Table 1: one, two and three layers; the last is the catalogue's."""
+    published = {(256,): 13_524_496, (128, 128): 10_042_896, (128, 64, 64): 7_585_296}
+    for filters, parameters in published.items():
+        assert count(on_meta("convlstm", filters=filters)) == parameters
+    read = convlstm_cell(16, 128) + convlstm_cell(128, 64) + convlstm_cell(64, 64)
+    made = convlstm_cell(0, 64) + convlstm_cell(64, 64) + convlstm_cell(64, 128)
+    assert find("convlstm").parameters == read + made + dense(256, 16)
 
 
 def test_inception_with_its_auxiliary_classifier() -> None:

@@ -85,7 +85,8 @@ def dry_step(small: Small, sizes: dict[str, float]) -> list[str]:
         net = small.create(**sizes).double()
     height = max(1, len(small.shape) - 2)
     x = shard(small.draw_input().to("meta"), mesh, {0: "data", height: "height"})
-    place = {"class per voxel": {height - 1: "height"}, "class per word": {height: "height"}}.get(small.task.kind, {})
+    rows = {"class per voxel": height - 1, "class per word": height, "frames": height}
+    place = {rows[small.task.kind]: "height"} if small.task.kind in rows else {}
     target = shard(small.draw_target().to("meta"), mesh, {0: "data"} | place)
     loss = small.task.loss()(net(x), target)
     assert loss.shape == ()

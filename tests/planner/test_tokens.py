@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from convmesh.graph import capture
 from convmesh.lowering import lower
 from convmesh.models.transformer import TransformerBlock
 from convmesh.plans import Plan, Transfer
+from convmesh.system import System
 
 FEATURES, RANKS, BLOCKS = 1024, 4, 2
 MESH = Mesh(filter=RANKS)
@@ -105,4 +107,29 @@ def test_what_search_finds_trains_exactly(pattern: str, request: pytest.FixtureR
     model, shape = body(16), (2, 6, 16)
     splits: dict[str, Any] = dict(plan.splits)
     verified = cm.verify(model, shape, cm.plan(model, shape, MESH, splits), steps=2)
+    assert verified.ok, str(verified)
+
+
+def test_keys_pass_round_where_gathered_ones_would_not_fit() -> None:
+    """Gathering sends less, but every rank has all keys and values until backward is done with them."""
+    shape, mesh = (1, 1 << 14, 512), Mesh(width=4)
+    with torch.device("meta"):
+        model = nn.Sequential(*(TransformerBlock(512, 8) for _ in range(BLOCKS))).bfloat16()
+        captured = capture(model, torch.empty(shape, dtype=torch.bfloat16), check=False)
+    system = System.load("dgx-a100")
+    ways = [cm.plan(captured, shape, mesh, "spatial", attention=way) for way in ("gather", "ring")]
+    gathered, passed = (cm.predict(plan, system).bytes_needed for plan in ways)
+    assert passed < gathered
+    fits = replace(system.device.bytes_memory, value=float((gathered + passed) // 2))
+    small = replace(system, device=replace(system.device, bytes_memory=fits))
+    assert [('attention = "ring"' in str(plan)) for plan in ways] == [False, True]
+    assert cm.plan(captured, shape, mesh, "auto", system=system).attention == "gather"
+    assert cm.plan(captured, shape, mesh, "auto", system=small).attention == "ring"
+
+
+@pytest.mark.parametrize("mesh", [Mesh(width=2), Mesh(data=2, width=2)], ids=str)
+def test_plans_with_rings_train_exactly(mesh: Mesh) -> None:
+    model, shape = body(16), (2, 7, 16)
+    strategy = "data+spatial" if "data" in mesh.axes else "spatial"
+    verified = cm.verify(model, shape, cm.plan(model, shape, mesh, strategy, attention="ring"), steps=2)
     assert verified.ok, str(verified)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,31 +17,44 @@ if TYPE_CHECKING:
 Factory = Callable[..., Any]
 
 
-def import_factory(path: str) -> Factory:
-    """The callable that `path` names."""
+def import_factory(path: str, argument: str = "model") -> Factory:
+    """The callable that `path` names; errors call it `argument`."""
     module_name, _, attribute = path.partition(":")
-    target: Any = _import(path, module_name)
+    target: Any = _import(path, module_name, argument)
     for name in attribute.split("."):
         if not hasattr(target, name):
-            public = [member for member in dir(target) if not member.startswith("_")]
-            argument = f"factory` of `model` (={path!r}), in `{module_name}"
-            raise UnknownNameError.of(argument, name, public)
+            raise UnknownNameError(f"`{argument}` (={path!r}): {_unknown(target, module_name, name)}")
         target = getattr(target, name)
     if not callable(target):
         raise UnknownNameError(
-            f"`model` (={path!r}) is a {type(target).__name__}, which cannot be called; "
-            "name a class or a function that returns the network."
+            f"`{argument}` (={path!r}) is a {type(target).__name__}, which cannot be called; "
+            "name a function or a class."
         )
     factory: Factory = target
     return factory
 
 
-def _import(path: str, module_name: str) -> ModuleType:
+def _unknown(module: Any, module_name: str, name: str) -> str:
+    """That a module has no such name, and those it may have been: what it defines itself, if it defines anything."""
+    public = {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
+    own = [key for key, value in public.items() if callable(value) and _is_of(value, module_name)]
+    near = difflib.get_close_matches(name, own or public, 1)
+    offer = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(own or public)) or 'nothing to call'}."
+    return f"`{module_name}` has no {name!r}; {offer}"
+
+
+def _is_of(value: Any, module_name: str) -> bool:
+    """Whether a module defines a value, rather than having imported it from elsewhere."""
+    origin = getattr(value, "__module__", None)
+    return isinstance(origin, str) and f"{origin}.".startswith(f"{module_name}.")
+
+
+def _import(path: str, module_name: str, argument: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except Exception as error:  # whatever the module's own code raises
         raise UnknownNameError(
-            f"`model` (={path!r}): `{module_name}` cannot be imported ({type(error).__name__}: {error}); "
+            f"`{argument}` (={path!r}): `{module_name}` cannot be imported ({type(error).__name__}: {error}); "
             "is the folder that holds it on PYTHONPATH?"
         ) from error
 

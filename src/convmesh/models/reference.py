@@ -47,7 +47,8 @@ class Reference:
 
     def small(self) -> Small:
         """The same topology, narrow and with small samples: trains in moments on one core."""
-        counts = (self.small_sizes[name] for name in ("classes", "outputs", "vocabulary") if name in self.small_sizes)
+        counted = ("classes", "outputs", "vocabulary", "predicted")
+        counts = (self.small_sizes[name] for name in counted if name in self.small_sizes)
         count = next(counts, self.task.count)
         shape = (self.small_batch, *self.small_sample)
         return Small(self, dict(self.small_sizes), shape, replace(self.task, count=count), self.small_rate)

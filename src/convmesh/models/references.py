@@ -15,6 +15,8 @@ COSMOLOGY = Task("values", 4)
 NARROW = {"filters": 4, "added": 0.2}
 """Residual networks whose blocks add little at first: with so few channels rounding errors would explode."""
 
+SMALL_SWIN = {"heads": (2, 2, 4, 4), "blocks": (2, 2, 1, 1)}
+
 
 def _imagenet(name: str, module: str, parameters: int, /, **options: Any) -> Reference:
     factory = options.pop("factory", name.replace("-", "_"))
@@ -65,6 +67,13 @@ CLASSIFIERS = (
         "vit",
         86_567_656,
         small_sizes={"extent": 32, "patch": 8, "features": 16, "heads": 4, "blocks": 2},
+        small_sample=(3, 32, 32),
+    ),
+    _imagenet(
+        "swin",
+        "swin",
+        28_288_354,
+        small_sizes={"extent": 32, "patch": 2, "window": 4, "features": 8, **SMALL_SWIN},
         small_sample=(3, 32, 32),
     ),
 )
@@ -175,6 +184,20 @@ SCIENTIFIC = (
     ),
 )
 
+FORECASTERS = (
+    Reference(
+        name="convlstm",
+        module="convmesh.models.convlstm",
+        factory="convlstm",
+        parameters=7_585_296,
+        source="Shi et al. 2015, table 1",
+        sample=(10, 64, 64),
+        task=Task("frames", 10),
+        small_sample=(3, 32, 24),
+        small_sizes={"frames": 3, "predicted": 2, "patch": 2, "filters": (4, 2, 2), "kernel": 3},
+    ),
+)
+
 LANGUAGE = (
     Reference(
         name="gpt",
@@ -189,4 +212,4 @@ LANGUAGE = (
     ),
 )
 
-REFERENCES = CLASSIFIERS + SCIENTIFIC + LANGUAGE
+REFERENCES = CLASSIFIERS + SCIENTIFIC + FORECASTERS + LANGUAGE

@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from convmesh.graph.tracing.closed import ClosedError
+from convmesh.graph.tracing.recurrent_shapes import RECURRENCES, SETTINGS_LAST, after_all_steps
 from convmesh.graph.tracing.shape_shortcuts import made
 from convmesh.graph.unchanged_module import unchanged
 from convmesh.private_torch import tree_leaves
@@ -53,6 +54,8 @@ class OnMeta(TorchFunctionMode):
             args = [META if _names_device(arg) else arg for arg in args]
         if kwargs.get("device") is not None or func in FACTORIES:
             kwargs["device"] = META
+        if func in RECURRENCES and isinstance(args[0], torch.Tensor) and not kwargs and len(args) == SETTINGS_LAST:
+            return after_all_steps(func, args)
         return func(*args, **kwargs)
 
 

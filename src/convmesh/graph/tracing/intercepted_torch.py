@@ -149,8 +149,13 @@ class _InlinedCheckpoints:
 
 def this_line() -> str:
     """The line of the user's code that is running: `net.py:12: if x.shape[2] > 4:`."""
+    file, line = this_place()
+    return f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()}"
+
+
+def this_place() -> tuple[str, int]:
+    """File and line of the user's code that is running."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"
+    return frame.f_code.co_filename, frame.f_lineno

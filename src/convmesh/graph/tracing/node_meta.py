@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -15,6 +16,15 @@ VALUE = "value"
 
 LAYER = "layer"
 """The key of the name of a node's layer in its `meta`."""
+
+PLACE = "place"
+"""The key of the file and line of the user's code that made a node, in its `meta`."""
+
+
+def line_of(node: fx.Node) -> str:
+    """Where the user's code makes a call: `net.py:12`; empty if that is not known."""
+    file, line = node.meta.get(PLACE, ("", 0))
+    return f"{Path(file).name}:{line}" if line else ""
 
 
 def arguments_of(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -29,6 +29,14 @@ _IN_PLACE = frozenset(
     }
 )  # fmt: skip
 
+_RESIZED = frozenset(
+    {
+        aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
+        aten.upsample_bicubic2d.default,
+    }
+)  # fmt: skip
+"""Interpolations that torch writes out in Python, coefficient by coefficient, where there is no data."""
+
 _TYPES = (torch.float32, torch.float64)
 """Types whose statistics torch keeps in the type itself."""
 
@@ -43,6 +51,8 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
         return _like(args[0]), *_statistics(args[0], (True, True))
     if func is aten.native_batch_norm_backward.default and _lie_alike(args[:2]) and args[7]:
         return _like(args[1]), *_statistics(args[1], args[9][1:])
+    if func is aten.native_batch_norm_backward.default and args[2] is None and args[5] is not None:
+        return _with_types_of(args[5], func(*args, **kwargs))
     if func is aten.convolution_backward.default and _are_plain(args[:3]):
         shapes = (args[1].shape, args[2].shape, args[3])
         return tuple(_plain(args[0], s) if is_wanted else None for s, is_wanted in zip(shapes, args[10], strict=True))
@@ -50,7 +60,21 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
         return _plain(args[0], shape)
     if func is aten.cat.default and len(args) == 2 and (shape := _joined(*args)):
         return _plain(args[0][0], shape)
+    if func in _RESIZED and _are_plain(args[:1]) and (shape := _resized(*args[:2])):
+        return _plain(args[0], shape)
     return func(*args, **kwargs)
+
+
+def _with_types_of(mean: torch.Tensor, gradients: Any) -> tuple[Any, ...]:
+    """Gradients of a norm's weights in the type of its statistics, as kernels find them; torch says that of values."""
+    of_values, *of_weights = gradients
+    return of_values, *(None if g is None else torch.empty_like(g, dtype=mean.dtype) for g in of_weights)
+
+
+def _resized(x: Any, extents: Any) -> tuple[int, ...] | None:
+    """The shape of an interpolation; None where torch may refuse, or could take the result for channels-last."""
+    shape = (*x.shape[:2], *extents)
+    return shape if len(shape) == x.dim() and min(shape) > 1 and 1 not in x.shape else None
 
 
 def _are_given(tensors: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentErro
 from convmesh.graph.tracing.closed_output import trial_output
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
 from convmesh.graph.tracing.guards import guard
-from convmesh.graph.tracing.intercepted_torch import Ambient, this_line
-from convmesh.graph.tracing.node_meta import LAYER, VALUE, arguments_of, fresh_layer, function_name
+from convmesh.graph.tracing.intercepted_torch import Ambient, this_line, this_place
+from convmesh.graph.tracing.multi_head import attend, is_plain
+from convmesh.graph.tracing.node_meta import LAYER, PLACE, VALUE, arguments_of, fresh_layer, function_name
 from convmesh.graph.tracing.proxy import ValueProxy
 from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.interception import without_wrapped_functions
@@ -108,6 +110,9 @@ class LayerTracer(fx.Tracer):
         path = self._paths.get(id(m))
         if self._evaluating or path is None:  # a module that is no part of the model is inlined
             return forward(*args, **kwargs)
+        if is_plain(m) and path not in self._closed and not has_hooks(m):
+            training = self._training_of(path) if m.dropout else False
+            return self._inlined(path, partial(attend, m, training), args, kwargs)
         if self.is_leaf_module(m, path):
             return self.create_proxy("call_module", path, args, kwargs)
         self._notice_hooks(m, path)
@@ -140,6 +145,9 @@ class LayerTracer(fx.Tracer):
         path = self._paths.get(id(module))
         if self._evaluating or path is None or self.is_leaf_module(module, path):
             return module.__dict__["training"]
+        return self._training_of(path)
+
+    def _training_of(self, path: str) -> fx.Proxy:
         return self._attribute(f"{path}.training" if path else "training")
 
     def create_arg(self, a: Any) -> Any:
@@ -173,7 +181,7 @@ class LayerTracer(fx.Tracer):
                 node.meta[VALUE] = self._value(node)
             finally:
                 self._evaluating = False
-            node.meta[LAYER] = self._layer(node)
+            node.meta.update({LAYER: self._layer(node), PLACE: this_place()})
             if kind in ("call_function", "call_method") and self._ambient.without_grad():
                 self._cut_off.add(node)
         return node

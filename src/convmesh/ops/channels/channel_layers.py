@@ -27,7 +27,7 @@ from convmesh.layout.channels import (
     groups_divide,
     largest_split,
 )
-from convmesh.layout.layout import LAYOUTS_KEPT, FoldedLayout, chunked_cut, fair_cut
+from convmesh.layout.layout import LAYOUTS_KEPT, CopiedLayout, FoldedLayout, chunked_cut, fair_cut
 from convmesh.layout.maps import Same, Transposed, Window, excess
 from convmesh.layout.terms import Term, split_terms
 from convmesh.ops.channels.channel_function import CutLayer, CutLayerFunction, LocalLayer
@@ -73,10 +73,11 @@ def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, spl
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
-def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit) -> ChannelPlans:
-    """The plans of a layer whose channels are the last dim."""
+def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit, is_copy: bool = False) -> ChannelPlans:
+    """The plans of a layer whose channels are the last dim; a copy of the input that is its own has a gradient so."""
     last = len(source.cuts) - 1
-    return _planned(source, channel_layouts(source, (Same(),) * (last + 1), features, split, dim=last), rank)
+    plans = _planned(source, channel_layouts(source, (Same(),) * (last + 1), features, split, dim=last), rank)
+    return plans._replace(input_sums=()) if is_copy else plans
 
 
 def _planned(source: Layout, layouts: ChannelLayouts, rank: int) -> ChannelPlans:
@@ -145,7 +146,10 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: S
         raise UnsupportedError(
             f"`input` (shape {tuple(x.shape)}) must have 2 dims or more for a dense layer with a cut weight."
         )
-    plans_of = partial(_dense_plans, x.layout, weight.shape[0], x.mesh.rank)
+    is_copy = isinstance(x.layout, CopiedLayout)
+    if isinstance(x.layout, CopiedLayout):
+        x = Sharded(x.local.squeeze(-1), x.layout.single, x.mesh)
+    plans_of = partial(_dense_plans, x.layout, weight.shape[0], x.mesh.rank, is_copy=is_copy)
     split = _split(x, weight, plans_of, 1, dim=x.dim() - 1)
     if split.kept and not isinstance(weight, PlannedWeight):
         split = replace(split, sums=sums)

@@ -17,12 +17,15 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
 from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.channels.channel_layers import cut_linear, is_cut
+from convmesh.ops.core.by_samples import by_samples, learns_partly
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.product.products import matrix_product
 from convmesh.ops.shape.reshape import make_whole
 
 Weight = torch.Tensor | Sharded
+
+by_samples(F.linear, when=lambda x, weight, bias=None: len(x.layout.cuts) > 1 and learns_partly(x, weight, bias))
 
 
 @implements(F.linear, takes_cut_weights=True)

@@ -48,11 +48,11 @@ def contract(terms: Contraction, operands: Sequence[Sharded], product: Local) ->
     """`product` of the ranks' parts of the operands, which is the product of the whole tensors."""
     mesh, plan = operands[0].mesh, arrangement(terms, tuple(x.layout for x in operands))
     work = {*plan.result.axes, *plan.summed}
-    local = [_fetched(x, layout, work) for x, layout in zip(operands, plan.operands, strict=True)]
+    local = [fetched(x, layout, work) for x, layout in zip(operands, plan.operands, strict=True)]
     return Sharded(sum_over(product(*local), mesh, plan.summed), plan.result, mesh)
 
 
-def _fetched(x: Sharded, target: Layout, work: set[str]) -> torch.Tensor:
+def fetched(x: Sharded, target: Layout, work: set[str]) -> torch.Tensor:
     """What this rank needs of an operand; backward sums its gradient over the axes that cut the work but not it."""
     others = frozenset(work - {*target.axes})
     demanded, maps = _gathered(x.layout, target, others)

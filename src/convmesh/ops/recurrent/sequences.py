@@ -1,4 +1,4 @@
-"""Split LSTM, GRU and RNN layers: samples are cut; time, which each step of the recurrence waits for, is whole."""
+"""Split LSTM, GRU and RNN layers: samples are cut, or hidden units; time, which each step waits for, is whole."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout
+from convmesh.ops.channels.channel_layers import is_cut
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, on_mesh
+from convmesh.ops.recurrent.cut_cell import step_cut
+from convmesh.ops.recurrent.cut_units import SequenceCall, run_cut
+from convmesh.ops.recurrent.gate_maths import MATHS
 from convmesh.ops.shape.along import local_result
 from convmesh.ops.shape.reshape import make_whole
 
@@ -32,7 +36,7 @@ class _Settings(NamedTuple):
 
 
 def _register_sequence(function: Function) -> None:
-    @implements(function)
+    @implements(function, takes_cut_weights=True)
     def split(input: Any, hx: Any, weights: Any, *settings: Any) -> Any:  # noqa: A002 - torch's name
         """All outputs, and the last states of every layer."""
         if isinstance(settings[0], (list, tuple)):
@@ -43,8 +47,17 @@ def _register_sequence(function: Function) -> None:
         states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
         mesh = next(x.mesh for x in (input, *states) if isinstance(x, Sharded))
         x = on_mesh(input, mesh)
-        outputs, *last = _layers(function, x if told.batch_first else _swapped(x), states, weights, told)
+        x = x if told.batch_first else _swapped(x)
+        if is_cut(weights[0]):
+            outputs, *last = run_cut(x, states, weights, _call(function, told))
+        else:
+            outputs, *last = _layers(function, x, states, weights, told)
         return (outputs if told.batch_first else _swapped(outputs), *last)
+
+
+def _call(function: Function, told: _Settings) -> SequenceCall:
+    dropout, ways = told.dropout if told.train else 0.0, 2 if told.bidirectional else 1
+    return SequenceCall(MATHS[function.__name__], told.has_biases, told.num_layers, dropout, ways)
 
 
 def _swapped(x: Any) -> Any:
@@ -92,11 +105,15 @@ for _function in _SEQUENCES:
 
 
 def _register_cell(function: Function) -> None:
-    @implements(function)
+    @implements(function, takes_cut_weights=True)
     def split(input: Any, hx: Any, *weights: Any) -> Any:  # noqa: A002
-        """One step of time: (samples, features), with samples cut."""
+        """One step of time: (samples, features), with samples or hidden units cut."""
         states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
         mesh = next(x.mesh for x in (input, *states) if isinstance(x, Sharded))
+        if is_cut(weights[0]):
+            maths = MATHS[function.__name__.removesuffix("_cell")]
+            after = step_cut(on_mesh(input, mesh), states, (*weights, None, None)[:4], maths)
+            return tuple(after) if maths.has_cell else after[0]
         whole = make_whole(on_mesh(input, mesh), [1])
         target = [Layout.of(mesh.mesh, state.shape).replacing({0: whole.layout.cuts[0]}) for state in states]
         begun = [on_mesh(s, mesh).redistribute(layout).local for s, layout in zip(states, target, strict=True)]

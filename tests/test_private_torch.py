@@ -19,7 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
 
 import convmesh
-from convmesh.private_torch import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from convmesh.private_torch import attention_kernels, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from convmesh.private_torch.autocast_lists import policies
 from convmesh.private_torch.backward_engine import (
     at_end_of_backward,
     backward_number,
@@ -35,6 +36,7 @@ from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.gloo_groups import gloo_group_like
 from convmesh.private_torch.inductor import compile_graph
 from convmesh.private_torch.interception import checkpoint_generators, function_apply
+from convmesh.private_torch.meta_autocast import KINDS, Cast, meta_autocast
 from convmesh.private_torch.module_tables import (
     buffers_of,
     children_of,
@@ -388,6 +390,17 @@ def test_registered_shape_functions_are_known() -> None:
     assert not has_meta_kernel("mkldnn_max_pool2d_backward")
 
 
+def test_torch_tells_which_operators_autocast_looks_at() -> None:
+    assert all(len(policies(kind)) > 100 for kind in KINDS)
+
+
+def test_operators_on_tensors_without_data_are_cast() -> None:
+    x = torch.ones(2, 2, device="meta")
+    with meta_autocast(Cast("cuda", torch.float16)):
+        assert (x @ x).dtype == torch.float16  # `tests/test_meta_autocast.py` has the others
+    assert (x @ x).dtype == torch.float32
+
+
 def test_exported_graphs_name_the_module_of_a_call() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -543,3 +556,34 @@ def test_backward_tells_what_it_will_run_and_calls_hooks_without_a_gradient() ->
     assert AsksWhatRuns.seen == [True, False, False]
     leaf.register_hook(torch.neg)
     assert hooks_on_gradient(leaf) == 2
+
+
+def test_attention_kernels_return_what_merging_needs() -> None:
+    q, k, v = (torch.randn(2, 3, tokens, 8, dtype=torch.float64) for tokens in (5, 7, 7))
+    made, sums = attention_kernels.cpu_forward(q, k, v, None, False, 0.5)
+    scores = q @ k.mT * 0.5
+    torch.testing.assert_close(made, torch.softmax(scores, -1) @ v)
+    torch.testing.assert_close(sums, scores.logsumexp(-1))
+    hidden = torch.full((5, 7), -torch.inf, dtype=torch.float64)
+    assert not attention_kernels.cpu_forward(q, k, v, hidden, False, 0.5)[0].any()
+
+
+def test_attention_kernels_of_gpus_take_these_arguments() -> None:
+    q, k, v = (torch.empty(2, 3, tokens, 16, dtype=torch.bfloat16, device="meta") for tokens in (5, 7, 7))
+    made, sums = attention_kernels.cuda_forward(q, k, v, False, 0.5)
+    assert (made.shape, sums.shape) == (q.shape, q.shape[:-1])
+    found = attention_kernels.cuda_backward(made, q, k, v, made, sums, False, 0.5)
+    assert [gradient.shape for gradient in found] == [x.shape for x in (q, k, v)]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.float64), ("cuda", torch.float32), ("cuda", torch.bfloat16)]
+)
+def test_a_dry_run_names_one_kernel_that_keeps_no_scores(device: str, dtype: torch.dtype) -> None:
+    q, k, v = (torch.empty(2, 3, 32, 16, dtype=dtype, device="meta", requires_grad=True) for _ in range(3))
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()), lambda t: t):
+        made = attention_kernels.without_data(q, k, v, None, True, None, device)
+    assert made.shape == q.shape
+    assert max(kept) == q.numel()
+    assert attention_kernels.without_data(q, k, v, None, True, None, "other") is None

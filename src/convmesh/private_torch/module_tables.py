@@ -82,6 +82,16 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(hooks_of(module))
 
 
+def keep_apart(module: nn.RNNBase) -> None:
+    """Let a recurrent layer's weights lie where they are: torch would copy those on a GPU into one run of memory, for
+    a kernel that the layer no longer calls, and cannot do so with cut ones."""
+    module.__dict__["flatten_parameters"] = _nothing
+
+
+def _nothing() -> None:
+    """What is left of `flatten_parameters`; a function with a name, as models are pickled."""
+
+
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The parameters and buffers of a module and its parts, each under the first of its names."""
     if module._modules:

@@ -24,6 +24,7 @@ import convmesh as cm
 from benchmarks.timing import Step, interleave, machine, table
 from convmesh import models
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.plans.plan import BatchNorm
 from convmesh.testing import run_ranks
 
 REPEATS = 25
@@ -68,11 +69,13 @@ def keeping_ddp(draw: Draw, pair: list[int]) -> Step:
     return torch_ddp(draw, pair)
 
 
-def convmesh(draw: Draw, pair: list[int]) -> Step:
-    """The same step with the `data` preset and statistics per replica, as in DDP."""
+def convmesh(
+    draw: Draw, pair: list[int], axis: str = "data", strategy: str = "data", batchnorm: BatchNorm = "replica"
+) -> Step:
+    """The same step with the `data` preset and statistics per replica, as in DDP; or with another preset."""
     torch.manual_seed(0)
     model, x, target, loss = draw()
-    plan = cm.plan(model, x, cm.Mesh(data=2), "data", batchnorm="replica")
+    plan = cm.plan(model, x, cm.Mesh(**{axis: 2}), strategy, batchnorm=batchnorm)
     net = cm.parallelize(model, plan, loss=loss, mesh=cm.open_mesh(plan.mesh, ranks=pair))
     half, goal = net.shard_input(x), net.shard_target(target)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)

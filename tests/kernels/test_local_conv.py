@@ -1,5 +1,8 @@
 """Local convolutions: same numbers as torch's in float64, and no slow kernel on a small shard."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -84,3 +87,20 @@ def test_small_shards_stay_in_onednn(channels: int, filters: int, pools: dict[in
     assert "aten::mkldnn_convolution" in names
     # Neither ATen's fallback nor oneDNN by copies to its own format.
     assert not {name for name in names if "slow" in name or "to_mkldnn" in name}
+
+
+FEW_CHANNELS = """
+import torch
+from convmesh.kernels.local_conv import ConvParams, convolution_backward
+torch.set_num_threads(1)
+params, last = ConvParams((2, 2), (0, 0), (1, 1), 1), torch.channels_last
+for _ in range(200):
+    x, grad = (torch.randn(shape).to(memory_format=last) for shape in ((2, 4, 16, 16), (2, 8, 8, 8)))
+    convolution_backward(grad, x, torch.randn(8, 4, 1, 1).to(memory_format=last), params, (True, True), "cpu")
+"""
+
+
+def test_gradients_of_few_channels_stay_in_their_memory() -> None:
+    """Called as it stands, oneDNN ends such a process on an EPYC without AVX-512."""
+    environment = {**os.environ, "MALLOC_CHECK_": "3"}
+    subprocess.run([sys.executable, "-c", FEW_CHANNELS], check=True, timeout=300, env=environment)

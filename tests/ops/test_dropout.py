@@ -12,7 +12,7 @@ from torch import nn
 from convmesh import Mesh, UnsupportedError, shard
 from convmesh.layout import Box, Span
 from convmesh.ops import manual_seed
-from convmesh.ops.elementwise.masks import CHUNK, keep_mask
+from convmesh.ops.core.masks import CHUNK, keep_mask
 from convmesh.testing import natural_cut, opened
 from convmesh.testing.strategies import batch_sizes, extents, spatial_dims
 from tests.conftest import Pools

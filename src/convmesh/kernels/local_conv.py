@@ -18,6 +18,7 @@ import torch
 from convmesh.kernels.memory_format import CHANNELS_LAST
 from convmesh.kernels.pointwise_conv import pointwise, pointwise_backward
 
+_VECTOR = 8  # numbers of four bytes in a vector of AVX2
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
 _MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample above which blocks beat ATen's copy
 
@@ -70,8 +71,21 @@ def convolution_backward(
     if _needs_explicit_onednn(x, weight, params, kind):
         dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
+    if _breaks_onednn(x, weight, params, kind):
+        # A kernel of one tap is contiguous in either format; its strides say which one oneDNN takes.
+        grad, x, weight = grad.contiguous(), x.contiguous(), weight.flatten().view(weight.shape)
     dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
+
+
+def _breaks_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
+    """Whether oneDNN's gradient of this weight would write behind its memory, and end the process sooner or later.
+
+    It does so for one tap with a stride and fewer channels than a vector of AVX2 holds, channels-last: seen on an EPYC
+    without AVX-512, with torch 2.11, 2.13 and 2.15.
+    """
+    is_strided_tap = math.prod(weight.shape[2:]) == 1 and max(params.stride) > 1
+    return is_strided_tap and weight.shape[1] < _VECTOR and _is_onednn(x.dtype, kind) and not x.is_contiguous()
 
 
 def _aten_gradients(
@@ -135,6 +149,11 @@ def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams
     return not _needs_explicit_onednn(x, weight, params, kind)
 
 
+def is_always_left_alone(x: torch.Tensor) -> bool:
+    """Whether that holds for any kernel: oneDNN has to be asked for by single volumes only."""
+    return x.dim() != 5 or x.shape[0] != 1
+
+
 def _is_onednn(dtype: torch.dtype, kind: str) -> bool:
     return kind == "cpu" and dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
 
@@ -167,7 +186,7 @@ def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind:
 
 def _needs_explicit_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether oneDNN is faster but ATen would not choose it."""
-    if not _is_onednn(x.dtype, kind) or x.dim() != 5 or x.shape[0] != 1 or params.groups > 1 or not x.numel():
+    if not _is_onednn(x.dtype, kind) or is_always_left_alone(x) or params.groups > 1 or not x.numel():
         return False
     if math.prod(x.shape[:4]) > _LARGEST_FOR_NATIVE or min(weight.shape[-2:]) > 3:
         return False

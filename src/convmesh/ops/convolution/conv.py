@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
-from convmesh.kernels.local_conv import ConvParams, is_best_left_alone
+from convmesh.kernels.local_conv import ConvParams, is_always_left_alone, is_best_left_alone
 from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
 from convmesh.layout.layout import LAYOUTS_KEPT
@@ -20,7 +20,8 @@ from convmesh.layout.maps import DimMap, Same, Whole, Window
 from convmesh.layout.terms import Terms, split_terms
 from convmesh.ops.channels.channel_layers import cut_conv, is_cut
 from convmesh.ops.convolution.conv_function import SplitConv, SplitConvFunction, split_conv
-from convmesh.ops.core.autocast import autocast_inputs, without_autocast
+from convmesh.ops.core.autocast import autocast_inputs, autocast_type, without_autocast
+from convmesh.ops.core.by_samples import by_samples, learns_partly
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, halo, output_layout
 from convmesh.ops.core.fetch import fetch
@@ -32,6 +33,19 @@ from convmesh.ops.core.sharded import Sharded
 BYTES_WORTH_OVERLAP = 8 << 20
 """Halo of a layer from which on a compiled step on a GPU computes while it travels. By estimate: two terms of their own
 take about ten kernels more, 100 to 300 µs, in which 50 GB/s carry 5 to 15 MB."""
+
+
+def _is_left_to_torch(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **others: Any
+) -> bool:
+    """Whether torch's own convolution is the best for whole samples, whatever its options."""
+    del options, others
+    if weight.dim() != len(x.layout.cuts) or not is_always_left_alone(x.local) or autocast_type(x.device):
+        return False
+    return learns_partly(x, weight, bias)
+
+
+by_samples(F.conv1d, F.conv2d, F.conv3d, when=_is_left_to_torch)
 
 
 @implements(F.conv1d, F.conv2d, F.conv3d, takes_cut_weights=True)

@@ -7,18 +7,29 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.meta_autocast import Cast, meta_autocast, meta_cast
+
+
+def current_cast(device: torch.device) -> Cast | None:
+    """The autocast that is on for tensors on a device; those without data have that of the device they stand for."""
+    if device.type == "meta":
+        return meta_cast()
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return Cast(device.type, torch.get_autocast_dtype(device.type))
 
 
 def autocast_type(device: torch.device) -> torch.dtype | None:
-    """The type of autocast on a device; None if it is off or unknown (meta)."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.get_autocast_dtype(device.type)
+    """The type of autocast on a device; None if it is off."""
+    cast = current_cast(device)
+    return None if cast is None else cast.dtype
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Turn autocast off for operators whose operands are already cast."""
-    return nullcontext() if autocast_type(device) is None else torch.autocast(device.type, enabled=False)
+    if current_cast(device) is None:
+        return nullcontext()
+    return meta_autocast(None) if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def autocast_inputs(

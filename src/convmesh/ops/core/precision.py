@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from convmesh.ops.core.autocast import current_cast
 from convmesh.ops.core.sharded import Sharded
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -16,8 +17,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def result_type(x: Sharded) -> torch.dtype:
     """The type of results of operators that autocast on GPUs computes in float32."""
-    has_autocast = x.is_cuda and torch.is_autocast_enabled("cuda")
-    return wide(x.dtype) if has_autocast else x.dtype
+    cast = current_cast(x.device)
+    return wide(x.dtype) if cast is not None and cast.kind == "cuda" else x.dtype
 
 
 def as_autocast_asks(x: Sharded) -> Sharded:

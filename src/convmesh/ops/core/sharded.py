@@ -13,6 +13,7 @@ from convmesh.dist import OpenMesh, exchange
 from convmesh.errors import ConvMeshError, LayoutError, OperatorError, UnsupportedError
 from convmesh.layout import Box, Layout
 from convmesh.layout.layout import FoldedLayout
+from convmesh.ops.core.by_samples import run_by_samples
 from convmesh.ops.core.exchange_plans import conversion, replicated_layout
 from convmesh.ops.core.operators import ShardedOperators, operand_name
 from convmesh.ops.core.registry import handler_of, name_of, takes_cut_weights, takes_folded, tensor_method
@@ -45,6 +46,9 @@ class Sharded(ShardedOperators):
     ) -> Any:
         """Run the split version of `func`. Whatever goes wrong in it is raised as an error of ours."""
         del types  # torch leaves DTensors out of it
+        local = run_by_samples(func, args, kwargs)
+        if local is not None:
+            return local
         has_folded = _check_operands(func, (*args, *kwargs.values()) if kwargs else args)
         handler = handler_of(func)
         if has_folded and not takes_folded(func):
@@ -79,7 +83,7 @@ class Sharded(ShardedOperators):
 
     @property
     def shape(self) -> torch.Size:
-        shape = self.layout.shape
+        shape = self.layout.shape[:-1] if self.layout.copies else self.layout.shape
         return torch.Size((*shape[:-2], shape[-2] * shape[-1]) if self.layout.folds else shape)
 
     @property
@@ -137,7 +141,7 @@ class Sharded(ShardedOperators):
 
     @property
     def ndim(self) -> int:
-        return len(self.layout.cuts) - self.layout.folds
+        return len(self.layout.cuts) - self.layout.folds - self.layout.copies
 
     @property
     def unfolded(self) -> Sharded:
@@ -261,6 +265,9 @@ def _call_method(method: Callable[..., Any], x: Sharded, *args: Any, **kwargs: A
     name = method.__name__
     if name not in _READ_BY_TORCH:
         return Sharded.__torch_function__(method, (), (x, *args), kwargs)
+    local = run_by_samples(method, (x, *args), kwargs)
+    if local is not None:
+        return local
     try:
         return getattr(torch, name)(x, *args, **kwargs)
     except TypeError as error:

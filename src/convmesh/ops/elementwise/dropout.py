@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from convmesh.dist import OpenMesh
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Box
+from convmesh.ops.core.mask_seeds import next_seed
+from convmesh.ops.core.masks import keep_mask
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
-from convmesh.ops.elementwise.mask_seeds import next_seed
-from convmesh.ops.elementwise.masks import keep_mask
 
 ALPHA = 1.7580993408473766
 """The limit of SELU at −∞, negated: alpha dropout replaces dropped elements by its negative."""

@@ -10,10 +10,10 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import UnsupportedError
+from convmesh.ops.core.mask_seeds import next_seed
+from convmesh.ops.core.masks import random_bits
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded, replicated
-from convmesh.ops.elementwise.mask_seeds import next_seed
-from convmesh.ops.elementwise.masks import random_bits
 from convmesh.private_torch import tree_leaves, tree_map
 
 _T = torch.Tensor

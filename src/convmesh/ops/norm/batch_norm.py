@@ -14,14 +14,34 @@ from convmesh.kernels.fusing import is_fused
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.ops.channels.channel_params import channel_buffers, channel_params, share_buffers
+from convmesh.ops.core.by_samples import by_samples, learns_partly
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.norm.fused_norm import FusedNorm, fused_norm, moments_here
 from convmesh.ops.norm.moments import Population
 from convmesh.ops.norm.normalise import Normaliser, apply_moments, normalise, per_row
-from convmesh.ops.norm.rows import rows_of_channels, statistics
+from convmesh.ops.norm.rows import has_enough_rows, rows_of_channels, statistics
 
 Buffer = torch.Tensor | None
+
+
+def _is_left_to_torch(
+    x: Sharded,
+    running_mean: Buffer,
+    running_var: Buffer,
+    weight: Buffer = None,
+    bias: Buffer = None,
+    training: bool = False,
+    **options: float,
+) -> bool:
+    """Whether statistics are of values that are all here, and torch's kernel is as good as ours, in fewer calls."""
+    del options
+    if not training or (x.layout.axes and (not x.mesh.settings.replica_statistics or x.layout.axes != ("data",))):
+        return False
+    return has_enough_rows(x.local) and learns_partly(x, weight, bias, running_mean, running_var)
+
+
+by_samples(F.batch_norm, when=_is_left_to_torch)
 
 
 @implements(F.batch_norm, takes_cut_weights=True)

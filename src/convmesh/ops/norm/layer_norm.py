@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
+from convmesh.ops.core.by_samples import by_samples, learns_partly
 from convmesh.ops.core.precision import as_autocast_asks, wide
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -19,6 +20,16 @@ from convmesh.ops.norm.normalise import Normaliser, normalise
 from convmesh.ops.norm.rows import rows_of_groups, statistics
 
 Param = torch.Tensor | None
+
+
+def _is_of_samples(
+    x: Sharded, normalized_shape: Sequence[int], weight: Param = None, bias: Param = None, eps: float = 1e-5
+) -> bool:
+    del eps
+    return len(normalized_shape) < len(x.layout.cuts) and learns_partly(x, weight, bias)
+
+
+by_samples(F.layer_norm, when=_is_of_samples)
 
 
 @implements(F.layer_norm)

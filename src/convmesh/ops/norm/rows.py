@@ -9,6 +9,7 @@ only; there every index of the last dim gets its own rows, which are adjacent in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -71,13 +72,25 @@ def rows_of_channels(x: torch.Tensor, kind: str) -> Rows:
     samples, channels = x.shape[:2]
     if _suits_interleaving(x, kind):
         return Rows(_interleaved(x), (x.shape[-1], channels, 1), (0, 2), interleaved=True)
-    length = math.prod(x.shape[2:])
-    small = length < SHORTEST_ROW or samples * length < LARGE_CHANNEL
-    if small or memory_format_of(x) != torch.contiguous_format:
+    members = pieces_of_channel(tuple(x.shape), memory_format_of(x) != torch.contiguous_format)
+    if not members:
         return Rows(x.contiguous(memory_format=memory_format_of(x)), (1, channels, 1), (0, 2))
-    members = pieces(samples * channels, length)
-    values = x.contiguous().view(1, samples * channels * members, length // members)
+    values = x.contiguous().view(1, samples * channels * members, math.prod(x.shape[2:]) // members)
     return Rows(values, (samples, channels, members), (0, 2))
+
+
+def pieces_of_channel(shape: Sequence[int], channels_last: bool) -> int:
+    """How many rows a channel of one sample is; 0 where a channel of all samples is one row."""
+    samples, channels, *space = shape
+    length = math.prod(space)
+    if channels_last or length < SHORTEST_ROW or samples * length < LARGE_CHANNEL:
+        return 0
+    return pieces(samples * channels, length)
+
+
+def has_enough_rows(x: torch.Tensor) -> bool:
+    """Whether channels as they are will do for rows: they are small, or lie side by side."""
+    return not pieces_of_channel(x.shape, memory_format_of(x) != torch.contiguous_format)
 
 
 def rows_of_groups(x: torch.Tensor, samples: int, groups: int, channels: int, kind: str) -> Rows:

@@ -21,6 +21,7 @@ from convmesh.layout import Box, Layout, Span
 from convmesh.layout.adaptive import Adaptive, unrolled
 from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.layout.maps import DimMap, Same
+from convmesh.ops.core.by_samples import by_samples
 from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, output_layout
@@ -183,5 +184,6 @@ for _dims in (1, 2, 3):
     _name = f"adaptive_max_pool{_dims}d"
     implements(getattr(F, f"adaptive_avg_pool{_dims}d"))(partial(adaptive_avg_pool, _dims))
     implements(getattr(F, _name))(partial(adaptive_max_pool, _dims))
+    by_samples(getattr(F, f"adaptive_avg_pool{_dims}d"), getattr(F, _name))
     implements(getattr(F, f"{_name}_with_indices"))(partial(adaptive_max_pool_with_indices, _dims))
 implements(torch.adaptive_max_pool1d)(partial(adaptive_max_pool_with_indices, 1))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Span
 from convmesh.layout.maps import Window
+from convmesh.ops.core.by_samples import by_samples
 from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.per_dim import Ints
@@ -117,4 +118,5 @@ def lp_pool(
 
 for _dims in (1, 2, 3):
     implements(getattr(F, f"avg_pool{_dims}d"))(partial(avg_pool, _dims))
+    by_samples(getattr(F, f"avg_pool{_dims}d"))
     implements(getattr(F, f"lp_pool{_dims}d"))(partial(lp_pool, _dims))

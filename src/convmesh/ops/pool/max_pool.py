@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
 from convmesh.kernels.memory_format import memory_format_of
+from convmesh.ops.core.by_samples import by_samples
 from convmesh.ops.core.device_constants import vector
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.per_dim import Ints
@@ -145,5 +146,6 @@ class _PaddedMax(torch.autograd.Function):
 for _dims in (1, 2, 3):
     _name = f"max_pool{_dims}d"
     implements(getattr(F, _name), getattr(torch, _name))(partial(max_pool, _dims))
+    by_samples(getattr(F, _name), getattr(torch, _name))
     implements(getattr(F, f"{_name}_with_indices"))(partial(max_pool_with_indices, _dims))
 implements(torch.max_pool1d_with_indices)(partial(max_pool_with_indices, 1))

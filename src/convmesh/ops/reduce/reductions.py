@@ -12,12 +12,15 @@ from torch.autograd.function import once_differentiable
 
 from convmesh.dist import all_reduce, sum_over
 from convmesh.errors import UnsupportedError
+from convmesh.ops.core.by_samples import by_samples, not_along_samples
 from convmesh.ops.core.precision import as_autocast_asks, result_type, wide
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.norm.moments import Population, moments_over
 from convmesh.ops.reduce.partials import Dims, has_none_of, no_partial, reduced, reduced_dims, reduces, side_by_side
 
 _T = torch.Tensor
+
+by_samples(torch.mean, _T.mean, when=not_along_samples)
 
 
 @reduces(torch.sum, _T.sum)

@@ -10,11 +10,15 @@ from torch.autograd.function import once_differentiable
 
 from convmesh.errors import UnsupportedError
 from convmesh.ops.core.across_ranks import Along
+from convmesh.ops.core.by_samples import by_samples, not_along_samples
 from convmesh.ops.core.precision import as_autocast_asks, wide
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.reduce.partials import Dims, reduced, reduced_dims, reduces
 
 _T = torch.Tensor
+
+by_samples(F.softmax, torch.softmax, _T.softmax, when=not_along_samples)
+by_samples(F.log_softmax, torch.log_softmax, _T.log_softmax, when=not_along_samples)
 
 
 @reduces(F.softmax, torch.softmax, _T.softmax, torch.special.softmax)

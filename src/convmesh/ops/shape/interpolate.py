@@ -13,6 +13,7 @@ from convmesh.errors import UnsupportedError
 from convmesh.layout import Box, Span
 from convmesh.layout.maps import DimMap, Same
 from convmesh.layout.resize import Alone, Arithmetic, Method, Resized, step_of
+from convmesh.ops.core.by_samples import by_samples
 from convmesh.ops.core.device_constants import lasting
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import output_layout
@@ -34,6 +35,9 @@ METHODS: dict[str, tuple[Method, tuple[int, ...]]] = {
 
 MOST_VECTORISED = 128
 """Up to this height + width of the output, torch's CPU kernel for 2D nearest rounds in float32 for every type."""
+
+
+by_samples(F.interpolate)
 
 
 @implements(F.interpolate)

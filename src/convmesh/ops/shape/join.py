@@ -11,6 +11,7 @@ import torch
 
 from convmesh.layout import Layout
 from convmesh.layout.maps import DimMap, Placed, Same
+from convmesh.ops.core.by_samples import by_samples, not_along_samples
 from convmesh.ops.core.fetch import fetch
 from convmesh.ops.core.probe import probe, probe_of
 from convmesh.ops.core.registry import implements
@@ -24,6 +25,9 @@ SPLITTING: tuple[Callable[..., Any], ...] = (
     torch.split, _T.split, torch.split_with_sizes, _T.split_with_sizes, torch.chunk, _T.chunk, torch.tensor_split,
     _T.tensor_split, torch.hsplit, _T.hsplit, torch.vsplit, _T.vsplit, torch.dsplit, _T.dsplit,
 )  # fmt: skip
+
+
+by_samples(torch.cat, torch.concat, when=not_along_samples)
 
 
 @implements(torch.cat, torch.concat, torch.concatenate)

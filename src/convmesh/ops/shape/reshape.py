@@ -18,6 +18,7 @@ import torch
 from convmesh.errors import UnsupportedError
 from convmesh.layout import Cut, Layout, Partition
 from convmesh.layout.layout import LAYOUTS_KEPT, fair_cut
+from convmesh.ops.core.by_samples import by_samples, from_second_dim
 from convmesh.ops.core.probe import probe
 from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
@@ -43,6 +44,7 @@ def _register(function: Callable[..., Any]) -> None:
 
 for _function in RESHAPING:
     _register(_function)
+by_samples(torch.flatten, _T.flatten, when=from_second_dim)
 
 
 @implements(_T.view_as, _T.reshape_as)

@@ -236,6 +236,28 @@ def test_one_of_the_batches_can_be_halved_as_often_as_the_networks_own() -> None
     assert tried == sorted(tried, key=math.prod)
 
 
+def test_a_network_that_takes_no_small_inputs_is_tried_on_few() -> None:
+    tried: list[tuple[int, ...]] = []
+
+    class Placed(nn.Module):
+        """Adds to every pixel what it has for its place."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(16, 96, 96))
+
+        def forward(self, x: Any) -> Any:
+            tried.append(tuple(x.shape)) if type(x) is torch.Tensor and x.device.type == "cpu" else None
+            return x + self.places
+
+    layers = [nn.Conv2d(16, 16, 1) for _ in range(30)]
+    assert capture(nn.Sequential(Placed(), *layers), (4, 16, 96, 96)).unchecked == ""
+    sizes = [shape[2:] for shape in dict.fromkeys(tried)]
+    assert sizes[-1] == (96, 96)
+    assert (32, 32) in sizes, "which can be halved as often"
+    assert len(sizes) <= 4
+
+
 def test_a_difference_of_small_batches_alone_does_not_count() -> None:
     """A constant may hold for the extents of the capture alone; on those it agrees."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from convmesh.graph.tracing.shape_shortcuts import _ELEMENTWISE, aten, made
+from convmesh.graph.tracing.shape_shortcuts import _ELEMENTWISE, _RESIZED, aten, made
 
 SHAPES = [(4, 3, 5, 6), (1, 3, 1, 6), (2, 8), (0, 3, 2, 2)]
 EXTRA: dict[Any, tuple[Any, ...]] = {
@@ -89,3 +89,28 @@ def test_joined_tensors_have_the_shape_that_torch_finds(dim: int) -> None:
     for pair in itertools.product(choices, repeat=2):
         expected = outcome(aten.cat.default, (list(pair), dim))
         assert outcome(lambda *args: made(aten.cat.default, args, {}), (list(pair), dim)) == expected
+
+
+@pytest.mark.parametrize("func", sorted(_RESIZED, key=str), ids=str)
+def test_interpolations_have_the_extents_that_were_asked_for(func: Any) -> None:
+    dims = next(d for d in (1, 2, 3) if f"{d}d" in str(func))
+    for shape, extents in [((4, 3, 5, 6, 3), (7, 3, 2)), ((4, 1, 5, 6, 3), (7, 3, 2)), ((2, 3, 4, 2, 6), (1, 9, 4))]:
+        for x in tensors(shape[: dims + 2], torch.float32)[: 1 if "bicubic" in str(func) else 2]:  # torch takes long
+            args = (x, extents[:dims], False, *[None] * dims)
+            assert described(made(func, args, {})) == described(func(*args))
+
+
+def test_interpolations_that_torch_may_refuse_are_left_to_torch() -> None:
+    x = torch.empty(2, 3, 4, 4, device="meta")
+    for extents in [(0, 4), (3,), (2, 2, 2)]:
+        args = (x, extents, False, None, None)
+        assert _outcome(made, aten.upsample_bilinear2d.default, args, {}) == _outcome(
+            aten.upsample_bilinear2d.default, *args
+        )
+
+
+def _outcome(call: Any, *args: Any) -> Any:
+    try:
+        return described(call(*args))
+    except Exception as error:
+        return type(error)

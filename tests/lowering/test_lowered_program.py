@@ -18,6 +18,7 @@ from convmesh.lowering import lower
 from convmesh.lowering.call_text import written
 from convmesh.lowering.operator_calls import FREE
 from convmesh.plans import Transfer, Wait, Work
+from convmesh.plans.plan import Precision, Reduction
 from tests.conftest import Pools
 from tests.runtime.training import fresh
 
@@ -46,13 +47,18 @@ class Step(NamedTuple):
     calls: Counter[str]
 
 
-def step_of(name: str, mesh: Mesh, strategy: str, reduction: str = "bucketed") -> Step:
+def step_of(name: str, mesh: Mesh, strategy: str, precision: Precision = "", reduction: Reduction = "bucketed") -> Step:
     model, x, _, _ = fresh(name)
-    net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy, reduction=reduction))  # type: ignore[arg-type]
-    shard = net.shard_input(x)
-    net(shard)  # the very first step checks that ranks agree
+    if precision:
+        model, x = model.float(), x.float()
+    plan = cm.plan(model, tuple(x.shape), mesh, strategy, precision=precision, reduction=reduction)
+    net = cm.parallelize(model, plan)
+    shard, cast = net.shard_input(x), torch.autocast("cpu", torch.bfloat16, enabled=bool(precision))
+    with cast:
+        net(shard)  # the very first step checks that ranks agree
     with net.mesh.traffic.watch() as seen, _Calls() as calls:
-        y = net(shard)
+        with cast:
+            y = net(shard)
         y.backward(torch.ones_like(y))
     steps = (step for phase, _, step in net.program.steps() if phase in ("forward", "backward"))
     told = Counter(step.call for step in steps if isinstance(step, Work) and step.call)
@@ -115,7 +121,7 @@ def test_what_is_computed_is_what_the_program_says(
 
 
 def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:
-    for step in pools[4].run(step_of, "resnet18", Mesh(data=2, height=2), "data+spatial", "sharded"):
+    for step in pools[4].run(step_of, "resnet18", Mesh(data=2, height=2), "data+spatial", "", "sharded"):
         assert (+step.bytes_sent, +step.messages) == (+step.bytes_told, +step.messages_told)
 
 

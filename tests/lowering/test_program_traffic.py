@@ -31,6 +31,9 @@ CASES = [
     ("vit", "channel", {"channel": 2}),
     ("gpt", "data+filter", {"data": 2, "filter": 2}),
     ("gpt", "spatial", {"width": 2}),
+    ("convlstm", "spatial", {"height": 2}),
+    ("convlstm", "filter", {"filter": 2}),
+    ("swin", "spatial", {"height": 2}),
     ("alexnet", "pipeline", {"pipe": 4}),
     ("alexnet", "data+pipeline", {"pipe": 2, "data": 2}),
 ]

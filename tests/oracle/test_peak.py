@@ -33,6 +33,7 @@ def small(name: str, *shape: int) -> Training:
 
 RESNET, ALEXNET = small("resnet18", 8, 3, 128, 128), small("alexnet", 8, 3, 128, 128)
 UNET, COSMOFLOW = small("unet3d", 2, 1, 32, 32, 32), small("cosmoflow", 4, 4, 32, 32, 32)
+CAST_RESNET, CAST_UNET = (replace(training, precision="amp-bf16") for training in (RESNET, UNET))
 
 CASES = [
     (RESNET, "data", {"data": 2}, {"reduction": "sharded"}),
@@ -52,6 +53,8 @@ CASES = [
     (ALEXNET, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     (ALEXNET, "data", {"data": 2}, {}),
     (ALEXNET, "hybrid", {"data": 2}, {}),
+    (CAST_RESNET, "spatial", {"height": 2}, {}),
+    (CAST_UNET, "data", {"data": 2}, {}),
 ]
 
 

@@ -14,6 +14,9 @@ from convmesh.graph.kinds import WINDOW_OPTIONS, WITHOUT_SPLIT
 
 Shape = tuple[int, ...]
 
+RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1, "LSTMCell": 4, "GRUCell": 3, "RNNCell": 1}
+"""Torch's recurrent layers, with the number of their gates."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -64,6 +67,28 @@ class Node:
     def channels_last(self) -> bool:
         """Whether its channels are the last dim: the features of dense layers and embeddings."""
         return self.kind == "linear" or self.op == "Embedding"
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it is a recurrent layer of torch, with weights of its own."""
+        return self.kind == "recurrent" and self.op in RECURRENT and "parametrized" not in self.options
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it makes one step of time: its input has samples and features alone."""
+        return self.is_recurrent and self.op.endswith("Cell")
+
+    @property
+    def sample_dim(self) -> int:
+        """The dim of the samples of its input: the second of a recurrent layer that has time first."""
+        time_first = self.is_recurrent and not self.is_cell
+        return int(time_first and "batch_first=True" not in str(self.options.get("settings", "")))
+
+    @property
+    def hidden_units(self) -> int:
+        """Of a recurrent layer."""
+        recalled = next(weight for weight in self.weights if "weight_hh" in weight.name)
+        return recalled.shape[0] // RECURRENT[self.op]
 
 
 @dataclass(frozen=True)

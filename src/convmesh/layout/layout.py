@@ -47,12 +47,14 @@ class Layout:
 
     folds = False
     """Whether the tensor has the last two dims as one; see `FoldedLayout`."""
+    copies = False
+    """Whether the last dim counts copies of the tensor; see `CopiedLayout`."""
 
     def __init__(self, mesh: Mesh, cuts: Sequence[Cut]) -> None:
         self.mesh = mesh
         self.cuts = tuple(cuts)
         self._check()
-        self._hash = hash((mesh, self.cuts, self.folds))
+        self._hash = hash((mesh, self.cuts, self.folds, self.copies))
         self._last: tuple[int, Box] = -1, Box(())
 
     @classmethod
@@ -76,7 +78,7 @@ class Layout:
         return self is other or (
             isinstance(other, Layout)
             and self._hash == other._hash
-            and self.folds == other.folds
+            and (self.folds, self.copies) == (other.folds, other.copies)
             and self.mesh == other.mesh
             and self.cuts == other.cuts
         )
@@ -102,6 +104,11 @@ class Layout:
         """The axes that cut some dim, in mesh order."""
         used = {name for cut in self.cuts for name in cut.axes}
         return tuple(name for name in self.mesh.axes if name in used)
+
+    @cached_property
+    def has_whole_samples(self) -> bool:
+        """Whether no dim but the first is cut, if any is."""
+        return bool(self.cuts) and not self.folds and not any(cut.axes for cut in self.cuts[1:])
 
     def axes_of(self, dims: Sequence[int]) -> tuple[str, ...]:
         """The axes that cut any of `dims`, in mesh order."""
@@ -172,6 +179,20 @@ class FoldedLayout(Layout):
     def unfolded(self) -> Layout:
         """The layout of the tensor with the blocks in a dim of their own."""
         return Layout(self.mesh, self.cuts)
+
+
+class CopiedLayout(Layout):
+    """The layout of copies of a tensor, numbered by a last dim that is cut into single ones.
+
+    Ranks along the axes of that dim have one each. Unlike replicas, whose gradients are equal, each copy has its own.
+    """
+
+    copies = True
+
+    @cached_property
+    def single(self) -> Layout:
+        """The layout of one copy."""
+        return Layout(self.mesh, self.cuts[:-1])
 
 
 def _check_names(axes_of: Sequence[tuple[str, ...]]) -> None:

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import nn
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Cut, Layout
 from convmesh.layout.layout import LAYOUTS_KEPT, fair_cut
-from convmesh.lowering.channel_rules import LAYERS
+from convmesh.lowering.channel_rules import CELLS, LAYERS, SEQUENCES
+from convmesh.ops.channels.joint_input import copied_input, copied_layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Split, split_nodes
 
-Role = Literal["follows", "cuts", "dense", "words"]
-"""What a layer does with channels: takes them as they come, or cuts its weight along them, in dim 1 or in the last, or
-in a last dim that its output has alone."""
+Role = Literal["follows", "cuts", "dense", "joint", "words", "sequence", "time_first"]
+"""What a layer does with channels: takes them as they come, or cuts its weight along them, in dim 1 or in the last,
+alone or together with others that read the same tensor, or in a last dim that its output has alone; or it reads time
+step by step, in dim 1 or in the first."""
+
+
+class Arranged(NamedTuple):
+    """A change of layout: the split that asks for it, and for whom."""
+
+    split: Split
+    role: Role
 
 
 def role_of(module: nn.Module | None) -> Role:
     if isinstance(module, nn.Embedding):
         return "words"
     if isinstance(module, nn.Linear):
+        return "dense"
+    if isinstance(module, SEQUENCES):
+        return "sequence" if module.batch_first else "time_first"
+    if isinstance(module, CELLS):
         return "dense"
     return "cuts" if isinstance(module, LAYERS) else "follows"
 
@@ -32,8 +45,14 @@ def arranged_layout(given: Layout, split: Split, role: Role) -> Layout:
     """`given` with samples and space cut as `split` says. Channels stay as they come, unless their axes are needed
     elsewhere, or the layer cuts its weight by other ones. Dims that are cut by the axes that cut the weight stay too:
     the layer gathers them itself, so that backward need not sum what it then throws away."""
+    if given.copies:
+        return given
+    if role == "joint":
+        return copied_layout(_with_tokens(given, split, len(given.cuts)), split.channel)
     if role == "words":
         return _with_tokens(given, split, len(given.cuts) + 1)
+    if role in ("sequence", "time_first"):
+        return _over_time(given, split, 0 if role == "sequence" else 1)
     if role == "dense" and len(given.cuts) > 2:
         return _with_tokens(given, split, len(given.cuts))
     cuts_channels, wanted = role != "follows", split.cut(len(given.cuts))
@@ -47,6 +66,17 @@ def arranged_layout(given: Layout, split: Split, role: Role) -> Layout:
     if len(given.cuts) > 1 and _keeps_channels(given.cuts[1], split, cuts_channels, target.axes):
         kept[1] = given.cuts[1]
     target = target.replacing(kept)
+    return given if target == given else target
+
+
+def _over_time(given: Layout, split: Split, sample_dim: int) -> Layout:
+    """For a recurrent layer: time is whole, and features are, unless the axes that cut hidden units cut them."""
+    samples, features = given.cuts[sample_dim], given.cuts[2]
+    if samples.axes != split.sample:
+        samples = fair_cut(given.mesh, given.shape[sample_dim], split.sample)
+    target = given.with_whole([0, 1, 2]).replacing({sample_dim: samples})
+    if features.axes and features.axes == split.channel:
+        target = target.replacing({2: features})
     return given if target == given else target
 
 
@@ -92,9 +122,13 @@ def input_layout(whole: Layout, name: str, user: Node, split: Split) -> Layout:
 def _role(node: Node) -> Role:
     if node.op == "Embedding":
         return "words"
-    return "dense" if node.channels_last else "follows"
+    if node.is_recurrent and not node.is_cell:
+        return "sequence" if node.sample_dim == 0 else "time_first"
+    return "dense" if node.channels_last or node.is_cell else "follows"
 
 
 def arrange(x: Sharded, split: Split, role: Role) -> Sharded:
     """`x` in the layout that the layer's split asks for."""
+    if role == "joint" and not x.layout.copies:
+        return copied_input(arrange(x, split, "dense"), split.channel)
     return x.redistribute(arranged_layout(x.layout, split, role))

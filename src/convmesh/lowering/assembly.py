@@ -13,12 +13,13 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured, Node
 from convmesh.layout import Layout
+from convmesh.lowering.arrange import Arranged
 from convmesh.lowering.dry_values import Dry, DryResult, dries_in
 from convmesh.lowering.gradient_sums import with_sums
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.weight_cuts import Axes, DecidedCuts, shared_sums, weight_programs
-from convmesh.plans import NodeProgram, Plan, Program, Split
+from convmesh.plans import NodeProgram, Plan, Program
 from convmesh.private_torch import tree_leaves
 
 
@@ -30,6 +31,8 @@ class Assembly:
         self.nodes: list[NodeProgram] = []
         self.uses: dict[str, list[tuple[str, Axes]]] = defaultdict(list)
         """By weight: the nodes that it serves, and the axes that cut their work."""
+        self.computed: set[str] = set()
+        """Weights that others are computed from: what comes back to them that way has been summed."""
         self.eager: set[str] = set()
         """Nodes that sum the gradients of their weights themselves."""
 
@@ -60,15 +63,25 @@ class Assembly:
             if weight.learns:
                 self.uses[weight.name].append((spec.name, in_mesh_order))
 
+    @property
+    def mixed(self) -> frozenset[str]:
+        """Nodes whose weights also serve others in a way that one sum after backward would not be right for both."""
+        return self._sums()[1]
+
+    def _sums(self) -> tuple[dict[str, Axes], frozenset[str]]:
+        uses = {name: [*by, *([("", ())] if name in self.computed else [])] for name, by in self.uses.items()}
+        sum_axes, eager = shared_sums(uses)
+        return sum_axes, eager - {""}
+
     def lowered(
         self,
         nodes: tuple[NodeProgram, ...],
         env: Mapping[str, Any],
-        arranged: dict[str, Split],
+        arranged: dict[str, Arranged],
         shared: dict[str, str],
     ) -> Lowered:
         """All of it; `nodes` are those that were noted, with backward as gradients reach them."""
-        sum_axes, eager = shared_sums(self.uses)
+        sum_axes, eager = self._sums()
         tensors = {name: value for name, value in env.items() if isinstance(value, Dry)}
         return Lowered(
             plan=self._weights.decided_plan(self._plan),
@@ -88,7 +101,7 @@ class Assembly:
 
     def _program(self, nodes: tuple[NodeProgram, ...], sum_axes: dict[str, Axes]) -> Program:
         weights = weight_programs(self._graph.weights, self._mesh, self._weights.cuts, sum_axes)
-        program = Program(self._plan.mesh, self._mesh.rank, nodes, weights)
+        program = Program(self._plan.mesh, self._mesh.rank, nodes, weights, precision=self._plan.precision)
         bytes_inputs, bytes_targets = self._batch_sizes()
         program = replace(program, bytes_inputs=bytes_inputs, bytes_targets=bytes_targets)
         if self._plan.pipeline is not None:  # each stage sums its own

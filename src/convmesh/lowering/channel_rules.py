@@ -29,6 +29,7 @@ from convmesh.layout.channels import (
 )
 from convmesh.ops.channels.channel_layers import transposed_filter_dim
 from convmesh.ops.core.sharded import Sharded
+from convmesh.private_torch.module_tables import keep_apart
 
 Choice = Literal["auto", "x", "y", "w", "whole"]
 PlansOf = Callable[[ChannelSplit], ChannelPlans]
@@ -42,6 +43,11 @@ PER_CHANNEL = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
     nn.GroupNorm,
 )  # fmt: skip
+
+SEQUENCES = (nn.LSTM, nn.GRU, nn.RNN)
+CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+RECURRENT = (*SEQUENCES, *CELLS)
+"""Layers whose weights are cut by hidden units, gate by gate."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,34 @@ def _in_blocks(split: ChannelSplit, blocks: int) -> ChannelSplit:
     return replace(split, blocks=blocks) if len(split.gathered) == 1 else split
 
 
+def decide_units(asked: Asked, module: nn.Module, mesh: Mesh) -> ChannelSplit:
+    """The cut of a recurrent layer: the same hidden units of every gate on each rank, which stay where they are."""
+    assert isinstance(module, RECURRENT)
+    units, ranks = module.hidden_size, mesh.extent(asked.axes)
+    if asked.algorithm not in ("auto", "y"):
+        raise UnsupportedError(
+            f"layer {asked.name!r}: algorithm {asked.algorithm!r} is for layers without memory; hidden units are cut "
+            "by 'y', which sends states and not the sums of all gates. Use algorithm 'y' or 'auto'."
+        )
+    if len(asked.axes) > 1:
+        raise UnsupportedError(
+            f"layer {asked.name!r}: hidden units are cut by one axis, not by {asked.axes}; name one of them."
+        )
+    if units % ranks:
+        raise UnsupportedError(
+            f"layer {asked.name!r}: {units} hidden units do not divide over {ranks} ranks; the largest split that "
+            f"works is {largest_split(units, ranks)} ways."
+        )
+    return ChannelSplit(gathered=asked.axes, blocks=_gates(module))
+
+
+def _gates(module: nn.Module) -> int:
+    """How many gates the weights of a recurrent layer have rows for."""
+    assert isinstance(module, RECURRENT)
+    rows: int = getattr(module, "weight_hh" if isinstance(module, CELLS) else "weight_hh_l0").shape[0]
+    return rows // int(module.hidden_size)
+
+
 def _check_counts(name: str, channels: int, filters: int, split: ChannelSplit, mesh: Mesh, groups: int) -> None:
     ranks = mesh.extent(split.axes)
     scattered = split.kept if split.sums == "channel" else ()
@@ -121,7 +155,10 @@ def _check_counts(name: str, channels: int, filters: int, split: ChannelSplit, m
 
 
 def weight_cuts(module: nn.Module, split: ChannelSplit) -> dict[str, dict[int, tuple[str, ...]]]:
-    """How a split cuts the tensors of a layer, by name."""
+    """How a split cuts the tensors of a layer, by name; a projection of hidden units is cut along its columns."""
+    if isinstance(module, RECURRENT):
+        names = (name for name, _ in module.named_parameters(recurse=False))
+        return {name: {int(name.startswith("weight_hr")): split.gathered} for name in names}
     filter_dim = transposed_filter_dim(module.groups) if isinstance(module, TRANSPOSED) else 0
     if isinstance(module, nn.Embedding):
         filter_dim = 1
@@ -141,6 +178,8 @@ def replace_tensor(
     if whole is None:
         return
     shard = cut_weight(whole.detach(), mesh, cuts, blocks)
+    if isinstance(module, SEQUENCES):
+        keep_apart(module)
     if isinstance(whole, nn.Parameter):
         setattr(module, name, nn.Parameter(shard, requires_grad=whole.requires_grad))
     else:

@@ -53,6 +53,11 @@ class DryCall(ABC):
         """Whether all that it does and holds is so much for each of its samples, and so much besides."""
         return False
 
+    def with_channels(self, channels: int) -> DryCall | None:
+        """The call as it would be for so many channels; None if they do not stay apart in it."""
+        del channels
+        return None
+
     def with_choice(self, decided: ChannelSplit | None) -> DryCall:
         """The call as a plan has it that names the cut of the weight which this one decided on."""
         del decided

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,9 +11,12 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ConvMeshError
-from convmesh.lowering.any_samples import for_samples
+from convmesh.layout import Mesh
+from convmesh.lowering.any_channels import any_channels
+from convmesh.lowering.any_extent import APART, Extent, for_extent, has_gaps
 from convmesh.lowering.dry_backward import Gradients, other_leaves, run_backward
 from convmesh.lowering.dry_call import DryCall, Ready
+from convmesh.lowering.dry_precision import cast_on
 from convmesh.lowering.dry_values import Axes, Dry, DryResult, Strides, dry_of, lying
 from convmesh.lowering.live_bytes import HeldMoments, bytes_of, owned, owned_by
 from convmesh.lowering.mesh_view import MeshView
@@ -23,6 +27,7 @@ from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
 from convmesh.private_torch import flat_arguments, nested_arguments, tree_leaves
+from convmesh.private_torch.meta_autocast import meta_autocast
 
 DryRuns = RecentResults[Any, DryResult]
 """Results by what tells calls apart: shared by the ranks, meshes and plans of one network."""
@@ -38,6 +43,8 @@ class Flat(NamedTuple):
     leaves: Sequence[Any]
     spec: Any
     nesting: str
+    gap: int | None = None
+    """Elements from one sample of the arriving gradient to the next, if there is a gap behind each."""
 
 
 class DryRunner:
@@ -63,16 +70,26 @@ class DryRunner:
         leaves, spec, nesting = flat_arguments(*args)
         if call.key is None:
             return _run(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
-        signature = (call.key, nesting, self.splits_backward, arriving, *_named(leaves))
+        named = _named(leaves)
+        signature = (call.key, nesting, self.splits_backward, arriving, *named)
         if signature not in self._here:
-            self._here[signature] = self._by_samples(call, args, Flat(leaves, spec, nesting), arriving)
+            first = self._here.get((call.key, nesting, self.splits_backward, (), *named)) if arriving else None
+            gap = None if first is None else self._gap(first, arriving)
+            self._here[signature] = self._by_samples(call, args, Flat(leaves, spec, nesting, gap), arriving)
         return self._here[signature]
+
+    def _gap(self, first: DryResult, arriving: tuple[Strides | None, ...]) -> int | None:
+        """That of a gradient of the only output, whose shape the first run of the call has told."""
+        if len(arriving) != 1 or arriving[0] is None or not isinstance(first.value, Dry):
+            return None
+        shape = first.value.layout.box(self.mesh.rank).shape
+        return arriving[0][0] if has_gaps(shape, arriving[0]) else None
 
     def _by_samples(self, call: DryCall, args: Any, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
         """A call, run on this rank's samples alone if it may be."""
         apart = samples_apart(call, args, flat.leaves, self.mesh)
         if apart is None:
-            return self._shared(call, flat, arriving)
+            return self._by_channels(call, flat, arriving)
         try:
             result = self._for_any(apart, flat, arriving)
             if result is None:
@@ -81,6 +98,14 @@ class DryRunner:
             return self._shared(call, flat, arriving)  # which fails too, and tells of the whole batch
         return apart.joined(result, self.mesh) if apart.keeps_cuts(result) else self._shared(call, flat, arriving)
 
+    def _by_channels(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
+        """A call, from its run for any number of channels if that is to be had."""
+        many = None if self.splits_backward or any(arriving) else any_channels(call, flat.leaves, self.mesh)
+        if many is not None:
+            with suppress(*_REFUSALS):
+                return self._shared(many.call, flat._replace(leaves=many.leaves), arriving, Extent(1, many.channels))
+        return self._shared(call, flat, arriving)
+
     def _for_any(self, apart: SamplesApart, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult | None:
         """A call on this rank's samples, from its run for any number of them; None if that is not to be had."""
         if self.splits_backward or not all(strides is None or _begins_with_samples(strides) for strides in arriving):
@@ -88,17 +113,21 @@ class DryRunner:
         many = apart.in_any_number(self.mesh)
         if many is None:
             return None
-        try:
-            return self._shared(apart.call, flat._replace(leaves=many), arriving, apart.samples)
-        except _REFUSALS:
-            return None
+        flat = flat._replace(leaves=many)
+        if flat.gap is not None and arriving[0] is not None:
+            with suppress(*_REFUSALS):
+                strides = ((APART, *arriving[0][1:]),)
+                return self._shared(apart.call, flat, strides, Extent(0, apart.samples, flat.gap))
+        with suppress(*_REFUSALS):
+            return self._shared(apart.call, flat, arriving, Extent(0, apart.samples))
+        return None
 
     def _shared(
-        self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...], samples: int | None = None
+        self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...], wanted: Extent | None = None
     ) -> DryResult:
         """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now.
 
-        With `samples`, that for so many, from a call on `MANY`.
+        With `wanted`, that for an extent, from a call on `MANY`.
         """
         view = self._view(call, flat.leaves)
         call = call.renamed(view.names)
@@ -109,14 +138,14 @@ class DryRunner:
         if result is None:
             result = _run(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
             self._known[call.key, given] = self._known[call.with_choice(result.decided).key, given] = result
-        return view.outside(result if samples is None else self._counted(result, samples))
+        return view.outside(result if wanted is None else self._counted(result, wanted, view.open.mesh))
 
-    def _counted(self, result: DryResult, samples: int) -> DryResult:
-        """A result for `MANY` samples as one for so many, made once; it keeps the former, whose id is then its own."""
-        key = (id(result), samples)
+    def _counted(self, result: DryResult, wanted: Extent, mesh: Mesh) -> DryResult:
+        """A result for `MANY` as one for an extent, made once; it keeps the former, whose id is then its own."""
+        key = (id(result), wanted)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = for_samples(result, samples)
+            known = self._known[key] = for_extent(result, wanted, mesh)
         return known
 
     def _view(self, call: DryCall, leaves: Sequence[Any]) -> MeshView:
@@ -135,7 +164,14 @@ def _begins_with_samples(strides: Strides) -> bool:
 
 
 def _named(leaves: Sequence[Any]) -> list[Any]:
-    return [leaf if isinstance(leaf, Dry) else repr(leaf) for leaf in leaves]
+    return [leaf if isinstance(leaf, Dry) else _description(leaf) for leaf in leaves]
+
+
+def _description(leaf: Any) -> Any:
+    """Of an argument with no shards; torch takes long to write a tensor."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+        return type(leaf), leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
+    return repr(leaf)
 
 
 def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:
@@ -165,7 +201,7 @@ def _run(
     args, kwargs = nested_arguments([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
     originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldMoments("meta")
     before = storages.start((*originals, *weights))
-    with recorded(mesh, storages) as forward, kept.hooks:
+    with recorded(mesh, storages) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
         value = call(*args, **kwargs)
     outputs = [x.local for x in tree_leaves(value) if isinstance(x, Sharded)]
     shards = _unlisted(other_leaves(outputs, sources), weights)

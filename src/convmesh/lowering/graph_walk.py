@@ -20,13 +20,15 @@ from convmesh.graph import Captured, Node
 from convmesh.graph.tracing.node_meta import arguments_of
 from convmesh.kernels.memory_format import channels_last_order
 from convmesh.layout import Layout
-from convmesh.lowering.arrange import Role, arranged_layout, input_layout, input_user, role_of
+from convmesh.lowering.arrange import Arranged, Role, arranged_layout, input_layout, input_user, role_of
 from convmesh.lowering.assembly import Assembly
+from convmesh.lowering.dense_functions import tensor_at, weights_of_call
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_run import DryRunner
 from convmesh.lowering.dry_values import Dry, DryResult, Strides, dries_in
 from convmesh.lowering.feature_blocks import feature_blocks
 from convmesh.lowering.gradient_strides import Place, Returning, Visit
+from convmesh.lowering.joint_inputs import joint_readers
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.lowering_cache import LoweringCache, cache_of
 from convmesh.lowering.node_calls import FunctionCall, ModuleCall, call_of
@@ -52,8 +54,9 @@ class Lowering:
         samples: int | None = None,
         device: str = "cuda",
         cache: LoweringCache | None = None,
+        eager: frozenset[str] = frozenset(),
     ) -> None:
-        self._captured, self._plan, self._samples = captured, plan, samples
+        self._captured, self._plan, self._samples, self._eager = captured, plan, samples, eager
         self._mesh = dry_mesh(plan.mesh, rank, device).with_settings(StepSettings().for_plan(plan))
         self._cache = cache or cache_of(captured)
         self._runner = DryRunner(self._mesh, self._cache.dry_runs)
@@ -61,26 +64,35 @@ class Lowering:
         self._weights = DecidedCuts()
         self._split_here = {node.name for node in split_nodes(captured.graph)}
         self._stages = {} if plan.pipeline is None else stages_by_node(captured.graph, plan.pipeline)
+        self._joint = joint_readers(captured.graph, plan, self._stages)
         self._env: dict[str, Any] = {}
         self._assembly = Assembly(captured, plan, self._mesh, self._weights)
         self._visits: dict[str, Visit] = {}
-        self._arranged: dict[str, Split] = {}
+        self._arranged: dict[str, Arranged] = {}
         self._made: dict[Any, str] = {}
         self._shared: dict[str, str] = {}
 
     def run(self) -> Lowered:
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
+        late = self._assembly.mixed - self._assembly.eager - self._eager
+        if late:  # their backward sends more than was written down
+            return self._with_eager(late).run()
         nodes = Returning(self._visits, self._mesh).programs(self._assembly.nodes)
         self._visits = {}  # they refer to this walk, which would keep it alive
         return self._assembly.lowered(nodes, self._env, self._arranged, self._shared)
+
+    def _with_eager(self, names: frozenset[str]) -> Lowering:
+        """The same walk, in which these nodes sum the gradients of their weights themselves."""
+        at, eager = self._mesh, self._eager | names
+        return Lowering(self._captured, self._plan, at.rank, self._samples, at.stands_for, self._cache, eager)
 
     def _visit(self, node: fx.Node, spec: Node) -> None:
         if node.op == "placeholder":
             self._env[node.name] = self._input(spec)
             self._assembly.note(spec, (), DryResult(self._env[node.name], (), (), (), ()), self._env)
         elif node.op == "get_attr":
-            self._env[node.name] = without_data(_attribute(self._captured.module, str(node.target)))
+            self._env[node.name] = without_data(tensor_at(self._captured.module, str(node.target)))
         elif node.op != "output":
             self._call(node, spec)
 
@@ -109,24 +121,38 @@ class Lowering:
         if not dries:
             args = tree_map(_computed, args)
             value = self._made_apart(node, args)
+            self._assembly.computed |= {weight.name for weight in spec.weights if weight.learns}
             self._env[node.name] = tree_map(_learned_apart, value)
             return
         given = tuple([x.layout for x in dries])
         try:
-            module = part_at(self._captured.module, str(node.target)) if node.op == "call_module" else None
+            module = self._module_of(node)
             unseen = is_opaque(spec.kind, module)
             is_split = node.name in self._split_here and not unseen and bool(args[0]) and isinstance(args[0][0], Dry)
             split = self._plan.split(spec.layer) if is_split else None
-            args = self._arrange_once(node, split, args, role_of(module))
-            run, result = self._run(node, spec, module, split if not unseen else None, args, unseen)
+            if module is not None and node.op != "call_module":  # the module stands for a function on weights
+                args = (args[0][:1], {})
+            role: Role = "joint" if node.name in self._joint else role_of(module)
+            if split is not None and role == "joint":
+                split = replace(split, algorithm="y")
+            args = self._arrange_once(node, split, args, role)
+            run, result = self._run(node, spec, module, split if not unseen else None, args, unseen, role)
         except (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UnsupportedError(f"layer {spec.layer!r} ({spec.op}), {self._plan.strategy}: {error}") from error
         if result.decided is not None and module is not None:
-            self._weights.settle(spec.layer, module, result.decided)
+            self._weights.settle(spec.layer, module, result.decided, weights_of_call(node))
         self._env[node.name] = result.value
         self._note_set(node)
         self._visits[node.name] = Visit(result, self._inputs(node, args), partial(self._again, run, stage), stage)
         self._assembly.note(spec, given, result, self._env)
+
+    def _module_of(self, node: fx.Node) -> nn.Module | None:
+        """The module that a node calls, or that stands for its call of a function on the model's weights."""
+        if node.op == "call_module":
+            return part_at(self._captured.module, str(node.target))
+        if node.name not in self._split_here:
+            return None
+        return self._cache.stand_in(node, self._captured.module)
 
     def _made_apart(self, node: fx.Node, args: Any) -> Any:
         """What a node makes of constants; where those are without data, so are its weights."""
@@ -138,7 +164,14 @@ class Lowering:
         return call_with(module, weights, args[0], args[1])
 
     def _run(
-        self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any, unseen: bool
+        self,
+        node: fx.Node,
+        spec: Node,
+        module: nn.Module | None,
+        split: Split | None,
+        args: Any,
+        unseen: bool,
+        role: Role,
     ) -> tuple[Run, DryResult]:
         """A node's dry run.
 
@@ -148,10 +181,11 @@ class Lowering:
         if unseen and module is not None:
             run: Run = self._unseen(spec, args, module)
             return run, run()
-        call = self._dry_call(node, spec, module, split, args)
+        call = self._dry_call(node, spec, module, split, args, role)
         run = partial(self._runner.run, call, args)
         result = run()
-        if len({*result.sum_axes}) > 1 or (any(result.sum_axes) and self._takes_computed(node)):
+        is_eager = node.name in self._eager or len({*result.sum_axes}) > 1
+        if is_eager or (any(result.sum_axes) and self._takes_computed(node)):
             self._summing.splits_backward = self._runner.splits_backward
             self._assembly.eager.add(node.name)
             run = partial(self._summing.run, call, args)
@@ -195,18 +229,20 @@ class Lowering:
     def _is_zero_bubble(self) -> bool:
         return self._plan.pipeline is not None and self._plan.pipeline.schedule == "zero-bubble"
 
-    def _dry_call(self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any) -> DryCall:
+    def _dry_call(
+        self, node: fx.Node, spec: Node, module: nn.Module | None, split: Split | None, args: Any, role: Role
+    ) -> DryCall:
         """A node's call, before it is made."""
         given = _first(args).layout
-        arranged = given if split is None else arranged_layout(given, split, role_of(module))
+        arranged = given if split is None else arranged_layout(given, split, role)
         moves = arranged != given
         if module is None:
             tensors = tuple(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
             return FunctionCall(node.op, node.target, split, moves, tensors)
         cuts_norm = self._weights.note_norm(spec.layer, module, arranged)
-        key = self._cache.module_key(str(node.target), module)
+        key = self._cache.module_key(spec.layer, module)
         decided, blocks = self._weights.decided(spec.layer), self._blocks(spec, split)
-        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, decided, blocks)
+        return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, decided, blocks, role)
 
     def _blocks(self, spec: Node, split: Split | None) -> int:
         """In how many blocks a layer's features are read, in its own stage."""
@@ -233,13 +269,8 @@ class Lowering:
             self._shared[node.name] = self._made[made]
             return (replace(given, layout=layout), *args[0][1:]), args[1]
         self._made[made] = node.name
-        self._arranged[node.name] = split
+        self._arranged[node.name] = Arranged(split, role)
         return args
-
-
-def _attribute(root: nn.Module, path: str) -> Any:
-    owner, _, name = path.rpartition(".")
-    return getattr(root.get_submodule(owner), name)
 
 
 def _first(args: Any) -> Dry:

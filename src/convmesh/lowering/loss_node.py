@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from convmesh.dist import dry_mesh
+from convmesh.dist import StepSettings, dry_mesh
 from convmesh.kernels.finite_check import all_finite
 from convmesh.layout import Layout
 from convmesh.lowering.dry_call import PlainCall
@@ -27,7 +27,8 @@ def with_loss(
     """The program with the loss of its last node's output after it, and the look at the loss that the runtime takes."""
     program = lowered.program
     last = program.nodes[-1]
-    mesh = dry_mesh(program.mesh, program.rank, lowered.device)
+    settings = StepSettings(precision=lowered.plan.precision)
+    mesh = dry_mesh(program.mesh, program.rank, lowered.device).with_settings(settings)
     output = Dry(last.outputs[0], lowered.dtypes[last.node], True)
     target = Dry(target_layout(output.layout, tuple(target_shape)), target_dtype, False)
     result = DryRunner(mesh).run(PlainCall(loss, is_known=False), ((output, target), {}))

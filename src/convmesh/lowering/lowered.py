@@ -9,8 +9,9 @@ import torch
 
 from convmesh.kernels.memory_format import Order
 from convmesh.layout import Layout
+from convmesh.lowering.arrange import Arranged
 from convmesh.lowering.weight_cuts import Axes, Cuts
-from convmesh.plans import Plan, Program, Split
+from convmesh.plans import Plan, Program
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Lowered:
     """The kind of device, cpu or cuda, whose kernels the program names."""
     layouts: dict[str, tuple[Layout, ...]]
     """By node: the layouts of its outputs."""
-    arranged: dict[str, Split]
-    """Nodes whose input changes its layout first, and the split that asks for it."""
+    arranged: dict[str, Arranged]
+    """Nodes whose input changes its layout first, and what asks for it."""
     shared: dict[str, str]
     """Nodes that take the input which another one had changed."""
     cuts: dict[str, Cuts]

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from convmesh.graph import Captured
 from convmesh.kernels.memory_format import is_channels_last
+from convmesh.lowering.dense_functions import stand_in, tensor_at, weights_of_call
 from convmesh.lowering.dry_run import DryRuns
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import module_key
@@ -41,7 +42,8 @@ class Problem(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """What lowering depends on: a plan's strategy and notes change nothing."""
         p = self.plan
-        chosen = (p.mesh, p.splits, p.batchnorm, p.pipeline, p.checkpoint, p.reduction, p.sub_batches)
+        kept = (p.batchnorm, p.pipeline, p.checkpoint, p.reduction, p.sub_batches, p.attention, p.precision)
+        chosen = (p.mesh, p.splits, *kept)
         return *chosen, self.rank, self.samples, self.device, self.of_stage
 
 
@@ -55,6 +57,7 @@ class LoweringCache:
     _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
     _module_keys: dict[str, Any] = field(default_factory=dict)
     _arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _stand_ins: dict[str, nn.Linear | None] = field(default_factory=dict)
 
     def lowered(self, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
         """The lowered plan, kept or made now. It is found again for the plan with all choices made, too."""
@@ -72,6 +75,13 @@ class LoweringCache:
             leaves = tree_leaves((node.args, dict(node.kwargs)))
             self._arguments[node.name] = tuple(leaf.name for leaf in leaves if isinstance(leaf, fx.Node))
         return self._arguments[node.name]
+
+    def stand_in(self, node: fx.Node, root: nn.Module) -> nn.Linear | None:
+        """The layer that stands for a call of `F.linear` on weights of the network."""
+        if node.name not in self._stand_ins:
+            paths = weights_of_call(node)
+            self._stand_ins[node.name] = stand_in({name: tensor_at(root, path) for name, path in paths.items()})
+        return self._stand_ins[node.name]
 
     def module_key(self, path: str, module: nn.Module) -> Any:
         """What tells calls of a module of the network apart from those of others."""

@@ -14,11 +14,13 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.any_samples import MOST_BYTES
+from convmesh.lowering.any_channels import norm_like
+from convmesh.lowering.any_extent import MOST_BYTES
 from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.axis_names import Axes, AxisNames
 from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_call import DryCall, Ready
+from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.weight_cuts import dry_weights
 from convmesh.plans import Split
 from convmesh.private_torch.module_tables import call_with, named_tensors
@@ -45,6 +47,9 @@ BY_SAMPLE = frozenset(
 """Layers that treat samples one by one."""
 
 NORMS = (nn.LayerNorm, nn.GroupNorm)
+
+_norms: RecentResults[Any, tuple[nn.Module, Any]] = RecentResults(1 << 10)
+"""Norms of other numbers of channels, by what tells calls of those apart that they are like."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,12 @@ class ModuleCall(DryCall):
     """The cut of its weight, where an earlier call of the layer has decided on it."""
     blocks: int = 1
     """Blocks in which its features are read."""
+    role: Role = "follows"
+    """What it does with channels."""
 
     @property
     def key(self) -> Any:
-        return None if self.module_key is None else (self.module_key, self.split, self.decided, self.blocks)
+        return None if self.module_key is None else (self.module_key, self.split, self.decided, self.blocks, self.role)
 
     @property
     def axes(self) -> Axes:
@@ -135,6 +142,15 @@ class ModuleCall(DryCall):
         weight = getattr(self.module, "weight", None)
         return type(self.module) not in NORMS and (weight is None or int(weight.nbytes) <= MOST_BYTES)
 
+    def with_channels(self, channels: int) -> ModuleCall | None:
+        if type(self.module) not in BATCH_NORMS or self.moves or self.module_key is None:
+            return None
+        many = _norms.get((self.module_key, channels))
+        if many is None:
+            module = norm_like(self.module, channels)
+            many = _norms[self.module_key, channels] = module, module_key(module)
+        return replace(self, module=many[0], module_key=many[1])
+
     def with_choice(self, decided: ChannelSplit | None) -> ModuleCall:
         if self.split is None or decided is None or self.split.algorithm == decided.algorithm:
             return self
@@ -148,7 +164,7 @@ class ModuleCall(DryCall):
     def ready(self) -> Ready:
         weights = dry_weights(self.layer, self.module, self.split, self.cuts_norm, self.decided, self.blocks)
         call = partial(_with_weights, self.module, weights)
-        return partial(_after_arranging, call, self.split, role_of(self.module)), list(weights.values())
+        return partial(_after_arranging, call, self.split, self.role), list(weights.values())
 
 
 def _is_pointwise(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, Node, Weight
@@ -44,6 +44,7 @@ class SingleLowering(Lowering):
         super().__init__(captured, plan, rank, device=device)
         self.run()
         self.nodes = {node.name: node for node in captured.module.graph.nodes}
+        self._joint = frozenset()  # nodes are looked at one by one
         self.values = dict(self._env)
         """Of the plan that it was made with: sizes and numbers are the same for all plans."""
 
@@ -64,8 +65,8 @@ class SingleLowering(Lowering):
         """What tells a node from others under these splits, besides the values of `sources`; None if all is its own."""
         node, spec = self.nodes[name], self._captured.graph.node(name)
         called = node.target
-        if node.op == "call_module":
-            called = self._cache.module_key(str(node.target), self._captured.module.get_submodule(str(node.target)))
+        if (module := self._module_of(node)) is not None:
+            called = self._cache.module_key(spec.layer, module)
         if called is None or any(weight.name.rpartition(".")[0] != spec.layer for weight in spec.weights):
             return None
         leaves, _, nesting = flat_arguments(node.args, dict(node.kwargs))
@@ -121,7 +122,4 @@ class SingleLowering(Lowering):
         return moved
 
     def _role(self, node: fx.Node) -> Role:
-        if node.op != "call_module":
-            return role_of(None)
-        module: nn.Module = self._captured.module.get_submodule(str(node.target))
-        return role_of(module)
+        return role_of(self._module_of(node))

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from convmesh.graph.tracing.shape_shortcuts import made
 from convmesh.lowering.call_text import in_kernel_format, written
 from convmesh.plans import Work
+from convmesh.private_torch.attention_kernels import COUNTED_AS, skips_half
 from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
@@ -206,8 +207,10 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return 2 * int(places.numel()) * int(args[1][0].numel())  # as torch counts, in fifty times as long
     if func.overloadpacket in FOURIER_KERNELS:
         return _fourier_flops(args[0], args[1], result)
-    count = flop_registry.get(func.overloadpacket)
-    return int(count(*args, **kwargs, out_val=result)) if count else 0
+    count = flop_registry.get(COUNTED_AS.get(func.overloadpacket, func.overloadpacket))
+    if count is None:
+        return 0
+    return int(count(*args, **kwargs, out_val=result)) // (2 if skips_half(func, args, kwargs) else 1)
 
 
 def _fourier_flops(x: Any, dims: Sequence[int], result: Any) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from convmesh.dist import OpenMesh
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
-from convmesh.lowering.any_samples import MANY, MOST_ELEMENTS, whole_batch
+from convmesh.lowering.any_extent import MANY, MOST_ELEMENTS, uncut
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_values import Dry, DryResult, dries_in, mapped
 
@@ -42,7 +42,7 @@ class SamplesApart:
         is_cut_again = self.call.uses_sub_batches and mesh.settings.sub_batches > 1
         if self.samples < 2 or is_large or is_cut_again or mesh.stands_for != "cuda" or not self.call.counts_samples:
             return None
-        many = whole_batch(MANY)
+        many = uncut(MANY)
         return tuple(x.lying_in(_with_samples(x.layout, many)) if isinstance(x, Dry) else x for x in self.leaves)
 
     def keeps_cuts(self, result: DryResult) -> bool:
@@ -78,7 +78,7 @@ def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMes
     if alone is None:
         return None
     samples = cut.partition.span(mesh.mesh.part(cut.axes, mesh.mesh.coordinates(mesh.rank))).extent
-    whole = whole_batch(samples)
+    whole = uncut(samples)
     here = [x.lying_in(_with_samples(x.layout, whole)) if isinstance(x, Dry) else x for x in leaves]
     return SamplesApart(cut, whole, alone, tuple(here), samples)
 

@@ -12,11 +12,21 @@ from torch import nn
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.cut_weights import local_shape
+from convmesh.errors import PlanError
 from convmesh.graph import Weight
 from convmesh.kernels.memory_format import memory_format_of
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.channel_rules import LAYERS, PER_CHANNEL, Asked, channel_cuts, decide_cut, weight_cuts
+from convmesh.lowering.channel_rules import (
+    LAYERS,
+    PER_CHANNEL,
+    RECURRENT,
+    Asked,
+    channel_cuts,
+    decide_cut,
+    decide_units,
+    weight_cuts,
+)
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Plan, Split, WeightProgram
@@ -43,6 +53,11 @@ def dry_weights(
         sums = split.sums if isinstance(module, (nn.Linear, nn.Embedding)) else "channel"
         asked = Asked(layer, split.algorithm, split.channel, sums, blocks)
         weights["weight"] = PlannedWeight.of(weights["weight"], partial(_decide, asked, decided))
+    elif isinstance(module, RECURRENT) and split is not None and split.channel:
+        decide = partial(_decide_units, Asked(layer, split.algorithm, split.channel), module)
+        for name in weights:
+            if name.startswith(("weight_ih", "weight_hh")):
+                weights[name] = PlannedWeight.of(weights[name], decide)
     elif isinstance(module, PER_CHANNEL) and cuts_norm:
         for name in channel_cuts(()):
             if weights.get(name) is not None:
@@ -56,6 +71,11 @@ def _decide(
     if decided is not None:  # a layer that runs twice keeps its first cut
         return decided
     return decide_cut(asked, x, plans_of, groups, dim).split
+
+
+def _decide_units(asked: Asked, module: nn.Module, x: Sharded, plans_of: Any, groups: int, dim: int) -> ChannelSplit:
+    del plans_of, groups, dim
+    return decide_units(asked, module, x.mesh.mesh)
 
 
 class DecidedCuts:
@@ -79,14 +99,20 @@ class DecidedCuts:
     def decided(self, layer: str) -> ChannelSplit | None:
         return self._decided.get(layer)
 
-    def settle(self, layer: str, module: nn.Module, split: ChannelSplit) -> None:
-        """Keep what was decided for a layer."""
+    def settle(self, layer: str, module: nn.Module, split: ChannelSplit, named: Mapping[str, str]) -> None:
+        """Keep what was decided for a layer; `named` are the model's names of its tensors, if not the layer's own."""
         self._decided[layer] = split
         for name, cuts in weight_cuts(module, split).items():
             if getattr(module, name, None) is not None:
-                self.cuts[f"{layer}.{name}"] = {dim: axes for dim, axes in cuts.items() if axes}
-                if split.blocks > 1:
-                    self.blocks[f"{layer}.{name}"] = split.blocks
+                path = named.get(name, f"{layer}.{name}")
+                self._keep(path, {dim: axes for dim, axes in cuts.items() if axes}, split.blocks if cuts.get(0) else 1)
+
+    def _keep(self, path: str, cuts: Cuts, blocks: int) -> None:
+        if self.cuts.get(path, cuts) != cuts or (path in self.cuts and self.blocks.get(path, 1) != blocks):
+            raise PlanError(f"two layers use {path!r}, but the plan cuts it in two ways; split both alike.")
+        self.cuts[path] = cuts
+        if blocks > 1:
+            self.blocks[path] = blocks
 
     def decided_plan(self, plan: Plan) -> Plan:
         """The plan with every algorithm named."""

@@ -14,7 +14,7 @@ from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
 from convmesh.planner.staging import StageOptions, with_stages
 from convmesh.plans import Plan, PresetOptions, Split, preset, split_of
-from convmesh.plans.plan import BatchNorm, Reduction
+from convmesh.plans.plan import Attention, BatchNorm, Precision, Reduction
 
 Sample = torch.Tensor | Sequence[int] | Sequence[torch.Tensor]
 Splits = Mapping[str, Split | Mapping[str, Any]]
@@ -30,7 +30,9 @@ class DraftOptions:
     batchnorm: BatchNorm = "global"
     checkpoint: tuple[str, ...] = ()
     reduction: Reduction = "bucketed"
+    attention: Attention | None = None
     sub_batches: int | None = None
+    precision: Precision = ""
     preset: PresetOptions = field(default_factory=PresetOptions)
     stages: StageOptions = field(default_factory=StageOptions)
 
@@ -46,7 +48,9 @@ def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: Draft
         batchnorm=options.batchnorm,
         checkpoint=options.checkpoint,
         reduction=options.reduction,
+        attention=options.attention or "gather",
         sub_batches=options.sub_batches or _sub_batches(name, captured, mesh),
+        precision=options.precision,
         signature=captured.graph.signature,
         notes=notes,
         source=captured,

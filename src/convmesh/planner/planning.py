@@ -15,7 +15,7 @@ from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, netwo
 from convmesh.planner.searching import best_on, decided, loaded, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
-from convmesh.plans.plan import BatchNorm, Reduction, Schedule
+from convmesh.plans.plan import Attention, BatchNorm, Precision, Reduction, Schedule
 from convmesh.plans.space_rows import LEAST_ROWS
 from convmesh.system import System
 
@@ -33,35 +33,43 @@ def plan(
     batchnorm: BatchNorm = "global",
     checkpoint: Sequence[str] = (),
     reduction: Reduction = "bucketed",
+    attention: Attention | None = None,
     sub_batches: int | None = None,
     least_rows: int = LEAST_ROWS,
     spatial_until: str | None = None,
     microbatches: int | None = None,
     schedule: Schedule = "1f1b",
     bytes_stage: int | None = None,
+    precision: Precision | None = None,
 ) -> Plan:
     """A plan for training `model` on global batches like `sample` (a tensor or a shape; several in a list).
 
     Needs no process group. `strategy` is a preset's name, "auto", a mapping of layer names or patterns to splits, or a
     plan that was read from a file, which is checked and has its own mesh. "auto" takes the splits that are predicted to
-    be fastest on `system`; with `gpus` in place of a mesh, the best mesh too. `sub_batches` parts of a batch travel one
-    by one to dense layers that are cut over the axis that cuts samples. `checkpoint` names modules whose activations
-    are computed again in backward. A spatial strategy stops where a rank would have fewer than `least_rows` rows, or at
-    the layer `spatial_until`. On a mesh with a pipe axis, layers go into stages of about equal predicted time, within
-    `bytes_stage` of weights and activations if that is given, and the batch goes through them in `microbatches`
-    (default: up to four a stage) by `schedule`.
+    be fastest on `system`; with `gpus` in place of a mesh, the best mesh too. Ranks that have parts of the tokens
+    gather all keys and values for attention, or with `attention="ring"` pass them round; "auto" takes what is predicted
+    to be faster, or to fit. `sub_batches` parts of a batch travel one by one to dense layers that are cut over the
+    axis that cuts samples. `checkpoint` names modules whose activations are computed again in backward. A spatial
+    strategy stops where a rank would have fewer than `least_rows` rows, or at the layer `spatial_until`. On a mesh
+    with a pipe axis, layers go into stages of about equal predicted time, within `bytes_stage` of weights and
+    activations if that is given, and the batch goes through them in `microbatches` (default: up to four a stage) by
+    `schedule`. With `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
     """
     captured = network_of(model, sample)
     options = DraftOptions(
         batchnorm=batchnorm,
         checkpoint=tuple(checkpoint),
         reduction=reduction,
+        attention=attention,
         sub_batches=sub_batches,
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),
         stages=StageOptions(microbatches, schedule, bytes_stage),
+        precision=precision or "",
     )
     if isinstance(strategy, Plan) and gpus is None:
-        return decided(captured, _bound(strategy, captured, mesh or strategy.mesh), _device_kind(system))
+        bound = _bound(strategy, captured, mesh or strategy.mesh)
+        bound = bound if precision is None else replace(bound, precision=precision)
+        return decided(captured, bound, _device_kind(system))
     if mesh is None or gpus is not None or isinstance(strategy, Plan):
         return _searched(captured, mesh, strategy, gpus, system, options)
     device = _device_kind(system)

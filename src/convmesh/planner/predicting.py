@@ -17,6 +17,7 @@ from convmesh.lowering.lower import lower_plan
 from convmesh.lowering.lowered import Lowered
 from convmesh.oracle import Assumptions, Prediction, predict_programs
 from convmesh.plans import Plan, Program
+from convmesh.plans.plan import Precision
 from convmesh.system import System
 
 
@@ -47,16 +48,20 @@ def predict(
     *,
     loss: Callable[..., Any] | None = None,
     target: torch.Tensor | None = None,
+    precision: Precision | None = None,
 ) -> Prediction:
     """What one training step of `plan` costs on a system, given as a value, a name or the path of a file.
 
     A plan does not know the loss; it counts too if `loss` and a `target` of the global batch (meta will do) are given.
+    `precision` stands in for the plan's own: "amp-bf16" and "amp-fp16" are steps under `torch.autocast`, "" is one in
+    the types of the weights.
     """
     if (loss is None) != (target is None):
         raise PlanError("`loss` and `target` go together: give both, or neither to leave the loss out.")
+    plan = plan if precision is None else replace(plan, precision=precision)
     known = System.load(system) if isinstance(system, str) else system
     criterion = None if loss is None or target is None else Criterion(loss, target)
-    ranks = representatives(plan.mesh, borders=True)
+    ranks = [*representatives(plan.mesh, borders=True), *busiest_in_rings(plan)]
     programs = programs_of(plan, ranks, criterion, device=known.torch_device)
     return predict_programs(programs, known, assumptions)
 
@@ -77,6 +82,13 @@ def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
     whole = dict.fromkeys(mesh.axes, 0)
     pairs = itertools.product(stages, places)
     return list(dict.fromkeys(mesh.rank({**whole, **place, "pipe": stage}) for stage, place in pairs))
+
+
+def busiest_in_rings(plan: Plan) -> list[int]:
+    """Where keys pass round, the rank that comes last along all axes: behind a causal mask it sees the most."""
+    if plan.attention != "ring" or plan.pipeline is not None:
+        return []
+    return [plan.mesh.size - 1]
 
 
 def programs_of(

@@ -23,8 +23,9 @@ from convmesh.oracle.search.objectives import objective as objective_called
 from convmesh.oracle.search.rare_collection import rare_collection
 from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, network_of
 from convmesh.planner.mixing import mixes_on
-from convmesh.planner.predicting import predict, programs_of, representatives
-from convmesh.plans import STRATEGIES, Plan, Program, strategy_for
+from convmesh.planner.predicting import busiest_in_rings, predict, programs_of, representatives
+from convmesh.plans import STRATEGIES, Plan, Program, Transfer, strategy_for
+from convmesh.plans.plan import Precision
 from convmesh.plans.presets import AXES_OF
 from convmesh.system import System
 
@@ -51,6 +52,7 @@ def search(
     objective: str = "time",
     samples: int | None = None,
     strategies: Sequence[str] | None = None,
+    precision: Precision = "",
     assumptions: Assumptions | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SearchResult:
@@ -58,10 +60,19 @@ def search(
 
     `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
     `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
+    With `precision` "amp-bf16" or "amp-fp16" steps run under `torch.autocast`.
     """
-    captured = network_of(model, sample)
+    captured, options = network_of(model, sample), DraftOptions(precision=precision)
     return search_captured(
-        captured, system, gpus, objective, samples, strategies, assumptions=assumptions, progress=progress
+        captured,
+        system,
+        gpus,
+        objective,
+        samples,
+        strategies,
+        options=options,
+        assumptions=assumptions,
+        progress=progress,
     )
 
 
@@ -144,15 +155,18 @@ def best_on(captured: Captured, mesh: Mesh, system: System | str | None, options
     made += bench.mixes(mesh)
     if not made:
         raise why or PlanError(f"no split of any layer uses the axes of {mesh}; give a split for each layer.")
-    capacity = float(bench.system.device.bytes_memory)
-    held = [(max(0.0, r.prediction.bytes_needed / capacity - 1), r.prediction.seconds_step) for r in made]
-    best = made[held.index(min(held))]
+    best = min(made, key=bench.worth)
     return decided(captured, replace(best.plan, source=captured), device)
 
 
 def decided(captured: Captured, plan: Plan, device: str) -> Plan:
     """A draft with every open choice made; lowering it also shows that every layer can run so."""
     return lower(captured, plan, device=device).plan
+
+
+def _gathers_keys(program: Program) -> bool:
+    attends = (node for node in program.nodes if node.kind == "scaled_dot_product_attention")
+    return any(isinstance(step, Transfer) for node in attends for step in node.forward)
 
 
 @dataclass(frozen=True)
@@ -207,17 +221,31 @@ class Bench:
         return min((names for names in blocks if names), key=lambda names: abs(len(names) - wanted), default=())
 
     def ranked(self, plan: Plan) -> Ranked:
-        """A draft with every open choice made, lowered for representative ranks, and priced."""
+        """A draft with every open choice made, lowered for representative ranks, and priced.
+
+        Where attention gathers keys and values, they may pass round instead, if that is faster or fits.
+        """
         decided, programs = self.lowered(plan)
-        return Ranked(decided, predict_programs(programs, self.system, self.assumptions))
+        found = Ranked(decided, predict_programs(programs, self.system, self.assumptions))
+        if self.options.attention is not None or not any(map(_gathers_keys, programs.values())):
+            return found
+        round_plan, round_programs = self.lowered(replace(plan, attention="ring"))
+        passed = Ranked(round_plan, predict_programs(round_programs, self.system, self.assumptions))
+        return min(found, passed, key=self.worth)
+
+    def worth(self, ranked: Ranked) -> tuple[float, float]:
+        """What does not fit the memory, then the time."""
+        prediction = ranked.prediction
+        return max(0.0, prediction.bytes_needed / float(self.system.device.bytes_memory) - 1), prediction.seconds_step
 
     def lowered(self, plan: Plan) -> tuple[Plan, dict[int, Program]]:
         """A draft with all that was open decided, and the programs of ranks that stand for all."""
         ranks = representatives(plan.mesh)
         if plan.pipeline is not None:
             return plan, programs_of(plan, ranks, device=self.system.torch_device)
-        lowered = self._lower(plan, ranks[0])
-        return lowered.plan, {ranks[0]: lowered.program}
+        rank = [*busiest_in_rings(plan), *ranks][0]
+        lowered = self._lower(plan, rank)
+        return lowered.plan, {rank: lowered.program}
 
     def mixes(self, mesh: Mesh) -> list[Ranked]:
         """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""

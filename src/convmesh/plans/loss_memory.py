@@ -17,6 +17,9 @@ MASKS_CHECK = 3
 COPIES_BACKWARD = 2
 """Copies of the outputs during the loss's backward: gradients of log-probabilities, and of the outputs."""
 
+NARROW = ("float16", "bfloat16")
+"""Types of outputs of which a loss under autocast keeps copies twice as wide."""
+
 
 def bytes_check(bytes_output: int, dtype: str) -> int:
     """Scratch bytes during the finite check of an output."""

@@ -15,12 +15,18 @@ from convmesh.graph import Graph, Node
 from convmesh.layout.mesh import Mesh
 from convmesh.plans.pipeline_rules import check_pipeline
 from convmesh.plans.plan_text import dumps
-from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, is_table, sharers
+from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, has_own_weights, is_table, sharers
 from convmesh.plans.split import Split
 
 BatchNorm = Literal["global", "replica"]
 Reduction = Literal["bucketed", "sharded", "broadcast"]
+Attention = Literal["gather", "ring"]
+Precision = Literal["", "amp-bf16", "amp-fp16"]
+"""The types of a step: those of the weights, or autocast, which keeps weights and their gradients as they are."""
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+AUTOCAST: dict[str, str] = {"amp-bf16": "bfloat16", "amp-fp16": "float16"}
+"""By precision: the type that autocast casts to."""
 
 TAKES_SPLIT = ("conv", "conv_transpose", "linear", "pool", "resize", "batch_norm")
 """Kinds of nodes whose input is N×C×space by definition, or N×space×C; other nodes take the layout of their inputs."""
@@ -56,8 +62,12 @@ class Plan:
     """Patterns of modules whose activations are recomputed in backward."""
     reduction: Reduction = "bucketed"
     """Where gradients are summed: on every rank, in the shards of an optimiser over `data`, or on one root."""
+    attention: Attention = "gather"
+    """How ranks that have parts of the tokens look at all keys: gathered, or passed round, each rank's in its turn."""
     sub_batches: int = 1
     """Parts in which a batch is sent to dense layers that are cut over the batch's own axis."""
+    precision: Precision = ""
+    """What its step is predicted for. What runs follows `torch.autocast` alone."""
     signature: str = ""
     """Of the network that the plan was made for; empty fits any network with its layers."""
     notes: tuple[str, ...] = ()
@@ -70,6 +80,9 @@ class Plan:
             raise PlanError(f"`batchnorm` (={self.batchnorm!r}) must be one of {', '.join(get_args(BatchNorm))}.")
         if self.reduction not in get_args(Reduction):
             raise PlanError(f"`reduction` (={self.reduction!r}) must be one of {', '.join(get_args(Reduction))}.")
+        if self.attention not in get_args(Attention):
+            raise PlanError(f"`attention` (={self.attention!r}) must be one of {', '.join(get_args(Attention))}.")
+        check_precision(self.precision)
         if self.mesh.shares and self.pipeline is not None:
             raise PlanError(f"the plan's mesh is {self.mesh}; a pipeline's micro-batches have equal shares only.")
         for pattern, split in self.splits:
@@ -94,6 +107,12 @@ class Plan:
     @cached_property
     def _patterns(self) -> list[tuple[str, Split]]:
         return [(name, split) for name, split in self.splits if _is_pattern(name)]
+
+    @property
+    def idle_axes(self) -> tuple[str, ...]:
+        """Axes along which ranks do the same work: they cut no layer and hold no stages."""
+        used = {axis for _, split in self.splits for axis in split.axes} | {"pipe"}
+        return tuple(axis for axis, size in self.mesh.axes.items() if size > 1 and axis not in used)
 
     def with_splits(self, splits: dict[str, Split]) -> Plan:
         """The plan with other splits for some layers."""
@@ -131,7 +150,7 @@ class Plan:
                 near = _nearest(layer, [pattern for pattern, _ in self.splits])
                 raise PlanError(
                     f"the plan has no split for layer {layer!r} of the network{near}; "
-                    'name it, or add a default with "*".'
+                    f'name it ("{layer}" = {{}} leaves it whole), or add a default with "*".'
                 )
         if self.signature and self.signature != graph.signature:
             raise PlanError(
@@ -154,6 +173,13 @@ class Plan:
                     )
 
 
+def check_precision(name: str) -> None:
+    """Refuse what names no precision of a step."""
+    if name not in get_args(Precision):
+        allowed = ", ".join(repr(one) for one in get_args(Precision))
+        raise PlanError(f"`precision` (={name!r}) must be one of {allowed}; '' is that of the weights.")
+
+
 def split_nodes(graph: Graph) -> Iterator[Node]:
     """The nodes that a plan splits; all others take the layout of their inputs."""
     if "split nodes" not in graph.derived:
@@ -166,10 +192,22 @@ def _split_nodes(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes:
         if is_table(node) and node.inputs:
             yield node
+        elif node.is_recurrent and node.inputs:
+            if len(shapes.get(node.inputs[0], ())) == (2 if node.is_cell else 3):
+                yield node
         elif node.kind in TAKES_SPLIT and node.inputs:
             dims = len(shapes.get(node.inputs[0], ()))
-            if dims == 2 or (dims > 2 and (node.kind != "linear" or node.op == "Linear")):
+            if _pads_channels(node, dims):
+                continue
+            if dims == 2 or (dims > 2 and (node.kind != "linear" or has_own_weights(graph, node))):
                 yield node
+
+
+def _pads_channels(node: Node, dims: int) -> bool:
+    """Whether a call pads dim 1 too, if only by nothing: its tensor is not N×C×space, as in window attention."""
+    arguments = node.options.get("arguments", ())
+    padding = arguments[0] if isinstance(arguments, tuple) and arguments else ()
+    return node.op == "pad" and isinstance(padding, tuple) and len(padding) > 2 * (dims - 2)
 
 
 def _is_pattern(name: str) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from convmesh.errors import PlanError
 from convmesh.graph import Graph, Node
-from convmesh.layout.channels import groups_divide
-from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import SPACE_AXES, Mesh
+from convmesh.plans.layer_extents import rows_of, samples_of, uneven_channels
 from convmesh.plans.plan import split_nodes
 from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, may_cut, shared_algorithm, sharers
 from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
@@ -54,10 +53,6 @@ class _Layer:
     node: Node
     given: tuple[int, ...]
     made: tuple[int, ...]
-
-    @property
-    def filters(self) -> int:
-        return self.made[channel_dim(len(self.made), self.node.channels_last)]
 
     @property
     def has_tokens(self) -> bool:
@@ -148,7 +143,7 @@ class _Chooser:
         if layer.has_tokens:
             self._tokens(layer, chosen)
             return
-        extents, free = rows_by_axis(layer.given, layer.made), []
+        extents, free = rows_of(layer.node, layer.given), []
         for axis in self._present(SPACE_AXES):
             rows = extents.get(axis, 0) // self.mesh.axes[axis]
             if rows >= self.options.least_rows and not self._stopped:
@@ -171,7 +166,7 @@ class _Chooser:
     def _employ(self, layer: _Layer, chosen: dict[str, Axes], free: Axes) -> None:
         """Give axes that no longer cut space other work."""
         samples = chosen.get("sample", ()) + free
-        if layer.given[0] >= self.mesh.extent(samples):
+        if samples_of(layer.node, layer.given) >= self.mesh.extent(samples):
             chosen["sample"] = samples
         elif self._fits_channels(layer, free):
             chosen["channel"] = free
@@ -195,12 +190,11 @@ class _Chooser:
                 f"{layer.node.layer}: channels stay whole: {sharers(self.graph, layer.node)[0].layer} shares them"
             )
             return False
-        ranks, groups = self.mesh.extent(axes), int(str(layer.node.options.get("groups", 1)))
-        if layer.filters >= ranks and groups_divide(groups, ranks):
+        rule = uneven_channels(layer.node, self.mesh.extent(axes))
+        if layer.node.is_recurrent and len(axes) > 1:
+            rule = "hidden units are cut by one axis"
+        if not rule:
             return True
-        rule = f"{layer.filters} filters < {ranks} ranks"
-        if not groups_divide(groups, ranks):
-            rule = f"{groups} groups do not divide over {ranks} ranks"
         self._say(f"{layer.node.layer}: channels stay whole: {rule}")
         return False
 

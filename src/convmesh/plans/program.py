@@ -144,6 +144,8 @@ class Program:
     """Bytes of the buckets and the gradients in them, held from step to step."""
     bytes_inputs: int = 0
     """This rank's part of the network's inputs, whichever stage uses them; of one micro-batch."""
+    precision: str = ""
+    """Autocast, as plans name it; empty: layers compute in the types of their weights."""
     bytes_targets: int = 0
     """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 

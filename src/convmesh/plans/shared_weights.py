@@ -10,12 +10,29 @@ from typing import Literal
 
 from convmesh.graph import Graph, Node
 
-CUTS_CHANNELS = ("conv", "conv_transpose", "linear", "embedding")
+CUTS_CHANNELS = ("conv", "conv_transpose", "linear", "embedding", "recurrent layer")
 """Kinds of layers whose weights channels and filters cut."""
 
 
+READ = "attribute"
+"""The operator of nodes that do no more than read a weight for others."""
+
+
+def has_own_weights(graph: Graph, node: Node) -> bool:
+    """Whether a dense layer's weights are the model's: it is a module, or a function that is given them as they are."""
+    if node.op != "linear":
+        return node.op == "Linear"
+    return len(node.inputs) > 1 and all(_is_parameter(graph.node(name)) for name in node.inputs[1:])
+
+
+def _is_parameter(node: Node) -> bool:
+    return node.op == READ and any(not weight.is_buffer for weight in node.weights)
+
+
 def cut_kind(node: Node) -> str:
-    """A node's kind, with embeddings as one of their own."""
+    """A node's kind, with embeddings as one of their own, and recurrent layers apart from functions without weights."""
+    if node.is_recurrent:
+        return "recurrent layer"
     return "embedding" if is_table(node) else node.kind
 
 
@@ -30,7 +47,7 @@ def sharers(graph: Graph, node: Node) -> tuple[Node, ...]:
     if "users of weights" not in graph.derived:
         users: dict[str, list[Node]] = {}
         for user in graph.nodes:
-            for weight in user.weights:
+            for weight in user.weights if user.op != READ else ():
                 users.setdefault(weight.name, []).append(user)
         graph.derived["users of weights"] = users
     by_weight: dict[str, list[Node]] = graph.derived["users of weights"]

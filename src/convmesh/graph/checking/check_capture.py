@@ -12,7 +12,7 @@ from torch import fx, nn
 from convmesh.errors import CaptureError
 from convmesh.graph.checking.comparison import Mismatch, first_layer, mismatch
 from convmesh.graph.checking.drawn_values import Sample, drawn_input, weights_of
-from convmesh.graph.checking.small_batches import SmallBatch, small_batches
+from convmesh.graph.checking.small_batches import SmallBatch, much_larger, own_shapes, small_batches
 from convmesh.graph.checking.trial_step import TrialStep
 from convmesh.graph.graph import Graph
 from convmesh.graph.unchanged_module import unchanged
@@ -47,11 +47,14 @@ class CaptureCheck:
         if weights is None:
             return "its weights have no values here: they are on the meta device, or shards"
         verdict = Verdict(unknown="its activations are too many to be computed for a check")
-        for batch in small_batches(self.graph, self.follows_extents):
+        left = [*small_batches(self.graph, self.follows_extents)]
+        while left:
+            batch, *left = left
             latest = self.compare(self._step(weights, batch))
             if latest == Verdict():
                 return ""
             verdict = latest if latest.refusal or not verdict.refusal else verdict
+            left = much_larger(left, batch, own_shapes(self.graph))
         if verdict.refusal:
             raise CaptureError(verdict.refusal)
         return verdict.unknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from convmesh.graph.graph import Graph, Shape
@@ -27,16 +27,24 @@ LEAST_ALIGNED = 8
 """Powers of two below this say nothing of what a network needs."""
 
 
+FACTOR_AFTER_FAILURE = 8
+"""Each try costs a copy of the weights, so a network that takes no small inputs is tried on few of them."""
+
+
 class SmallBatch(NamedTuple):
     """Shapes of the inputs, and whether gradients are computed too."""
 
     shapes: Shapes
     with_gradients: bool = True
 
+    @property
+    def elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
 
 def small_batches(graph: Graph, shrinks_space: bool) -> Iterator[SmallBatch]:
     """Batches that can be computed in moments, from the smallest to those of the network's own extents."""
-    own = tuple(node.outputs[0].shape for node in graph.inputs)
+    own = own_shapes(graph)
     few = _with_samples(own, min(SAMPLES, _samples(own)))
     sizes = [*reversed(_shrunk(graph, few) if shrinks_space else [few])]
     kept = [shapes for shapes in dict.fromkeys((*sizes, own)) if _computed(graph, shapes) <= MOST_KEPT]
@@ -45,6 +53,22 @@ def small_batches(graph: Graph, shrinks_space: bool) -> Iterator[SmallBatch]:
     yield from map(SmallBatch, kept)
     if alone and alone[-1] not in kept and _computed(graph, alone[-1]) <= MOST_COMPUTED:
         yield SmallBatch(alone[-1], with_gradients=False)
+
+
+def much_larger(batches: Sequence[SmallBatch], failed: SmallBatch, own: Shapes) -> list[SmallBatch]:
+    """Those worth a try after one failed: the next larger ones mostly fail alike.
+
+    The last one always is, and one that can be halved as often as the network's own.
+    """
+    least = FACTOR_AFTER_FAILURE * failed.elements
+    aligned = [shape[1:] for shape in _aligned(own)]
+    kept = [[shape[1:] for shape in batch.shapes] == aligned for batch in batches]
+    return [b for b, is_kept in zip(batches, kept, strict=True) if is_kept or b.elements >= least or b is batches[-1]]
+
+
+def own_shapes(graph: Graph) -> Shapes:
+    """Of the network's inputs, for a whole global batch."""
+    return tuple(node.outputs[0].shape for node in graph.inputs)
 
 
 def activations(graph: Graph) -> int:

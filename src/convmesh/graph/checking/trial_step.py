@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from convmesh.graph.checking.drawn_values import cotangents, weights_by_name
 from convmesh.private_torch import tree_leaves
@@ -76,7 +78,11 @@ class TrialStep:
 
     def _tensors(self) -> Tensors:
         learns = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
-        copies = {name: value.to(self.device, copy=True) for name, value in self.weights.items()}
+        # In plain order, whatever the model's: oneDNN's gradients of few channels last write behind their memory.
+        copies = {
+            name: value.to(self.device, copy=True, memory_format=torch.contiguous_format)
+            for name, value in self.weights.items()
+        }
         return {name: nn.Parameter(copy, learns[name]) if name in learns else copy for name, copy in copies.items()}
 
     def _copies(self, network: nn.Module, tensors: Tensors) -> AbstractContextManager[None]:
@@ -87,6 +93,7 @@ class TrialStep:
     def _surroundings(self) -> Iterator[None]:
         with (
             _fixed_random_numbers(self.device),
+            _DrawnByIndex(),
             _one_thread(),
             _without_meta_default(),
             torch.set_grad_enabled(self.with_gradients),
@@ -116,6 +123,18 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+class _DrawnByIndex(TorchFunctionMode):
+    """Lets dropout draw by index: torch draws in the order of memory, and a captured tensor may lie otherwise."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func in (F.dropout, torch.dropout) and args and isinstance(args[0], torch.Tensor):
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

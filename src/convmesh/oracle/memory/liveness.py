@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convmesh.oracle.memory.ledger import Key, Ledger
-from convmesh.plans.loss_memory import LOSS, bytes_backward, bytes_check
+from convmesh.plans.loss_memory import LOSS, NARROW, bytes_backward, bytes_check
 from convmesh.plans.program import NodeProgram, Program
 from convmesh.plans.steps import Saved, bytes_each
 
@@ -56,14 +56,20 @@ class Liveness:
         """The loss keeps as many bytes as the outputs have; without stages, the runtime checks the outputs then."""
         outputs = dict.fromkeys(key for name in self._ends() for key in self._main.tensors[name])
         here = sum(map(self._ledger.size, outputs)) if LOSS not in self._nodes else 0
-        kept = here + self._bytes_elsewhere() if here else 0
+        outputs_kept = here + self._bytes_elsewhere() if here else 0
+        kept = self._factor_loss() * outputs_kept
         staged = self._program.stages > 1
-        self._ledger.hold(OUTPUTS, kept * self._program.repeats if staged else 0, "activations")
+        self._ledger.hold(OUTPUTS, outputs_kept * self._program.repeats if staged else 0, "activations")
         self._ledger.moment("forward", "loss", kept + (self._bytes_check() if here and not staged else 0))
         self._release(key for name in self._ends() for key in self._main.tensors[name])
         self._ledger.moment("backward", "loss", bytes_backward(kept))
         self._seed(own=True)
         self._kept_by_loss = kept
+
+    def _factor_loss(self) -> int:
+        """Autocast computes losses in float32, so that of narrow outputs they keep wider copies."""
+        narrow = all(dtype in NARROW for name in self._ends() for dtype in self._nodes[name].dtypes)
+        return 2 if self._program.precision and narrow else 1
 
     def _bytes_check(self) -> int:
         """Scratch bytes while this rank's outputs are checked."""

@@ -9,13 +9,12 @@ from functools import cached_property
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.layer_dims import channel_dim
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES, space_axes
 from convmesh.oracle.search.refusal import Refusal, RefusalKind
 from convmesh.plans import Program, Split, Work, preset, split_nodes
+from convmesh.plans.layer_extents import filters_of, rows_of
 from convmesh.plans.presets import AXES_OF
 from convmesh.plans.shared_weights import may_cut
-from convmesh.plans.space_rows import rows_by_axis
 from convmesh.plans.stage_graph import StageGraph
 
 MOST_FREED = 1024
@@ -157,7 +156,7 @@ class Candidates:
     def _rows(self, node: Node, axis: str) -> int:
         """Rows that ranks along an axis of space share in a layer; 1 where there is no space."""
         given = self.graph.node(node.inputs[0]).outputs[0].shape
-        return rows_by_axis(given, node.outputs[0].shape, node.channels_last).get(axis, 1)
+        return rows_of(node, given).get(axis, 1)
 
     def _few_channels(self, axis: str, ranks: int, splits: Mapping[str, Split]) -> Refusal | None:
         """Refuse with the first layer that has too few filters, if such layers do much of the work."""
@@ -180,9 +179,7 @@ class Candidates:
 
 
 def _few_filters(subject: str, ranks: int, node: Node) -> Refusal:
-    shape = node.outputs[0].shape
-    filters = shape[channel_dim(len(shape), node.channels_last)]
-    return Refusal(kind=RefusalKind.FILTERS, subject=subject, needed=ranks, limit=filters, layer=node.layer)
+    return Refusal(kind=RefusalKind.FILTERS, subject=subject, needed=ranks, limit=filters_of(node), layer=node.layer)
 
 
 def unevenness(mesh: Mesh, shape: Sequence[int]) -> float:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
 from convmesh.graph import Graph, Node
 from convmesh.layout import Mesh
-from convmesh.layout.channels import Sums, groups_divide
-from convmesh.layout.layer_dims import channel_dim
+from convmesh.layout.channels import Sums
 from convmesh.layout.mesh import CHANNEL_AXES, SPACE_AXES
 from convmesh.plans import Split
+from convmesh.plans.layer_extents import filters_of, rows_of, samples_of, uneven_channels
 from convmesh.plans.shared_weights import may_cut, shared_algorithm
-from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
+from convmesh.plans.space_rows import LEAST_ROWS
 from convmesh.plans.steps import Shape
 
 MOST_SPLITS = 5
 """Splits of a layer; first those in which axes cut the dims of their names, and all axes of space do the same."""
+
+MOST_ON_PLANES = 3
+"""The same for dense layers on tokens of two dims or more, in windows or not: sums of such layers are worked out for
+every pair of their splits, each with several ways to cut features."""
 
 MOST_INPUT = 4
 """Largest ratio of a layer's input to its weight at which an axis of another name may cut the weight."""
@@ -32,18 +36,17 @@ def splits_of(node: Node, graph: Graph, mesh: Mesh, most: int = MOST_SPLITS) -> 
     """Splits of one layer. An axis cuts the dim of its name, or samples, or channels; nothing only where it must."""
     given, made = graph.node(node.inputs[0]).outputs[0].shape, node.outputs[0].shape
     weights = sum(weight.elements for weight in node.weights if weight.learns) if may_cut(graph, node) else 0
-    rows, filters = rows_by_axis(given, made, node.channels_last), made[channel_dim(len(made), node.channels_last)]
-    uses = [_uses(axis, mesh, given, rows, filters, weights) for axis in mesh.axes]
-    groups = int(str(node.options.get("groups", 1)))
+    uses = [_uses(axis, mesh, node, given, weights) for axis in mesh.axes]
     ratings: dict[Split, tuple[int, float]] = {}
     for chosen in itertools.product(*uses):
         pairs = list(zip(mesh.axes, chosen, strict=True))
         split = _split(pairs)
-        if _fits(split, mesh, given[0], filters, groups):
+        if _fits(split, mesh, node, given):
             ratings.setdefault(split, (_idle(pairs, weights), _strangeness(pairs)))
     least = min(idle for idle, _ in ratings.values())
     busy = [split for split, (idle, _) in ratings.items() if idle == least]
-    best = sorted(busy, key=lambda split: ratings[split])[:most]
+    on_planes = node.channels_last and len(made) > 3
+    best = sorted(busy, key=lambda split: ratings[split])[: min(most, MOST_ON_PLANES) if on_planes else most]
     if node.channels_last and len(made) > 2:
         best = [variant for split in best for variant in _on_tokens(split)]
     if algorithm := shared_algorithm(graph, node):
@@ -76,15 +79,15 @@ def _strangeness(pairs: Sequence[tuple[str, str | None]]) -> float:
     return len(moved) + 0.5 * (at_home and any(kind == "space" for kind, _ in moved))
 
 
-def _uses(axis: str, mesh: Mesh, given: Shape, rows: Mapping[str, int], filters: int, weights: int) -> list[str | None]:
+def _uses(axis: str, mesh: Mesh, node: Node, given: Shape, weights: int) -> list[str | None]:
     """The dims of a layer that an axis may cut; None for nothing."""
     ranks = mesh.axes[axis]
     dims: list[str | None] = [None]
-    if axis in SPACE_AXES and rows.get(axis, 0) >= LEAST_ROWS * ranks:
+    if axis in SPACE_AXES and rows_of(node, given).get(axis, 0) >= LEAST_ROWS * ranks:
         dims.append(axis)
-    if given[0] >= ranks:
+    if samples_of(node, given) >= ranks:
         dims.append("sample")
-    if weights and filters >= ranks and (axis in CHANNEL_AXES or _is_worth(ranks, mesh, given, weights)):
+    if weights and filters_of(node) >= ranks and (axis in CHANNEL_AXES or _is_worth(ranks, mesh, given, weights)):
         dims.append("channel")
     return dims
 
@@ -102,6 +105,9 @@ def _split(pairs: Sequence[tuple[str, str | None]]) -> Split:
     return Split(**cut)  # type: ignore[arg-type]
 
 
-def _fits(split: Split, mesh: Mesh, samples: int, filters: int, groups: int) -> bool:
+def _fits(split: Split, mesh: Mesh, node: Node, given: Shape) -> bool:
+    if node.is_recurrent and len(split.channel) > 1:  # hidden units are cut by one axis
+        return False
     channels = mesh.extent(split.channel)
-    return samples >= mesh.extent(split.sample) and filters >= channels and groups_divide(groups, channels)
+    is_cut = not split.channel or not uneven_channels(node, channels)
+    return samples_of(node, given) >= mesh.extent(split.sample) and is_cut

@@ -1,0 +1,165 @@
+"""Dry runs for any extent of one dim, from one for an extent that can be told from all other numbers.
+
+In a call that treats samples one by one, or channels, every extent, stride and count of bytes is a multiple of their
+number plus a constant. Run for `MANY` of them, both can be read off: constants are far smaller. The largest of several
+counts is no such number, so that a result lists the bytes held at every moment, of which the peak is chosen at the end.
+
+A gradient may arrive as a part of a larger tensor, with a gap behind each sample. A call that gets it copies it, or
+reads it as it lies; from how wide the gap is nothing follows but the words for it, so that one run, for `APART`, serves
+gaps of any width.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from convmesh.dist.traffic import all_reduce_bytes
+from convmesh.layout import Mesh
+from convmesh.layout.layout import Cut
+from convmesh.layout.partition import Partition
+from convmesh.lowering.dry_values import Dry, DryResult, mapped
+from convmesh.plans import Held, Saved, Step, Transfer, Wait, Work
+
+MANY = 4_294_967_311
+"""The first prime above 2^32: with it torch still counts the bytes of 2^25 elements a sample in 64 bits."""
+
+MOST_ELEMENTS = 1 << 24
+"""Of a sample, in any argument of a call."""
+
+MOST_BYTES = 1 << 28
+"""Of a call's weight: sums of a few of these stay far below half of `MANY`."""
+
+APART = 268_435_399
+"""Elements from one sample to the next, of gradients with gaps: the last prime below 2^28."""
+
+_HALF, _DIGITS = MANY // 2, str(MANY)
+_LONG = re.compile(r"(?<![\w.])\d{9,}(?![\w.])")
+
+
+class Extent(NamedTuple):
+    """What to read a result for: the extent of the dim that is `MANY`, and what stands for `APART`."""
+
+    dim: int
+    extent: int
+    apart: int = APART
+
+
+def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether something else lies between a tensor's samples, each of which is in one piece."""
+    inside = sum((extent - 1) * stride for extent, stride in zip(shape[1:], strides[1:], strict=True))
+    return strides[0] > inside + 1
+
+
+def uncut(extent: int) -> Cut:
+    """The cut of a dim of which one rank has all."""
+    return Cut((), Partition.even(extent, 1))
+
+
+def for_extent(result: DryResult, wanted: Extent, mesh: Mesh) -> DryResult:
+    """What a dry run for `MANY`, on `mesh`, would have been for another extent; ValueError if that cannot be told."""
+    at = _Counted(wanted, mesh)
+    forward, backward = (tuple([at.step(step) for step in steps]) for steps in (result.forward, result.backward))
+    if wanted.apart != APART and _counts_gaps(result):
+        raise ValueError("gaps are counted")
+    moments = tuple(tuple(map(at.number, held)) for held in result.moments)
+    bytes_forward, bytes_backward, bytes_weights = map(max, moments)
+    held = Held(
+        bytes_forward,
+        bytes_backward,
+        bytes_weights,
+        outputs=tuple(map(at.saved, result.held.outputs)),
+        gradients=tuple(None if one is None else at.saved(one) for one in result.held.gradients),
+    )
+    return replace(
+        result,
+        value=mapped(at.value, result.value),
+        forward=forward,
+        backward=backward,
+        saved=tuple(map(at.saved, result.saved)),
+        held=held,
+        gradients=tuple(None if strides is None else at.shape(strides) for strides in result.gradients),
+        moments=moments,
+        counted_from=result,
+    )
+
+
+def _counts_gaps(result: DryResult) -> bool:
+    """Whether memory is held that has gaps in it."""
+    owned = (*result.saved, *result.held.outputs, *(one for one in result.held.gradients if one is not None))
+    sizes = (*(one.bytes_kept for one in owned), *(size for moments in result.moments for size in moments))
+    return max(sizes, default=0) >= MANY * APART
+
+
+class _Counted:
+    """Reads numbers found for `MANY` as those for another extent."""
+
+    def __init__(self, wanted: Extent, mesh: Mesh) -> None:
+        self._extent, self._apart = wanted.extent, wanted.apart
+        self._cuts = {wanted.dim: uncut(wanted.extent)}
+        self._mesh = mesh
+
+    def number(self, found: int) -> int:
+        if -_HALF < found < _HALF:
+            return found
+        times, rest = divmod(found + _HALF, MANY)
+        return times * self._extent + rest - _HALF
+
+    def shape(self, found: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape, or strides."""
+        return tuple([self._stride(extent) if extent >= APART else extent for extent in found])
+
+    def _stride(self, found: int) -> int:
+        return self._apart if found == APART else self.number(found)
+
+    def saved(self, found: Saved) -> Saved:
+        return Saved(found.what, found.index, self.number(found.bytes_kept))
+
+    def value(self, leaf: Any) -> Any:
+        return leaf.lying_in(leaf.layout.replacing(self._cuts)) if isinstance(leaf, Dry) else leaf
+
+    def step(self, found: Step) -> Step:
+        if isinstance(found, Transfer):
+            return Transfer(found.carrier, found.axes, self._sent(found), found.peer)
+        if isinstance(found, Wait):
+            return Wait(found.transfers, tuple([(peer, self.number(size)) for peer, size in found.arriving]))
+        if found.bytes_moved < _HALF:  # on weights alone
+            return found
+        call = _LONG.sub(lambda digits: str(self._stride(int(digits[0]))), found.call)
+        if _DIGITS in call:
+            raise ValueError("the extent is part of another number")
+        return Work(
+            op=found.op,
+            inputs=tuple([self.shape(shape) for shape in found.inputs]),
+            outputs=tuple([self.shape(shape) for shape in found.outputs]),
+            dtype=found.dtype,
+            flops=self.number(found.flops),
+            bytes_moved=self.number(found.bytes_moved),
+            options=tuple([self._option(option) for option in found.options]),
+            call=call,
+        )
+
+    def _sent(self, found: Transfer) -> int:
+        """Of what is counted or of weights; a share that was rounded is no such number, but that of an all-reduce."""
+        size = found.bytes_sent
+        if size < _HALF:
+            return size
+        if found.carrier == "all_reduce":
+            ranks = self._mesh.extent(found.axes)
+            return all_reduce_bytes(self.number(_summed(size, ranks)), 1, ranks)
+        if size % MANY:
+            raise ValueError("bytes were rounded")
+        return self.number(size)
+
+    def _option(self, found: Any) -> Any:
+        if isinstance(found, tuple):
+            return tuple([self._option(part) for part in found])
+        return self.number(found) if type(found) is int else found
+
+
+def _summed(sent: int, ranks: int) -> int:
+    """The bytes of which an all-reduce sends so many: at least as many as it sums, so that no two of them share one."""
+    summed = -(-sent * ranks // (2 * (ranks - 1)))
+    assert all_reduce_bytes(summed, 1, ranks) == sent
+    return summed

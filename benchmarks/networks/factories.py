@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,14 @@ class Published:
     name: str
     build: Callable[[], nn.Module]
     shape: Shape
+    words: int = 0
+    """For a network of tokens: how many there are."""
+
+    def batch(self) -> torch.Tensor:
+        drawing = torch.Generator().manual_seed(1)
+        if self.words:
+            return torch.randint(self.words, self.shape, generator=drawing)
+        return torch.randn(self.shape, dtype=torch.float64, generator=drawing)
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
@@ -30,30 +38,60 @@ class Published:
                 weight.data = weight.data.to(torch.complex128)
         return model
 
+    @property
+    def package(self) -> str:
+        """What its name begins with."""
+        return self.name.partition(".")[0]
+
     def versions(self) -> str:
-        packages = ("torch", _PACKAGES[self.name.partition(".")[0]])
+        packages = ("torch", _PACKAGES[self.package].distribution)
         return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
+class _Package(NamedTuple):
+    """How pip and Python call a package."""
+
+    distribution: str
+    module: str
+
+
 _PACKAGES = {
-    "torchvision": "torchvision",
-    "timm": "timm",
-    "smp": "segmentation-models-pytorch",
-    "monai": "monai",
-    "nnunet": "dynamic-network-architectures",
-    "neuralop": "neuraloperator",
+    "torchvision": _Package("torchvision", "torchvision"),
+    "timm": _Package("timm", "timm"),
+    "smp": _Package("segmentation-models-pytorch", "segmentation_models_pytorch"),
+    "monai": _Package("monai", "monai.networks.nets"),
+    "nnunet": _Package("dynamic-network-architectures", "dynamic_network_architectures.architectures.unet"),
+    "neuralop": _Package("neuraloperator", "neuralop.models"),
 }
-"""The distribution that a name begins with."""
+
+
+def import_package(package: str) -> None:
+    """Ahead of the processes that need it."""
+    _import_torchvision()
+    importlib.import_module(_PACKAGES[package].module)
 
 
 def called(module: str, function: str, **options: Any) -> Callable[[], nn.Module]:
     """A factory of a package, imported only when it is called."""
 
     def build() -> nn.Module:
+        _import_torchvision()
         made: nn.Module = getattr(importlib.import_module(module), function)(**options)
         return made
 
     return build
+
+
+def _import_torchvision() -> None:
+    """Its build for GPUs stops at kernels for boxes, where torch is a build for CPUs; no network here needs them."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return
+    except RuntimeError:
+        for kernel in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{kernel}", "(Tensor boxes, Tensor scores, float least) -> Tensor")
+        importlib.import_module("torchvision")
 
 
 IMAGE: Shape = (2, 3, 64, 64)

@@ -12,12 +12,15 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 
 STRATEGIES = ("data", "spatial", "filter", "channel", "data+spatial", "data+filter", "auto")
 
+MOST_SECONDS_PLAN = 5.0
+"""What capturing and planning a network may take, of one core."""
+
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a network: `exact`, `refused`, `wrong` or `crash`, and where and why."""
+    """What became of a network: `exact`, `refused`, `wrong`, `crash` or `unfinished`, and where and why."""
 
     network: str
     strategy: str
@@ -27,11 +30,18 @@ class Finding:
     date: str = ""
     versions: str = ""
     """Of torch and of the network's package."""
+    seconds_plan: float = 0.0
+    """Processor time of capturing and planning, in one process; 0 where it was not measured."""
 
     @property
     def is_failure(self) -> bool:
         """Whether ConvMesh broke its promise: exact, or refused."""
         return self.result in ("wrong", "crash")
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the machine had too little time or memory: it tells nothing of ConvMesh."""
+        return self.result == "unfinished"
 
 
 Findings = dict[Key, Finding]
@@ -46,7 +56,14 @@ def read_findings(path: Path = RESULTS) -> Findings:
 def write_findings(findings: Findings, path: Path = RESULTS) -> None:
     """In the order of names, so that two runs can be compared line by line."""
     lines = [f"{json.dumps(asdict(findings[key]), ensure_ascii=False)}\n" for key in sorted(findings)]
-    path.write_text("".join(lines), encoding="utf-8")
+    beside = path.with_suffix(".new")
+    beside.write_text("".join(lines), encoding="utf-8")
+    beside.replace(path)  # at once: a survey that is stopped loses nothing
+
+
+def add_finding(found: Finding, path: Path = RESULTS) -> None:
+    """Into the file at once: what runs for hours may be stopped at any time."""
+    write_findings(read_findings(path) | {(found.network, found.strategy): found}, path)
 
 
 def totals(findings: Findings) -> list[str]:
@@ -58,12 +75,38 @@ def totals(findings: Findings) -> list[str]:
 def table(findings: Findings) -> list[str]:
     """A row a network, with the reason where it does not run."""
     columns = strategies_of(findings)
-    rows = ["| network | " + " | ".join(columns) + " | why not |", "| --- |" + " --- |" * (len(columns) + 1)]
+    rows = [
+        "| network | " + " | ".join(columns) + " | plan, s | why not |",
+        "| --- |" + " --- |" * len(columns) + " --: | --- |",
+    ]
     for name in sorted({network for network, _ in findings}):
         each = [findings.get((name, strategy)) for strategy in columns]
         why = "; ".join(dict.fromkeys(found.told for found in each if found and found.told))
-        rows.append(f"| {name} | " + " | ".join(found.result if found else "" for found in each) + f" | {why} |")
+        results = " | ".join(found.result if found else "" for found in each)
+        rows.append(f"| {name} | {results} | {_seconds(seconds_plan(found for found in each if found))} | {why} |")
     return rows
+
+
+def seconds_plan(each: Iterable[Finding]) -> float:
+    """The slowest to plan of a network's strategies, without the search; 0 if none was measured."""
+    return max((found.seconds_plan for found in each if found.strategy != "auto"), default=0.0)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds else ""
+
+
+def slowest(findings: Findings) -> str:
+    """The networks that take longest to capture and plan, in a line."""
+    by_network = {name: seconds_plan(f for f in findings.values() if f.network == name) for name, _ in findings}
+    worst = sorted(by_network.items(), key=lambda item: -item[1])
+    measured = [seconds for _, seconds in worst if seconds]
+    if not measured:
+        return ""
+    within = sum(seconds <= MOST_SECONDS_PLAN for seconds in measured)
+    names = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in worst[:5] if seconds)
+    held = f"{within} of {len(measured)} networks are captured and planned within {MOST_SECONDS_PLAN:.0f} s"
+    return f"{held} of processor time; slowest: {names}."
 
 
 def strategies_of(findings: Findings) -> list[str]:

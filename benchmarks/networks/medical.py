@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from benchmarks.networks.factories import IMAGE, Published, Shape, called
@@ -12,6 +14,7 @@ from benchmarks.networks.factories import IMAGE, Published, Shape, called
 _VOLUME = (2, 1, 32, 32, 32)
 _3D = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}
 # GlobalNet and VQVAE compute in float32 inside: in float64, in which the survey compares, they fail by themselves.
+# MaskedAutoEncoderViT masks tokens at random, HyenaNDUNETR needs another package, and sizes only repeat blocks.
 _MONAI: dict[str, tuple[dict[str, Any], Shape]] = {
     "UNet": ({**_3D, "channels": (4, 8, 16), "strides": (2, 2), "num_res_units": 2}, _VOLUME),
     "BasicUNet": ({**_3D, "features": (4, 4, 8, 8, 8, 4)}, _VOLUME),
@@ -95,6 +98,38 @@ _MONAI: dict[str, tuple[dict[str, Any], Shape]] = {
         },
         (2, 1, 16, 16, 16),
     ),
+    "Critic": ({"in_shape": (1, 32, 32), "channels": (4, 8), "strides": (2, 2)}, (2, 1, 32, 32)),
+    "Discriminator": ({"in_shape": (1, 32, 32), "channels": (4, 8), "strides": (2, 2)}, (2, 1, 32, 32)),
+    "Generator": (
+        {"latent_shape": (12,), "start_shape": (4, 8, 8), "channels": (8, 4), "strides": (2, 2)}, (2, 12),
+    ),
+    "FullyConnectedNet": ({"in_channels": 12, "out_channels": 4, "hidden_channels": (16, 8)}, (4, 12)),
+    "VarFullyConnectedNet": (
+        {"in_channels": 12, "out_channels": 12, "latent_size": 4, "encode_channels": (8,), "decode_channels": (8,)},
+        (4, 12),
+    ),
+    "VarAutoEncoder": (
+        {
+            "spatial_dims": 2, "in_shape": (1, 32, 32), "out_channels": 1, "latent_size": 4, "channels": (4, 8),
+            "strides": (2, 2),
+        },
+        (2, 1, 32, 32),
+    ),
+    "RegUNet": ({"spatial_dims": 3, "in_channels": 1, "num_channel_initial": 4, "depth": 2}, (2, 1, 16, 16, 16)),
+    "MILModel": (
+        {"num_classes": 3, "pretrained": False, "backbone": "resnet18", "mil_mode": "att_trans", "trans_blocks": 1},
+        (2, 2, 3, 64, 64),
+    ),
+    "MultiScalePatchDiscriminator": (
+        {"num_d": 2, "num_layers_d": 2, "spatial_dims": 2, "channels": 4, "in_channels": 1, "minimum_size_im": 64},
+        (2, 1, 64, 64),
+    ),
+    "EfficientNetBNFeatures": (
+        {"model_name": "efficientnet-b0", "spatial_dims": 2, "in_channels": 3, "pretrained": False}, IMAGE,
+    ),
+    "ResNetFeatures": (
+        {"model_name": "resnet10", "pretrained": False, "spatial_dims": 3, "in_channels": 1}, _VOLUME,
+    ),
 }  # fmt: skip
 
 _NNUNET = "dynamic_network_architectures.architectures"
@@ -116,10 +151,31 @@ def _nnunet() -> Iterator[Published]:
     yield Published("nnunet.Primus", primus, _VOLUME)
 
 
+_WORDS = {
+    "num_tokens": 16, "max_seq_len": 16, "attn_layers_dim": 32, "attn_layers_depth": 2, "attn_layers_heads": 4,
+}  # fmt: skip
+
+
+def _dints() -> nn.Module:
+    """Searched for by others; here with every cell and the first operator of each."""
+    nets = importlib.import_module("monai.networks.nets")
+    every = [np.ones((4, 7)), np.ones((4, 7), dtype=int)]
+    space = nets.TopologyInstance(arch_code=every, channel_mul=0.25, num_blocks=4, num_depths=3, spatial_dims=2)
+    made: nn.Module = nets.DiNTS(dints_space=space, in_channels=1, num_classes=2, spatial_dims=2)
+    return made
+
+
 def medical() -> Iterator[Published]:
     """All of them."""
     for name, (options, shape) in _MONAI.items():
         yield Published(f"monai.{name}", called("monai.networks.nets", name, **options), shape)
+    yield Published("monai.DiNTS", _dints, (2, 1, 32, 32))
+    yield Published(
+        "monai.DecoderOnlyTransformer",
+        called("monai.networks.nets", "DecoderOnlyTransformer", **_WORDS),
+        (2, 16),
+        words=16,
+    )
     yield from _nnunet()
     for name, options in _NEURALOP.items():
         yield Published(f"neuralop.{name}", called("neuralop.models", name, **options), (2, 1, 16, 16))

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.networks.findings import Findings, read_findings, table, totals, when
+from benchmarks.networks.findings import Findings, read_findings, slowest, table, totals, when
+from benchmarks.networks.left_out import left_out
 from benchmarks.networks.published import published
 
 from convmesh import Mesh
@@ -75,9 +76,11 @@ on four ranks under the other strategies. Each row is from the network's last ru
 
 | cell | meaning |
 | --- | --- |
-| exact | outputs and all gradients agree to 1e-7 of each tensor's largest value |
+| exact | outputs and all gradients agree to 1e-7 of each tensor's largest value, to 1e-5 where it computes in float32 |
 | refused | refused with the reason, before anything is sent |
-| (empty) | not drawn yet |
+| unfinished | the machine had too little time or memory |
+| plan, s | processor time of capturing and planning, for the slowest strategy but `auto`; empty: not measured |
+| (empty) | not run yet, or not drawn |
 
 {when}.
 """
@@ -109,7 +112,20 @@ def _networks(findings: Findings) -> list[str]:
         return []
     waiting = sorted({*published()} - {network for network, _ in findings})
     left = [f"Listed, but not run yet: {', '.join(waiting)}.", ""] if waiting else []
-    return [NETWORKS.format(when=when(findings.values())), *totals(findings), "", *left, *table(findings), ""]
+    lines = [
+        *totals(findings),
+        "",
+        slowest(findings),
+        "",
+        *left,
+        *table(findings),
+        "",
+        "Left out:",
+        "",
+        *left_out(),
+        "",
+    ]
+    return [NETWORKS.format(when=when(findings.values())), *lines]
 
 
 def _families(cells: Mapping[str, Cells]) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         InfeasibleError,
         LabelError,
         LayoutError,
+        LostRankError,
         MeshError,
         NonFiniteLossError,
         OpaqueLayerWarning,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         SystemFileError,
         UnknownNameError,
         UnsupportedError,
+        UnwritableError,
     )
     from convmesh.gradients import LAMB, LARS, GradScaler, ShardedOptimizer, clip_grad_norm_
     from convmesh.layout import Layout, Mesh
@@ -76,6 +78,7 @@ _HOME = {
             "InfeasibleError",
             "LabelError",
             "LayoutError",
+            "LostRankError",
             "MeshError",
             "NonFiniteLossError",
             "OpaqueLayerWarning",
@@ -91,6 +94,7 @@ _HOME = {
             "SystemFileError",
             "UnknownNameError",
             "UnsupportedError",
+            "UnwritableError",
         ],
         "convmesh.errors",
     ),
@@ -142,6 +146,7 @@ __all__ = [
     "LabelError",
     "Layout",
     "LayoutError",
+    "LostRankError",
     "Mesh",
     "MeshError",
     "MovePolicy",
@@ -173,6 +178,7 @@ __all__ = [
     "Trainer",
     "UnknownNameError",
     "UnsupportedError",
+    "UnwritableError",
     "calibrate",
     "clip_grad_norm_",
     "cut_channels",

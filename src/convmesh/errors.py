@@ -65,6 +65,10 @@ class DisagreementError(ConvMeshError, RuntimeError):
     """Ranks that ought to hold the same plan, mesh or shards do not."""
 
 
+class LostRankError(ConvMeshError, ConnectionError):
+    """Another rank has ended, hangs, or cannot be reached: nothing is wrong with this one, and the run can go on."""
+
+
 class UnknownNameError(ConvMeshError, LookupError):
     """A name that stands for nothing here; the message offers the nearest names that do."""
 
@@ -139,3 +143,7 @@ class ConfigError(ConvMeshError, ValueError):
 
 class RunError(ConvMeshError, RuntimeError):
     """A run that cannot start or go on: its folder is in use, or a rank met an error that ends all of them."""
+
+
+class UnwritableError(RunError, CheckpointError):
+    """What a run has to save cannot be written: the disk is full or read-only. It can go on once that is over."""

@@ -76,3 +76,21 @@ def test_bad_input_is_one_message(args: list[str], message: str, capsys: pytest.
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.out == ""
+
+
+def test_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    layer = ["--layer", "attention 4 on 2x64x32", "--ranks", "2"]
+    assert main(["explain", "spatial", *layer, "--system", "dgx-a100"]) == Exit.DONE
+    shown = capsys.readouterr().out
+    assert "ring: keys and values pass round" in shown
+    assert "a step takes" in shown
+    assert main(["explain", "filter", *layer, "--json"]) == Exit.DONE
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    assert [*ways] == ["gather"]  # heads are cut, so that nothing of keys and values is sent
+    assert ways["gather"]["sent"]["attend.scaled_dot_product_attention"] == [0, 0]
+    assert ways["gather"]["parts"]["attend.linear"] == [2, 64, 3, 16]
+
+
+def test_attention_of_features_that_heads_do_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "spatial", "--layer", "attention 3 on 2x64x32"]) == Exit.BAD_INPUT
+    assert "32 features do not divide over 3 heads" in capsys.readouterr().err

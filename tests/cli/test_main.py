@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from convmesh.cli import main as command
 from convmesh.cli.exits import EXPLAINED, Exit
 from convmesh.cli.interrupts import shuts_down_on_signals
 from convmesh.cli.main import VERBS
+from convmesh.cli.warning_lines import warns_in_a_line
+from convmesh.errors import DataWarning
 
 
 @pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in VERBS)])
@@ -40,6 +43,16 @@ def test_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_typed_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert command([]) == Exit.BAD_INPUT
     assert "usage" in capsys.readouterr().out
+
+
+def test_warnings_of_ours_are_a_line_and_others_stay() -> None:
+    with warns_in_a_line():
+        ours, other = (
+            warnings.formatwarning("it is slow.", kind, "code.py", 3, "") for kind in (DataWarning, FutureWarning)
+        )
+    assert ours == "convmesh: warning: it is slow.\n"
+    assert other.startswith("code.py:3: FutureWarning: it is slow.")
+    assert "code.py" in warnings.formatwarning("it is slow.", DataWarning, "code.py", 3, "")
 
 
 def test_an_unknown_verb_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

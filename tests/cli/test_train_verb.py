@@ -79,6 +79,8 @@ def test_sigterm_saves_and_torchrun_goes_on(tmp_path: Path, pools: Pools) -> Non
         ("batsh = 3", [], "`batsh` is unknown; did you mean `batch`?"),
         (RUN, ["--batch", "9", "--accumulate", "2"], "`accumulate` (=2) must divide `batch` (=9)"),
         (RUN, ["--ranks", "0"], "`--ranks` (=0) must be a positive number"),
+        (RUN, ["--seed", "-1"], "the command line: `seed` (=-1) must be greater than or equal to 0."),
+        (RUN, ["--steps", "-1", "--batch", "0"], "the command line has 2 mistakes:\n  `batch` (=0) must be greater"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(
@@ -101,12 +103,17 @@ def test_mistakes_that_ranks_meet_end_in_one_message(tmp_path: Path, capfd: pyte
     wrong = RUN.replace('"digits"', '"missing.h5"').replace("data.args = { samples = 64 }", "")
     assert main(["train", written(tmp_path, wrong), "--run", str(tmp_path / "run"), "--ranks", "2"]) == 2
     told = capfd.readouterr().err
-    assert told.count("there is no such file or folder") == 1
+    assert told.count("`data.source`: 'missing.h5': there is no such file or folder") == 1
     assert "Traceback" not in told
 
 
 def test_a_function_stands_in_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = "from convmesh import RunConfig", "mine = lambda: RunConfig(batch=6, accumulate=4)", "no = lambda: 3"
+    lines = (
+        "from convmesh import RunConfig",
+        "mine = lambda: RunConfig(batch=6, accumulate=4)",
+        "no = lambda: 3",
+        "bad = lambda: [][1]",
+    )
     module = "\n".join(lines)
     (tmp_path / "myruns.py").write_text(module, encoding="utf-8")
     before = os.getcwd()
@@ -116,6 +123,16 @@ def test_a_function_stands_in_for_a_file(tmp_path: Path, capsys: pytest.CaptureF
         assert "`accumulate` (=4) must divide `batch` (=6)" in capsys.readouterr().err
         assert main(["train", "myruns:no"]) == 2
         assert "must return a convmesh.RunConfig" in capsys.readouterr().err
+        assert main(["train", "myruns:bad"]) == 2
+        assert "`myruns:bad` failed: IndexError" in capsys.readouterr().err
+        assert main(["train", "myruns:mime"]) == 2
+        assert "`RUN.TOML` (='myruns:mime'): `myruns` has no 'mime'; did you mean mine?" in capsys.readouterr().err
     finally:
         os.chdir(before)
         sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize("places", ["", "node1", ":29400", "node1:x", "node1:29400,", "node1:29400,node2:70000"])
+def test_places_that_are_none_are_bad_input(places: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", written(tmp_path), "--ranks", "2", "--hosts", "2", f"--rendezvous={places}"]) == 2
+    assert f"`--rendezvous` (={places!r}) must be HOST:PORT" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_a_plan_file(capsys: pytest.CaptureFixture[str]) -> None:
         (["lenet5", "--ranks", "2", "--plan", "none.toml"], "'none.toml'"),
         (["lenet5", "--ranks", "2", "--input", "1x5x5"], "fails on the sample"),
         (["mynets:good", "--ranks", "2"], "`--input` is needed"),
-        (["mynets:best", "--ranks", "2"], "unknown"),
+        (["mynets:best", "--ranks", "2"], "has no 'best'; it has"),
         (["mynets:fails", "--ranks", "2"], "OSError: no weights here"),
         (["mynets:number", "--ranks", "2"], "must return an nn.Module"),
         (["nowhere:net", "--ranks", "2"], "cannot be imported"),

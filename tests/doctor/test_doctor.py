@@ -6,6 +6,7 @@ import importlib.util
 import json
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,61 @@ def test_ranks_that_cannot_meet_are_a_failure(
 
 def refuse(*args: object, **options: object) -> None:
     raise OSError("no sockets here")
+
+
+ODD = """
+import torch
+from torch import nn
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.mean() > 0 else -x
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.branch, self.last = nn.Conv2d(3, 4, 3, padding=1), Branch(), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        y = self.branch(self.first(x))
+        y = torch.linalg.svdvals(y)[..., None] + y
+        return self.last(torch.cdist(y, y))
+
+
+class Closed(Odd):
+    def forward(self, x):
+        return self.last(self.branch(self.first(x)))
+"""
+
+
+@pytest.fixture
+def odd_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_models.py").write_text(ODD, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("odd_models")
+def test_a_model_is_told_all_that_has_no_split_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", "odd_models:Odd", "--input", "3x8x8", "--json"]) == Exit.BAD_INPUT
+    told = json.loads(capsys.readouterr().out)
+    assert [(finding["layer"], finding["fate"], finding["line"]) for finding in told["findings"]] == [
+        ("branch", "closed", "odd_models.py:17"),
+        ("linalg_svdvals", "refused", "odd_models.py:18"),
+        ("cdist", "refused", "odd_models.py:19"),
+    ]
+    assert told["works_under"] == []
+
+
+@pytest.mark.usefixtures("odd_models")
+def test_a_model_with_a_closed_layer_can_be_split(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", "odd_models:Closed", "--input", "3x8x8"]) == Exit.DONE
+    shown = capsys.readouterr().out
+    assert "- branch (Branch) at odd_models.py:24: closed under spatial, filter, channel" in shown
+    assert "can be split: by data, spatial, filter, channel; 0 calls refused elsewhere, 1 layers closed." in shown
+
+
+def test_a_sample_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--input", "3x8x8"]) == Exit.BAD_INPUT
+    assert "name the `--model`" in capsys.readouterr().err

@@ -254,3 +254,42 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(pools: Pools, axes: dict[
     for scale, before, unchanged in pools[2].run(scaled, Mesh(**axes)):
         assert scale < before
         assert unchanged
+
+
+class DropsItself(nn.Module):
+    """Reads `self.training` in the network's own forward and in that of a part."""
+
+    class Part(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(x, 0.5, self.training)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.part, self.head = nn.Conv2d(1, 4, 3, padding=1), DropsItself.Part(), nn.Conv2d(4, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.head(self.part(self.conv(x))), 0.5, self.training)
+
+
+def modes_followed(mesh: Mesh, options: dict[str, Any]) -> list[bool]:
+    torch.manual_seed(0)
+    model, x = DropsItself(), torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        expected = model.eval()(x)
+        model.train()
+        net = cm.parallelize(model, cm.plan(model, x, mesh, **options))
+        outputs = [net.gather_output(net.train(mode)(net.shard_input(x))) for mode in (False, True, False)]
+    return [torch.allclose(y, expected, atol=1e-6) for y in outputs]
+
+
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        ({"height": 2}, {"strategy": "spatial"}),
+        ({"height": 2}, {"strategy": "spatial", "checkpoint": ["*"]}),
+        ({"pipe": 2}, {"strategy": "pipeline"}),
+    ],
+)
+def test_functions_that_read_the_mode_follow_it(pools: Pools, axes: dict[str, int], options: dict[str, Any]) -> None:
+    for found in pools[2].run(modes_followed, Mesh(**axes), options):
+        assert found == [True, False, True]

@@ -76,12 +76,31 @@ def test_a_table_and_the_head_that_shares_it_are_cut_by_words(strategy: str, mes
     assert verified.ok, str(verified)
 
 
-def test_a_table_that_a_function_uses_stays_whole() -> None:
+def test_a_table_that_a_function_uses_is_cut_with_it() -> None:
     model = Tied(as_layer=False)
     plan = cm.plan(model, words(), Mesh(filter=2), "filter")
-    assert any("words: channels stay whole" in note for note in plan.notes)
-    assert not plan.split("words").channel
+    assert (plan.split("words").algorithm, plan.split("linear").algorithm) == ("x", "y")
+    shapes = {weight.name: weight.local_shape for weight in cm.lower_plan(plan).program.weights}
+    assert shapes["words.weight"] == (5, 8)
     assert cm.verify(model, words(), plan, steps=2).ok
+
+
+class Both(nn.Module):
+    """A weight that is read as it is, and that another is computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.linear(x, self.weight), self.weight.square())
+
+
+@pytest.mark.parametrize(("strategy", "mesh"), [("data", Mesh(data=2)), ("filter", Mesh(filter=2))])
+def test_a_weight_that_another_is_computed_from_is_summed_once(strategy: str, mesh: Mesh) -> None:
+    model = Both()
+    verified = cm.verify(model, (4, 5, 6), cm.plan(model, (4, 5, 6), mesh, strategy), steps=1)
+    assert verified.ok, str(verified)
 
 
 def test_a_shared_weight_is_not_cut_in_one_layer_only() -> None:

@@ -1,12 +1,15 @@
 """A run file: strict keys, all mistakes at once, `extends`, and a resolved text that can be run again."""
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import tyro
+from torch import nn
 
 from convmesh import ConfigError, RunConfig
 from convmesh.train.config_files import all_fields, config_of, load_config, resolved_text
+from convmesh.train.planned import check_plan
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -104,6 +107,38 @@ def test_compile_names_a_backend_or_switches_it(tmp_path: Path, text: str) -> No
     assert f"compile = {text}\n" in resolved_text(config)
     flag = text.strip('"')
     assert tyro.cli(RunConfig, args=["--compile", flag], default=RunConfig()) == config
+
+
+@pytest.mark.parametrize(
+    ("typed", "table"),
+    [
+        ("inputs=raw/vol, targets=lab", {"inputs": "raw/vol", "targets": "lab"}),
+        ("size=8,norm='batch'", {"size": 8, "norm": "batch"}),
+        ("{ deep=true, sizes=[3, 4], rate=1e-3, name=a.b-c }",
+         {"deep": True, "sizes": [3, 4], "rate": 1e-3, "name": "a.b-c"}),
+    ],
+)  # fmt: skip
+def test_tables_in_flags_need_no_quotes(typed: str, table: dict[str, object]) -> None:
+    assert tyro.cli(RunConfig, args=["--model.args", typed], default=RunConfig()).model.args == table
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (
+            {"mesh": {"depth": 2}},
+            r"`plan.mesh` \(=\{'depth': 2\}\) is of 2 ranks, but 4 run; start them with `--ranks 2`",
+        ),
+        ({"recompute": ["con1*"]}, r"`plan.recompute` \(='con1\*'\) is unknown. Did you mean conv1"),
+    ],
+)
+def test_plans_that_no_rank_could_follow_are_refused(plan: dict[str, object], told: str) -> None:
+    model = nn.Sequential(OrderedDict(conv1=nn.Conv2d(1, 2, 3)))
+    config = config_of({"plan": plan}, "test").plan
+    with pytest.raises(ConfigError, match=told):
+        check_plan(config, model, 4, None)
+    if config.mesh:
+        check_plan(config, model, 1, 2)  # one of two was lost: the mesh is chosen anew
 
 
 def test_precisions_have_the_names_of_plans_too(tmp_path: Path) -> None:

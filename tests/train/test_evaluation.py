@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from convmesh import Mesh, parallelize, plan
+from convmesh import ConfigError, Mesh, parallelize, plan
 from convmesh.testing import RankPool
-from convmesh.train.evaluation import evaluate, metric_names
+from convmesh.train.evaluation import RSquared, evaluate, metric_names
 
 Pools = dict[int, RankPool]
 SAMPLES, BATCH = 7, 4
@@ -46,6 +46,19 @@ def test_r2_of_every_output(mesh: Mesh, strategy: str, pools: Pools) -> None:
         assert found["loss"] == pytest.approx(F.mse_loss(output, target).item(), rel=1e-12)
         assert found["r2_outputs"] == pytest.approx(expected.tolist(), rel=1e-10)
         assert found["r2"] == min(found["r2_outputs"])
+
+
+def test_targets_that_are_all_alike_have_no_r2() -> None:
+    sums = torch.tensor([[1.0, 1.0], [8.0, 2.0], [16.0, 3.0], [4.0, 4.0]])
+    assert RSquared()._result(sums) == {"r2": 0.5, "r2_outputs": [None, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("r2", torch.int64), ("accuracy", torch.float32), ("dice", torch.float32)]
+)
+def test_a_metric_for_other_targets_is_refused(name: str, target: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=f"`evaluation.metrics` has '{name}', which is for .*or 'auto'"):
+        metric_names((name,), target, 1)
 
 
 def test_the_target_decides_the_metric() -> None:

@@ -37,7 +37,7 @@ def test_metrics_go_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(RunError, match="File exists"):
+    with pytest.raises(RunError, match="it is a file; name a folder"):
         RunFolder(tmp_path / "file", resume=False)
 
 

@@ -55,6 +55,36 @@ def test_a_run_tells_what_its_rank_read(pools: Pools, tmp_path: Path) -> None:
     assert 0 <= summary["bytes_read"] - 2 * images.nbytes // 2 <= 2 * 8 * 8  # half of each image, twice, and classes
 
 
+def test_ranks_that_all_do_the_same_are_told_of(pools: Pools, tmp_path: Path) -> None:
+    """Two images of four rows and three channels: two ranks get two rows each, and four would get too little."""
+    data = {"source": f"{HERE}:maps", "test_source": "", "test_args": {}, "augment": {"crop": [4, 4]}}
+    for ranks in (2, 4):
+        plan = {"strategy": "spatial", "mesh": {"height": ranks}}
+        layer = {"in_channels": 1, "out_channels": 3, "kernel_size": 3, "padding": 1}
+        tables = {
+            "batch": 2,
+            "steps": 1,
+            "plan": plan,
+            "model": {"name": "torch.nn:Conv2d", "args": layer},
+            "data": data,
+        }
+        pools[ranks].run(ran, tables, str(tmp_path / str(ranks)))
+        told = "ranks along height do the same work: the plan cuts no layer there."
+        assert (told in (tmp_path / str(ranks) / "log.txt").read_text(encoding="utf-8")) == (ranks == 4)
+
+
+def test_samples_of_any_type_are_trained_on_in_the_precision_of_the_run(pools: Pools, tmp_path: Path) -> None:
+    """Volumes are often kept as float64 or float16; networks are float32 unless the run file says otherwise."""
+    last = []
+    for kind in ("f8", "f4", "f2"):
+        np.save(tmp_path / "images.npy", np.random.default_rng(0).integers(-3, 3, (8, 1, 8, 8)).astype(kind))
+        np.save(tmp_path / "images.targets.npy", np.arange(8) % 2)
+        data = {"source": str(tmp_path / "images.npy"), "test_source": "", "test_args": {}, "augment": {"flip": ""}}
+        tables = {"data": data, "epochs": 1, "precision": "fp32"}
+        last.append(pools[1].run(ran, tables, str(tmp_path / kind))[0]["final_loss"])
+    assert last[0] == last[1] == last[2]
+
+
 def test_ranks_that_outnumber_the_cores_are_not_predicted(pools: Pools, tmp_path: Path) -> None:
     ranks, cores = 4, len(os.sched_getaffinity(0))
     pools[ranks].run(ran, {"steps": 1, "plan": {"predict": True, "system": "auto"}}, str(tmp_path / "run"))
@@ -99,12 +129,16 @@ def test_two_resumes_in_one_epoch_on_other_meshes_change_nothing(whole: Path, po
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-9)
     assert {(summary["steps"], summary["restarts"]) for summary in summaries} == {(15, 2)}
     assert [line["lr"] for line in lines(tmp_path / "run")] == [line["lr"] for line in lines(whole)]
+    log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
+    assert log.count("goes on with other settings") == 2
+    assert "other settings: steps 6 -> 8, plan.strategy spatial -> data\n" in log
 
 
 def test_a_complete_run_that_is_resumed_stays_as_it_is(pools: Pools, tmp_path: Path) -> None:
     before = pools[1].run(ran, {"steps": 2}, str(tmp_path))[0]
     after = pools[1].run(ran, {"steps": 2}, str(tmp_path), True)[0]
     assert (after["steps"], after["final_loss"], after["eval"]) == (2, before["final_loss"], before["eval"])
+    assert "other settings" not in (tmp_path / "log.txt").read_text(encoding="utf-8")
     assert len(lines(tmp_path)) == 2
 
 

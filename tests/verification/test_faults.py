@@ -42,7 +42,7 @@ def broken_pool(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 
 def verified(**options: Any) -> Verification:
     model = Chain()
-    return cm.verify(model, SHAPE, plan_for(model, SHAPE, data=2), **options)
+    return cm.verify(model, SHAPE, plan_for(model, SHAPE, height=2), **options)
 
 
 def test_a_wrong_output_names_its_layer_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from convmesh.cli.shapes import parse_shape
 if TYPE_CHECKING:
     from convmesh.cli.subjects import Subject
     from convmesh.graph import Captured
+    from convmesh.plans.plan import Precision as PlanPrecision
 
-Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+Precision = Literal["float32", "tf32", "bfloat16", "float16", "amp-bf16", "amp-fp16"]
 
 SAMPLES_PER_RANK = {1: 32, 2: 32, 3: 1}
 """Default batch per rank, by number of spatial dims: volumes come one at a time."""
@@ -32,7 +33,8 @@ class PlannedNetwork:
     """Shape of one sample without the batch, e.g. 1x128x128x128; reference networks have a default."""
     precision: Precision = "float32"
     """Type of weights, gradients, optimiser states and activations.
-    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does."""
+    tf32 is float32 with tensor cores in all products; float32 uses them in convolutions only, as torch does.
+    amp-bf16 and amp-fp16 are torch.autocast: weights, gradients and optimiser states stay float32."""
     batchnorm: Literal["global", "replica"] = "global"
     """Batch statistics over the global batch, or over each replica's samples as in DDP."""
 
@@ -73,6 +75,11 @@ def default_batch(sample: tuple[int, ...], ranks: int) -> int:
 def tf32_of(precision: Precision) -> bool | None:
     """Whether matrix products run on tensor cores; None follows torch's default."""
     return True if precision == "tf32" else None
+
+
+def autocast_of(precision: Precision) -> PlanPrecision:
+    """The precision as plans name it: autocast, or else that of the weights."""
+    return precision if precision in ("amp-bf16", "amp-fp16") else ""
 
 
 def captured_for(subject: Subject, shape: tuple[int, ...], precision: Precision) -> Captured:

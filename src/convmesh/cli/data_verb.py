@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from convmesh.data.inspecting import FileFacts
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
+NAMES = "say which arrays hold inputs and targets with --inputs and --targets"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _plain(facts: FileFacts) -> dict[str, Any]:
 
 
 def _text(facts: FileFacts) -> str:
-    lines = [f"{facts.path}: {facts.samples} samples" if facts.samples is not None else facts.path]
+    lines = [f"{facts.path}{_counts(facts)}"]
     lines += [f"  {a.name}  {a.shape} {a.dtype}, {_bytes(a.bytes_decoded)}, {a.storage}" for a in facts.arrays]
     for cut in facts.cuts:
         dear = "" if cut.amplification < 1.5 else f"  (convmesh data convert {facts.path} NEW.h5 saves this)"
@@ -156,6 +157,17 @@ def _text(facts: FileFacts) -> str:
             f"and reads {cut.amplification:.2f}× that{dear}"
         )
     return "\n".join([*lines, ""])
+
+
+def _counts(facts: FileFacts) -> str:
+    """How many samples there are, and what keeps them from being trained on."""
+    if facts.samples is None:
+        return f": {NAMES}"
+    if facts.targets is None:
+        return f": {facts.samples} samples without targets; {NAMES}"
+    if facts.targets != facts.samples:
+        return f": {facts.samples} inputs but {facts.targets} targets; each input needs one"
+    return f": {facts.samples} samples"
 
 
 def _bytes(count: int) -> str:

@@ -9,18 +9,22 @@ from pathlib import Path
 
 
 class Exit(IntEnum):
-    """0 done, 1 a bug in ConvMesh, 2 bad input, 3 no feasible plan, 5 not exact, 130 interrupted."""
+    """0 done, 1 a bug in ConvMesh, 2 bad input, 3 no feasible plan, 5 not exact, 74 and 75 try again, 130 stopped."""
 
     DONE = 0
     BUG = 1
     BAD_INPUT = 2
     NO_PLAN = 3
     NOT_EXACT = 5
+    UNWRITABLE = 74  # "input/output error" in sysexits.h: of a rank, to its supervisor, which tries again; users see 2
+    LOST_RANK = 75  # "temporary failure" in sysexits.h: another try may go well
     INTERRUPTED = 130
 
 
 EXPLAINED = (
-    "exit status: 0 done; 1 a bug in ConvMesh; 2 bad input; 3 no feasible plan; 5 the verified plan is not exact; "
+    "exit status: 0 done; 1 a bug in ConvMesh; 2 bad input, or a disk that cannot be written; 3 no feasible plan; "
+    "5 the verified plan is not exact; "
+    "75 another rank was lost; "
     "130 interrupted, 143 terminated (a training run is saved first)"
 )
 

@@ -17,6 +17,7 @@ from convmesh.plans.presets import STRATEGIES
 
 if TYPE_CHECKING:
     from convmesh.oracle.explain import LayerSpec
+    from convmesh.system import System
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class ExplainOptions:
     or a reference network, to list the activations and weights of its layers, which decide between strategies."""
     layer: str | None = None
     """The layer: resnet50:stage3.0.body.1.conv, "linear 4096x25088 on 32x25088" or "conv 256x256x3x3 on 8x256x56x56":
-    filters x channels x kernel on samples x channels x space, optionally followed by stride 2 or padding 0."""
+    filters x channels x kernel on samples x channels x space, optionally followed by stride 2 or padding 0; or
+    "attention 8 on 2x4096x512": heads on samples x tokens x features."""
     ranks: int = 4
     """Number of ranks that share the layer."""
     algorithm: Literal["auto", "x", "y", "w"] = "auto"
@@ -51,9 +53,19 @@ def run(options: ExplainOptions) -> int:
     from convmesh.planner.explaining import explain
     from convmesh.system import System
 
-    layer = _layer(options)
     system = System.load(options.system) if options.system else None
+    if (options.layer or "").startswith("attention"):
+        return _explain_attention(options, system)
+    layer = _layer(options)
     explanation = explain(options.strategy, layer, _mesh(options, layer), options.algorithm, system)
+    _write(json.dumps(explanation.to_plain(), indent=2) if options.json else str(explanation))
+    return Exit.DONE
+
+
+def _explain_attention(options: ExplainOptions, system: System | None) -> int:
+    from convmesh.planner.explaining_attention import explain_attention, parse_attention
+
+    explanation = explain_attention(options.strategy, parse_attention(options.layer or ""), options.ranks, system)
     _write(json.dumps(explanation.to_plain(), indent=2) if options.json else str(explanation))
     return Exit.DONE
 

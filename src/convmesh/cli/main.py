@@ -11,11 +11,13 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from convmesh.cli.exits import EXPLAINED, BadInputError, Exit
 from convmesh.cli.interrupts import shuts_down_on_signals
-from convmesh.errors import ConvMeshError, InfeasibleError
+from convmesh.cli.warning_lines import warns_in_a_line
+from convmesh.errors import ConvMeshError, InfeasibleError, LostRankError, UnwritableError
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ VERBS = {
     "doctor": Verb("convmesh.cli.doctor_verb", "show what this machine has, what is missing, and what to do"),
     "explain": Verb("convmesh.cli.explain_verb", "show what a strategy does to a layer: picture, formulas, numbers"),
     "export": Verb("convmesh.cli.export_verb", "write a run's weights to one safetensors file for a single device"),
+    "launch": Verb(
+        "convmesh.cli.launch_verb", "write what starts a run under SLURM, Kubernetes or Ray, or start it by ssh"
+    ),
     "plan": Verb("convmesh.cli.plan_verb", "rank strategies for a model on a cluster and save the best plan"),
     "profile": Verb("convmesh.cli.profile_verb", "show where a run's steps spend their time, next to the prediction"),
     "scale": Verb("convmesh.cli.scale_verb", "predict strong and weak scaling of each strategy, and what limits it"),
@@ -47,13 +52,17 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     typed = list(sys.argv[1:] if args is None else args)
     try:
-        with shuts_down_on_signals():
+        with shuts_down_on_signals(), warns_in_a_line():
             return _dispatch(typed)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
+    except LostRankError as error:
+        return _refuse(str(error), Exit.LOST_RANK)
+    except UnwritableError as error:
+        return _refuse(str(error), _unwritable())
     except InfeasibleError as error:
         return _refuse(str(error), Exit.NO_PLAN)
     except (ConvMeshError, BadInputError) as error:
@@ -95,9 +104,10 @@ def _dispatch(args: list[str]) -> int:
 
 def _run(name: str, rest: list[str]) -> int:
     module: Any = importlib.import_module(VERBS[name].module)
-    options = _parsed(module, name, rest)
-    if hasattr(module, "with_file"):  # flags go on top of a file, which they name
-        options = _parsed(module, name, rest, module.with_file(options))
+    if hasattr(module, "parsed"):  # flags go on top of a file, which they name
+        options = module.parsed(partial(_parsed, module, name, rest))
+    else:
+        options = _parsed(module, name, rest)
     return int(module.run(options))
 
 
@@ -110,7 +120,7 @@ def _parsed(module: Any, name: str, rest: list[str], default: Any = None) -> Any
         args=rest,
         prog=f"convmesh {name}",
         description=f"{VERBS[name].summary[0].upper()}{VERBS[name].summary[1:]}.\n\n{EXPLAINED}.",
-        config=() if hasattr(module, "with_file") else (tyro.conf.FlagCreatePairsOff,),
+        config=() if hasattr(module, "parsed") else (tyro.conf.FlagCreatePairsOff,),
         **given,
     )
 
@@ -121,6 +131,13 @@ def overview() -> str:
     rows = (f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items())
     more = "Run convmesh VERB --help for the options of a verb."
     return "\n".join(["usage: convmesh VERB ...", "", *rows, "", more, f"{EXPLAINED}."])
+
+
+def _unwritable() -> Exit:
+    """To a supervisor it is worth another try; to a user it is a mistake like others."""
+    from convmesh.supervise.following import LAUNCHER
+
+    return Exit.UNWRITABLE if LAUNCHER in os.environ else Exit.BAD_INPUT
 
 
 def _version() -> str:

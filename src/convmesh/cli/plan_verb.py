@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from convmesh.cli.captured_subjects import (
     PlannedNetwork,
+    autocast_of,
     captured_for,
     default_batch,
     sample_shape,
@@ -76,7 +77,7 @@ def _run(options: PlanOptions) -> int:
         options.objective,
         options.samples,
         options.strategies or None,
-        options=DraftOptions(batchnorm=options.batchnorm),
+        options=DraftOptions(batchnorm=options.batchnorm, precision=autocast_of(options.precision)),
         assumptions=Assumptions(optimizer=options.optimizer, tf32=tf32_of(options.precision)),
         progress=progress,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from convmesh.cli.captured_subjects import (
     PlannedNetwork,
     Precision,
+    autocast_of,
     captured_for,
     default_batch,
     sample_shape,
@@ -144,7 +145,7 @@ def _scaled(
 
     assumed = Assumptions(tf32=tf32_of(options.precision))
     report = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731
-    drafts = DraftOptions(batchnorm=options.batchnorm)
+    drafts = DraftOptions(batchnorm=options.batchnorm, precision=autocast_of(options.precision))
     return scale(capture, system, counts, options.strategies or SCALED, assumed, report, options=drafts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ class TrainOptions:
     run: Path | None = None
     """The run folder; by default runs/NAME, after the run file's name."""
     ranks: int | None = None
-    """Number of ranks to start on this machine. Under torchrun and srun leave it out: the job's ranks train."""
+    """Number of ranks to start on this machine. Under torchrun, srun and mpirun leave it out: the job's ranks train."""
     elastic: bool = True
     """With --ranks: if ranks die or hang, go on with those left, from the last checkpoint, and grow again later."""
     min_ranks: int = 1
@@ -32,7 +33,8 @@ class TrainOptions:
     max_restarts: int = 3
     """Give up after this many restarts in a row that saved no new checkpoint."""
     rendezvous: str | None = None
-    """HOST:PORT where the supervisors of several hosts meet; HOST serves it. Give it with --ranks on every host."""
+    """HOST:PORT where the supervisors of several hosts meet; HOST serves it. Give it with --ranks on every host. With
+    several, HOST1:PORT,HOST2:PORT, they meet at the next one when a host is lost."""
     hosts: int = 1
     """With --rendezvous: how many hosts to wait for before the first step."""
     resume: bool = False
@@ -43,29 +45,40 @@ class TrainOptions:
     """Fields of the run file, e.g. `--optimizer.lr 0.1`; a flag overrides the file."""
 
 
-def with_file(options: TrainOptions) -> TrainOptions:
-    """The same options with the fields of the file, over which flags are then read again."""
-    return replace(options, settings=_loaded(options.config))
+def parsed(parse: Callable[..., TrainOptions]) -> TrainOptions:
+    """The options that were typed, over the fields of the file that they name."""
+    from pydantic import ValidationError
+
+    from convmesh.train.config_files import mistakes_of
+    from convmesh.train.config_sources import config_from
+
+    try:
+        typed = parse()
+        return parse(replace(typed, settings=config_from(typed.config)))
+    except ValidationError as error:
+        raise BadInputError(mistakes_of(error, "the command line")) from None
 
 
 def run(options: TrainOptions) -> int:
     """Train, or start the ranks that do; the exit status is 130 or 143 after Ctrl-C or SIGTERM, saved."""
-    from convmesh.slurm import slurm_place
+    from convmesh.launchers import job_place
     from convmesh.train.config_files import check
+    from convmesh.train.config_sources import run_name
 
     options = _profiling(options)
     check(options.settings, options.config)
-    ranks = int({**os.environ, **slurm_place(os.environ)}.get("WORLD_SIZE", "1"))
-    in_a_job = "RANK" in os.environ or bool(slurm_place(os.environ))
+    ranks = int({**os.environ, **job_place(os.environ)}.get("WORLD_SIZE", "1"))
+    in_a_job = "RANK" in os.environ or bool(job_place(os.environ))
     wanted = ranks if options.ranks is None else options.ranks
     if wanted < 1:
         raise BadInputError(f"`--ranks` (={wanted}) must be a positive number of processes.")
     if in_a_job and wanted != ranks:
         raise BadInputError(f"`--ranks` (={wanted}) differs from the {ranks} ranks of this job; leave it out.")
     _check_limits(options, wanted)
-    folder = options.run or Path("runs") / _stem(options.config)
+    folder = options.run or Path("runs") / run_name(options.config)
     if (wanted > 1 or options.rendezvous) and not in_a_job:
-        return _start(options, folder, wanted)
+        status = _start(options, folder, wanted)
+        return Exit.BAD_INPUT if status == Exit.UNWRITABLE else status
     return _train(options, folder)
 
 
@@ -73,12 +86,20 @@ def _check_limits(options: TrainOptions, ranks: int) -> None:
     most = ranks * options.hosts
     if options.rendezvous is None and options.hosts != 1:
         raise BadInputError(f"`--hosts` (={options.hosts}) needs `--rendezvous HOST:PORT`, where they meet.")
-    if options.rendezvous is not None and not options.rendezvous.rpartition(":")[2].isdigit():
-        raise BadInputError(f"`--rendezvous` (={options.rendezvous!r}) must be HOST:PORT, such as node1:29400.")
+    if options.rendezvous is not None and not all(map(_is_place, options.rendezvous.split(","))):
+        raise BadInputError(
+            f"`--rendezvous` (={options.rendezvous!r}) must be HOST:PORT, such as node1:29400, "
+            "or several of them with commas between."
+        )
     if not 1 <= options.min_ranks <= most:
         raise BadInputError(f"`--min-ranks` (={options.min_ranks}) must be from 1 to {most}, the ranks of the run.")
     if options.max_restarts < 0:
         raise BadInputError(f"`--max-restarts` (={options.max_restarts}) must be 0 or more.")
+
+
+def _is_place(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host.strip()) and port.strip().isdecimal() and 0 < int(port) < 1 << 16
 
 
 def _profiling(options: TrainOptions) -> TrainOptions:
@@ -123,24 +144,3 @@ def _start(options: TrainOptions, folder: Path, ranks: int) -> int:
         from convmesh.supervise.host_supervisor import supervise_host
 
         return supervise_host(job, policy, options.rendezvous, options.hosts)
-
-
-def _stem(config: str) -> str:
-    return config.rpartition(":")[2] if ":" in config else Path(config).stem
-
-
-def _loaded(config: str) -> RunConfig:
-    from convmesh.train.config_files import config_of, load_config
-
-    if ":" not in config or Path(config).exists():
-        return load_config(config)
-    from convmesh.models.load import import_factory
-
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    made = import_factory(config)()
-    if isinstance(made, dict):
-        return config_of(made, config)
-    if not isinstance(made, RunConfig):
-        raise BadInputError(f"`{config}` returned a {type(made).__name__}; it must return a convmesh.RunConfig.")
-    return made

@@ -20,7 +20,8 @@ def show(result: Verification) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
     for layer in result.unsupported:
-        console.print(f"[red]{escape(layer.layer)}[/red] ({layer.op}): {escape(layer.reason)}", soft_wrap=True)
+        at = f" at {escape(layer.line)}" if layer.line else ""
+        console.print(f"[red]{escape(layer.layer)}[/red] ({layer.op}){at}: {escape(layer.reason)}", soft_wrap=True)
     if result.layers:
         console.print(_table(result))
     for note in result.notes:

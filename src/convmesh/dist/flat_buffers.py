@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from convmesh.dist.exchange import _gather_equal as gather_equal
+from convmesh.dist.lost_ranks import await_work, posted
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
 from convmesh.dist.transfer_watch import TransferNote, noted
@@ -47,7 +48,7 @@ class Flight:
         if self._note is not None:
             self._note.needed()
         if self._work is not None:
-            self._work.wait()
+            await_work(self._work)
         if self._note is not None:
             self._note.arrived()
         if self._receiver is not None:
@@ -125,5 +126,5 @@ def _start(
         mesh.traffic.record(carrier, bytes_sent, axes)
     if mesh.is_dry:
         return Flight()
-    work = post(mesh.background(axes))
+    work = posted(post, mesh.background(axes))
     return Flight(work, receiver, noted([work], carrier, axes))

@@ -20,8 +20,8 @@ from convmesh.dist.new_groups import new_group
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
+from convmesh.launchers import job_place
 from convmesh.layout import Mesh
-from convmesh.slurm import slurm_place
 
 Backend = Literal["nccl", "gloo"]
 
@@ -124,14 +124,14 @@ class OpenMesh:
 
 
 def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None:
-    """Join the job that torchrun or `srun` started, or run alone.
+    """Join the job that torchrun, `srun`, `mpirun` or `flux run` started, or run alone.
 
     By default NCCL if every rank here has a GPU of its own, else Gloo; `backend` asks for one of them.
     """
     _check_backend(backend)
     if dist.is_initialized():
         return
-    os.environ.update(slurm_place(os.environ))
+    os.environ.update(job_place(os.environ))
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ.setdefault(name, value)
     chosen = backend or ("nccl" if _one_gpu_each() else "gloo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from convmesh.plans import Plan
+from convmesh.plans.plan import Attention, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,19 +16,26 @@ class StepSettings:
     """Whether convolutions start before their halos arrive; off for debugging and comparison."""
     sub_batches: int = 1
     """The number of parts of a batch that travel one by one to dense layers cut over the batch's own axis."""
+    attention: Attention = "gather"
+    """Whether ranks whose tokens are cut gather all keys and values, or pass them round."""
     replica_statistics: bool = False
     """Whether batch norm takes its statistics within one data-parallel replica, not over the global batch."""
     sums_weights: bool = True
     """Whether backward of each layer sums the gradients of its weights over ranks. If not, each rank's gradients are
     its own parts, which a reducer sums."""
 
+    precision: Precision = ""
+    """What dry runs take tensors to be computed in; on devices it is `torch.autocast` that says so."""
+
     def for_plan(self, plan: Plan) -> StepSettings:
         """The settings of a network that runs under `plan`: a reducer sums its weight gradients."""
         return replace(
             self,
             sub_batches=plan.sub_batches,
+            attention=plan.attention,
             replica_statistics=plan.batchnorm == "replica",
             sums_weights=False,
+            precision=plan.precision,
         )
 
     def summing_weights(self) -> StepSettings:

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import torch
 
 import convmesh as cm
+from convmesh.lowering.dry_precision import autocast_for
 from convmesh.lowering.live_bytes import HeldStorages
 from convmesh.models.reference import Reference
 from convmesh.models.task import Task
 from convmesh.oracle.memory.peak import Memory, memory_of
+from convmesh.plans.plan import Precision
 
 
 class MemoryMeter(Protocol):
@@ -85,6 +87,8 @@ class Training:
     strategy: str
     axes: Mapping[str, int]
     dtype: str = "float32"
+    precision: Precision = ""
+    """Autocast, or else the type of the weights."""
     sizes: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the network that differ from the published ones."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -127,23 +131,28 @@ def _trained(training: Training, device: torch.device) -> tuple[Callable[[], Non
     torch.manual_seed(0)
     reference, dtype = cm.models.find(training.model), getattr(torch, training.dtype)
     model = reference.create(**training.sizes).to(dtype)
-    plan = cm.plan(model, training.shape, training.mesh, training.strategy, **training.options)
+    plan = cm.plan(
+        model, training.shape, training.mesh, training.strategy, precision=training.precision, **training.options
+    )
     opened = cm.open_mesh(training.mesh, device=device)
     task = _task(reference, training.sizes)
     net = cm.parallelize(model, plan, loss=task.loss(), mesh=opened)
     args = _batch(net, task, training.shape, dtype)
+    cast = autocast_for(plan, device)
     optimizer = net.optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
-        net(*args).backward()
+        with cast:
+            loss = net(*args)
+        loss.backward()
         optimizer.step()
 
     return step, net
 
 
 def _task(reference: Reference, sizes: Mapping[str, Any]) -> Task:
-    count = sizes.get("classes", sizes.get("outputs", reference.task.count))
+    count = sizes.get("classes", sizes.get("outputs", sizes.get("predicted", reference.task.count)))
     return Task(reference.task.kind, count, reference.task.coarser)
 
 

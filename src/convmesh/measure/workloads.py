@@ -57,7 +57,7 @@ class Workload:
     def _criterion(self) -> Criterion | None:
         if self.task is None:
             return None
-        kind = torch.float32 if self.task.kind == "values" else torch.int64
+        kind = torch.float32 if self.task.kind in ("values", "frames") else torch.int64
         return Criterion(self.task.loss(), torch.empty(self.task.target_shape(self.shape), dtype=kind, device="meta"))
 
 

@@ -121,12 +121,24 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
         )
+    _check_devices(model)
     known = plan.source.of_model(model) if isinstance(plan.source, Captured) else None
     if known is not None:
         return compared(known, model)
     if not plan.shapes:
         raise PlanError("the plan names no `shapes` of inputs; make it with `cm.plan(model, sample, mesh)`.")
     return capture(model, *plan.shapes)
+
+
+def _check_devices(model: nn.Module) -> None:
+    """Refuse a model of which some weights have values and others none: a rank could not tell whether to draw them."""
+    places = {name: tensor.is_meta for name, tensor in model.named_parameters()}
+    empty, filled = (next((n for n, is_meta in places.items() if is_meta is wanted), "") for wanted in (True, False))
+    if empty and filled:
+        raise PlanError(
+            f"`model` has {empty!r} on the meta device, but {filled!r} is not; make all of it there, or none: "
+            "`model.to_empty(device=...)` and load its weights, or `with torch.device('meta')`."
+        )
 
 
 def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:

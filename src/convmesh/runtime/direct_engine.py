@@ -43,6 +43,10 @@ class DirectEngine:
         """The layers of the module's nodes, by name."""
         self._inside = inside
 
+    @property
+    def networks(self) -> list[fx.GraphModule]:
+        return [self.module]
+
     def outputs(self, inputs: list[Sharded]) -> Any:
         """The network's outputs."""
         return in_view(self.module(*in_view(inputs, self._inside)), self.mesh)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch.nn.functional as F
 from torch import fx, nn
 
 from convmesh.dist import OpenMesh
 from convmesh.graph import Captured
 from convmesh.graph.weightless import parts_of
 from convmesh.layout.channels import Sums
-from convmesh.lowering.arrange import Role, arrange, role_of
+from convmesh.lowering.arrange import Role, arrange
+from convmesh.lowering.dense_functions import weights_of_call
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.node_calls import function_of
 from convmesh.lowering.opaque import is_opaque, run_opaque
@@ -45,9 +47,8 @@ def _rearrange(
 ) -> None:
     """Insert the change of layout that a node needs in front of it, or use that of an earlier node."""
     if name in lowered.arranged:
-        module = parts[str(node.target)] if node.op == "call_module" else None
         path = parts_name("arrange", name)
-        parts[path] = Arrange(lowered.arranged[name], role_of(module))
+        parts[path] = Arrange(*lowered.arranged[name])
         with graph.inserting_before(node):
             arranged[name] = graph.call_module(path, node.args[:1])
     change = arranged.get(lowered.shared.get(name, name))
@@ -69,6 +70,9 @@ def _adapt(
     if isinstance(module, (nn.Linear, nn.Embedding)) and sums != "channel":
         node.target = parts_name("sums", original.name)
         parts[node.target] = SummedElsewhere(module, sums)
+    if weights_of_call(node) and sums != "channel":
+        node.op, node.target = "call_module", parts_name("sums", original.name)
+        parts[node.target] = ProductSummedElsewhere(sums)
     if spec.kind == "noise" and node.op != "call_module":
         call = function_of(node.op, node.target)
         node.op, node.target = "call_module", parts_name("drawn", original.name)
@@ -111,6 +115,17 @@ class SummedElsewhere(nn.Module):
         if isinstance(layer, nn.Embedding):
             return cut_embedding(x, weight, layer.padding_idx, self._sums)
         return cut_linear(x, weight, layer.bias, self._sums)
+
+
+class ProductSummedElsewhere(nn.Module):
+    """The same for a call of `F.linear`."""
+
+    def __init__(self, sums: Sums) -> None:
+        super().__init__()
+        self._sums = sums
+
+    def forward(self, x: Sharded, weight: Any, bias: Any = None) -> Sharded:
+        return cut_linear(x, weight, bias, self._sums) if is_cut(weight) else cast("Sharded", F.linear(x, weight, bias))  # type: ignore[arg-type]
 
 
 class Opaque(nn.Module):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from torch import fx
-
 from convmesh.runtime.compiled.compiled_engine import CompiledEngine
 from convmesh.runtime.compiled.replay_listener import listen_to_replays
-from convmesh.runtime.direct_engine import DirectEngine
 from convmesh.runtime.layer_following import Following, LayerListener
 from convmesh.runtime.net import ParallelNet
 from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
@@ -21,7 +18,7 @@ class FollowedNet:
         self._is_compiled = not is_cut_by_layer(net)
         # A compiled engine runs steps eagerly that cannot be traced.
         followed = engine.eager if isinstance(engine, CompiledEngine) else engine
-        self._following = Following(followed, _networks(followed), layers, listener)
+        self._following = Following(followed, followed.networks, layers, listener)
         if self._is_compiled:
             listen_to_replays(listener)
 
@@ -40,11 +37,3 @@ def is_cut_by_layer(net: ParallelNet) -> bool:
     """Whether layers run one by one; a compiled step runs several of them at once."""
     engine = net._running.engine
     return not (isinstance(engine, CompiledEngine) or (isinstance(engine, PipelineEngine) and engine.is_compiled))
-
-
-def _networks(engine: object) -> list[fx.GraphModule]:
-    """The graphs that an engine calls: one, or those of this rank's stages."""
-    if isinstance(engine, PipelineEngine):
-        return engine.networks
-    assert isinstance(engine, DirectEngine)
-    return [engine.module]

@@ -141,3 +141,28 @@ def copy_from_first(module: nn.Module, mesh: OpenMesh) -> None:
         wire = tensor.detach().to(mesh.wire_device).contiguous()
         dist.broadcast(wire, mesh.world_rank(0), group=mesh.everyone)
         tensor.copy_(wire)
+
+
+@torch.no_grad()
+def gather_cut_weights(module: nn.Module, mesh: OpenMesh) -> None:
+    """Put whole weights in place of cut ones, on every rank; those that two layers share stay shared."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for owner in module.modules():
+        for table in (parameters_of(owner), buffers_of(owner)):
+            for name, tensor in table.items():
+                if tensor is not None and is_dtensor(tensor):
+                    if id(tensor) not in made:
+                        made[id(tensor)] = tensor, _as_whole(tensor, mesh)
+                    table[name] = made[id(tensor)][1]
+
+
+def _as_whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
+    gathered = whole(tensor, mesh)
+    return nn.Parameter(gathered, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else gathered
+
+
+def cut_like(value: torch.Tensor, weight: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
+    """A whole tensor cut as a weight of its shape is; for a whole weight the tensor itself."""
+    if not is_dtensor(weight) or value.shape != weight.shape:
+        return value
+    return cut_weight(value.detach().to(mesh.device), mesh, cuts_of(weight), weight_blocks(weight))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.optim import Optimizer
 
 from convmesh.dist import OpenMesh
@@ -43,6 +43,7 @@ from convmesh.runtime.full_state import (
 from convmesh.runtime.late_copy import settle_copies
 from convmesh.runtime.pipeline.stage_weights import StageWeights
 from convmesh.runtime.placing import cut, for_batch, marked, on_layout
+from convmesh.runtime.read_modes import ReadModes
 from convmesh.runtime.relowering import end_layouts, relowered
 
 
@@ -50,6 +51,10 @@ class Engine(Protocol):
     """Runs a step."""
 
     loss: Any
+
+    @property
+    def networks(self) -> list[fx.GraphModule]:
+        """The graphs that this rank runs: one, or those of its stages."""
 
     def outputs(self, inputs: list[Sharded]) -> Any: ...
 
@@ -80,6 +85,7 @@ class Running:
     """The network without weights, to lower the plan again."""
     reads_weights: bool
     """Whether the network reads weights itself, not through a layer, which waits for its own updates."""
+    modes: ReadModes | None = None
     shapes_seen: bool = False
     last_mesh: Mesh | None = None
     """The mesh by whose shares the last batch was cut: batches on their way keep their cuts."""
@@ -95,6 +101,7 @@ class ParallelNet(nn.Module):
         self._running = running
         self.training = model.training
         share_state(self, model)
+        running.modes = ReadModes(running.engine.networks, self)
         self.register_state_dict_pre_hook(_wait_for_weights)
 
     @property
@@ -113,14 +120,14 @@ class ParallelNet(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         """`net(x)`: this rank's output shard. `net(x, target)`: the global loss, the same on every rank."""
-        run = self._running
+        run, reducer = self._running, self._reducer  # which a network without weights does not have
         inputs, targets = self._placed(args)
-        self._settle_buffers()
+        self._settle_modes()
         if run.reads_weights:
-            self._reducer.wait()
+            reducer.wait()
         if targets is None:
             return tree_map(lambda y: marked(y) if isinstance(y, Sharded) else y, run.engine.outputs(inputs))
-        with self._reducer.aside(), collecting_labels() as labels:
+        with reducer.aside(), collecting_labels() as labels:
             loss, outputs = run.engine.step(inputs, targets)
         run.check.see(loss, outputs, labels)
         return loss
@@ -130,15 +137,18 @@ class ParallelNet(nn.Module):
 
         Torch functions on them are those of the whole batch. In a pipeline they have no gradient.
         """
+        reducer = self._reducer
         inputs, targets = self._placed(args)
-        self._settle_buffers()
+        self._settle_modes()
         if self._running.reads_weights:
-            self._reducer.wait()
+            reducer.wait()
         return self._running.engine.outputs(inputs), targets
 
-    def _settle_buffers(self) -> None:
-        """Give replicas with statistics of their own those of the first when training pauses, as DDP does."""
+    def _settle_modes(self) -> None:
+        """Follow `train()` and `eval()`. Replicas with statistics of their own get the first's in pauses, as in DDP."""
         run = self._running
+        if run.modes is not None:
+            run.modes.follow()
         if self.training:
             run.replicas_differ = run.lowered.plan.batchnorm == "replica"
         elif run.replicas_differ:

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from convmesh.dist import OpenMesh
 from convmesh.layout import Layout
+from convmesh.ops.core.mask_seeds import SeedPlace, same_seeds, seed_place
 from convmesh.ops.core.sharded import Sharded
-from convmesh.ops.elementwise.mask_seeds import SeedPlace, same_seeds, seed_place
 from convmesh.private_torch import tree_flatten, tree_unflatten
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from convmesh.supervise.following import TYPED
 from convmesh.versions import version_of
 
 PACKAGES = ("convmesh", "torch", "numpy", "scipy", "pydantic", "h5py", "zarr", "tensorstore", "nibabel", "blosc2")
@@ -22,7 +24,7 @@ _SECONDS_GIT = 30.0
 def circumstances(device: torch.device) -> dict[str, Any]:
     """Ready for JSON."""
     return {
-        "command": sys.argv,
+        "command": json.loads(os.environ.get(TYPED, "null")) or sys.argv,
         "folder": os.getcwd(),
         "host": platform.node(),
         "python": platform.python_version(),
@@ -31,7 +33,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "git": git_state(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "kernels": kernel_choices(),
-        "environment": {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
+        "environment": {n: value for n, value in os.environ.items() if n.startswith(VARIABLES) and n != TYPED},
     }
 
 

@@ -29,9 +29,14 @@ def config_of(tables: Mapping[str, Any], name: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(_as_tuples(tables))
     except ValidationError as error:
-        raise ConfigError(_listed(name, [_told(each) for each in error.errors()])) from None
+        raise ConfigError(mistakes_of(error, name)) from None
     check(config, name)
     return config
+
+
+def mistakes_of(error: ValidationError, name: str) -> str:
+    """All that pydantic found wrong, in our words; `name` is where it was written."""
+    return _listed(name, [_told(each) for each in error.errors()])
 
 
 def check(config: RunConfig, name: str) -> None:
@@ -47,6 +52,24 @@ def resolved_text(config: RunConfig) -> str:
     for section, key in PATHS:
         tables[section][key] = _absolute(tables[section][key], Path.cwd())
     return tomli_w.dumps(tables)
+
+
+def changes(before: str, after: str) -> list[str]:
+    """The fields in which two resolved texts differ, `batch 16 -> 32`; none if the first is no longer a run file."""
+    try:
+        old, new = (_flat(parse_toml(text.encode())) for text in (before, after))
+    except NotTomlError:
+        return []
+    return [f"{name} {old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value]
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        is_section = isinstance(value, dict) and f"{prefix}{key}" not in all_fields()
+        found |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return found
 
 
 def _tables(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:

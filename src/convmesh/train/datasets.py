@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from convmesh.data import GeneratedSource, Source, generator, open_source
 from convmesh.data.generators.catalogue_of_generators import GENERATORS, is_generator
-from convmesh.errors import ConfigError
+from convmesh.errors import ConfigError, DataError, UnknownNameError
 from convmesh.models.load import import_factory
 from convmesh.train.run_config import DataConfig
 
@@ -43,13 +44,24 @@ def _opened(field: str, name: str, args: Mapping[str, Any]) -> Source:
         return open_source(_dataset(field, name, args))
     try:
         return open_source(name, **args)
-    except TypeError as error:
-        raise ConfigError(f"arguments of `{field}` (={name!r}): {error}.") from None
+    except DataError as error:
+        raise ConfigError(f"`{field}`: {error}") from None
+    except TypeError:
+        raise ConfigError(_odd_arguments(field, args)) from None
+
+
+def _odd_arguments(field: str, args: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments of a file of samples."""
+    table, known = field.replace("source", "args"), [*inspect.signature(open_source).parameters][1:]
+    unknown = [name for name in args if name not in known]
+    if unknown:
+        return str(UnknownNameError.of(table, unknown[0], known))
+    return f"`{table}` (={dict(args)}): these values are not what files of samples take: {', '.join(known)}."
 
 
 def _dataset(field: str, name: str, args: Mapping[str, Any]) -> Any:
     """The torch Dataset that a function of the user's makes."""
-    make = import_factory(name)
+    make = import_factory(name, field)
     try:
         return make(**args)
     except Exception as error:

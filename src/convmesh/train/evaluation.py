@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from convmesh.dist import OpenMesh, all_reduce
+from convmesh.errors import ConfigError
 from convmesh.layout import Layout
 from convmesh.ops.core.sharded import Sharded
 from convmesh.ops.loss.class_losses import line_up_classes, without_classes
@@ -78,7 +79,10 @@ class Dice(Metric):
 
 
 class RSquared(Metric):
-    """1 − the squared errors over the squared deviations from the mean, for each output; `r2` is the least of them."""
+    """1 − the squared errors over the squared deviations from the mean, for each output; `r2` is the least of them.
+
+    Of an output whose targets are all alike there is none.
+    """
 
     def _part(self, output: Sharded, target: Sharded) -> tuple[Layout, torch.Tensor]:
         scores, values = line_up_classes(output, target)
@@ -90,8 +94,10 @@ class RSquared(Metric):
 
     def _result(self, sums: torch.Tensor) -> Results:
         errors, total, squares, count = sums
-        r2 = 1 - errors / (squares - total.square() / count)
-        return {"r2": float(r2.min()), "r2_outputs": r2.tolist()}
+        spread = squares - total.square() / count
+        r2 = [float(1 - e / s) if s > 0 else None for e, s in zip(errors, spread, strict=True)]
+        known = [each for each in r2 if each is not None]
+        return {"r2": min(known, default=None), "r2_outputs": r2}
 
 
 METRICS: dict[str, Callable[[], Metric]] = {"accuracy": Accuracy, "dice": Dice, "r2": RSquared}
@@ -100,6 +106,13 @@ METRICS: dict[str, Callable[[], Metric]] = {"accuracy": Accuracy, "dice": Dice, 
 def metric_names(chosen: Sequence[str], target: torch.dtype, target_dims: int) -> tuple[str, ...]:
     """What "auto" stands for: r2 of values, dice of a class a voxel, accuracy of one class a sample."""
     auto = "r2" if target.is_floating_point else "accuracy" if target_dims == 0 else "dice"
+    for name in chosen:
+        if name != "auto" and (name == "r2") != target.is_floating_point:
+            kind = "values" if target.is_floating_point else "classes"
+            raise ConfigError(
+                f"`evaluation.metrics` has {name!r}, which is for {'values' if name == 'r2' else 'classes'}, but the "
+                f"targets of this data are {kind}; use {auto!r}, or 'auto'."
+            )
     return tuple(dict.fromkeys(auto if name == "auto" else name for name in chosen))
 
 

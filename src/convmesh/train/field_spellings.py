@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 from tyro.constructors import PrimitiveConstructorSpec
+
+from convmesh.plans.plan import Precision as PlanPrecision
 
 Backend = Literal["inductor", "max-autotune", "eager"]
 """As `cm.parallelize(compile=...)` has them."""
@@ -27,6 +29,12 @@ _AUTOCAST = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
 def precision_of(name: str) -> Any:
     """The shorter of two names of one precision; it is what a resolved run file has."""
     return _AUTOCAST.get(name, name)
+
+
+def planned_precision(name: str) -> PlanPrecision:
+    """A precision of run files as plans name it: autocast, or else that of the weights."""
+    found = {short: long for long, short in _AUTOCAST.items()}.get(precision_of(name), "")
+    return cast(PlanPrecision, found)
 
 
 def _known(value: Any) -> Any:

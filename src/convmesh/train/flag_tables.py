@@ -1,7 +1,8 @@
-"""Tables of a run file as flags: `--plan.mesh data=2,height=2`, `--model.args "filters=8, norm='batch'"`."""
+"""Tables of a run file as flags: `--plan.mesh data=2,height=2`, `--model.args "filters=8, norm=batch"`."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import tomli_w
@@ -9,14 +10,19 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from convmesh.toml_files import NotTomlError, parse_toml
 
+_BARE = re.compile(r"(=\s*)(?!(?:true|false|inf|nan)\s*(?:,|$))([A-Za-z_./~][^\s,=\"'{}\[\]]*)(?=\s*(?:,|$))")
+"""A text without quotes, which shells take away: a name or a path."""
+
 
 def _parsed(texts: list[str]) -> dict[str, Any]:
     """The table that is written in one flag, as in TOML but for the braces."""
-    inner = texts[0].strip().removeprefix("{").removesuffix("}")
+    inner = _BARE.sub(r'\1"\2"', texts[0].strip().removeprefix("{").removesuffix("}"))
     try:
         table: dict[str, Any] = parse_toml(f"table = {{{inner}}}".encode())["table"]
     except NotTomlError:
-        raise ValueError(f"{texts[0]!r} must be key=value, separated by commas, with texts in quotes") from None
+        raise ValueError(
+            f"{texts[0]!r} must be key=value, separated by commas; put texts with spaces in quotes"
+        ) from None
     return table
 
 

@@ -155,17 +155,22 @@ class EnergyReadings:
         return [counter.joules() for counter in self.meter.counters]
 
 
+def summary_writer() -> Any:
+    """Torch's writer of TensorBoard's files, if the package is there."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "`tensorboard` (=True) needs the package tensorboard: `pip install 'convmesh[tensorboard]'`."
+        ) from None
+    return SummaryWriter
+
+
 class TensorBoard:
     """Loss, learning rate, speed and evaluations as TensorBoard shows them."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "`tensorboard` (=True) needs the package tensorboard: `pip install 'convmesh[tensorboard]'`."
-            ) from None
-        self._writer = SummaryWriter(str(folder))
+        self._writer = summary_writer()(str(folder))
 
     def after_step(self, record: StepRecord) -> None:
         line = record.to_plain()

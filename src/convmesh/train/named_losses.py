@@ -37,7 +37,7 @@ def loss_named(name: str, target: torch.dtype) -> Loss:
     if name == "auto":
         return F.mse_loss if target.is_floating_point else F.cross_entropy
     if ":" in name:
-        return import_factory(name)
+        return import_factory(name, "loss")
     if name not in LOSSES:
         raise ConfigError(str(UnknownNameError.of("loss", name, [*LOSSES, "auto"])))
     return LOSSES[name]

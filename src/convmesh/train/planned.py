@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
-from convmesh.errors import ConvMeshError
+from convmesh.dist.told_values import value_of
+from convmesh.errors import ConfigError, ConvMeshError, UnknownNameError
 from convmesh.layout import Mesh
 from convmesh.measure.device_figures import measure_device
 from convmesh.measure.local_system import local_system
@@ -17,13 +21,16 @@ from convmesh.measure.machine import this_machine
 from convmesh.oracle import Assumptions, Prediction
 from convmesh.planner import plan as make_plan
 from convmesh.planner import predict
+from convmesh.planner.drafting import Sample
 from convmesh.plans import Plan, load_plan
 from convmesh.plans.default_mesh import mesh_for
+from convmesh.plans.plan import Precision
 from convmesh.plans.plan_file import loads
 from convmesh.plans.plan_text import dumps
 from convmesh.supervise.following import wanted_ranks
 from convmesh.system import System
 from convmesh.system.folder import LOCAL, user_systems
+from convmesh.train.field_spellings import planned_precision
 from convmesh.train.optimizers import ASSUMED
 from convmesh.train.replanning import plans_for
 from convmesh.train.run_config import PlanConfig, RunConfig
@@ -42,6 +49,20 @@ class Planned:
     """Why there is no prediction."""
 
 
+def check_plan(plan: PlanConfig, model: nn.Module, ranks: int, wanted: int | None) -> None:
+    """Refuse what a run file says of a plan that no network or no number of ranks could follow."""
+    size = math.prod(plan.mesh.values())
+    if plan.mesh and size != ranks == (wanted or ranks):  # a run that lost ranks gets another mesh
+        raise ConfigError(
+            f"`plan.mesh` (={plan.mesh}) is of {size} ranks, but {ranks} run; start them with `--ranks {size}`, or "
+            "leave the mesh out."
+        )
+    modules = [name for name, _ in model.named_modules() if name]
+    for pattern in plan.recompute:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in modules):
+            raise ConfigError(str(UnknownNameError.of("plan.recompute", pattern, modules)))
+
+
 def decide(config: RunConfig, model: nn.Module, shape: Shape, ranks: int) -> Planned:
     """Make the plan and predict its step. Only the first rank does this; the others wait for `shared_plan`."""
     *others, last = plans_for(config.plan, ranks, wanted_ranks(), len(shape) - 2)
@@ -52,8 +73,8 @@ def decide(config: RunConfig, model: nn.Module, shape: Shape, ranks: int) -> Pla
 
 
 def _decided(config: RunConfig, plan: PlanConfig, model: nn.Module, shape: Shape, ranks: int) -> Planned:
-    system = system_named(plan.system) if _needs_system(plan, ranks) else None
-    made = _made(plan, model, shape, ranks, system)
+    system = _system_for(plan, ranks)
+    made = made_plan(plan, model, shape, ranks, system, planned_precision(config.precision))
     if system is None or not plan.predict:
         return Planned(dumps(made), unpredicted="`plan.predict` is false")
     if system.node.turns(ranks) > 1:
@@ -75,12 +96,10 @@ def alone(model: nn.Module, shape: Shape) -> Planned:
     return Planned(dumps(make_plan(model, shape, Mesh(), "data")), unpredicted=reason)
 
 
-def shared_plan(text: str | None, model: nn.Module, shape: Shape) -> Plan:
+def shared_plan(text: str | None, model: nn.Module, shape: Sample) -> Plan:
     """The first rank's plan, bound to this rank's model."""
-    told: list[Any] = [text]
-    if dist.get_world_size() > 1:
-        dist.broadcast_object_list(told, src=0)
-    return make_plan(model, shape, strategy=loads(told[0]), system=None)
+    told: Any = value_of(0, text) if dist.get_world_size() > 1 else text
+    return make_plan(model, shape, strategy=loads(told), system=None)
 
 
 def system_named(name: str) -> System:
@@ -93,24 +112,40 @@ def system_named(name: str) -> System:
     return local_system(machine, measure_device(machine, quick=True))
 
 
-def _needs_system(config: PlanConfig, ranks: int) -> bool:
-    return config.predict or (config.strategy == "auto" and ranks > 1)
+def _system_for(config: PlanConfig, ranks: int) -> System | None:
+    needed = config.predict or (config.strategy == "auto" and ranks > 1)
+    return system_named(config.system) if needed else None
 
 
-def _made(config: PlanConfig, model: nn.Module, shape: Shape, ranks: int, system: System | None) -> Plan:
+def decided_plan(config: PlanConfig, model: nn.Module, sample: Sample, ranks: int) -> str:
+    """The plan that a section of a run file stands for, as its file."""
+    return dumps(made_plan(config, model, sample, ranks, _system_for(config, ranks)))
+
+
+def made_plan(
+    config: PlanConfig, model: nn.Module, shape: Sample, ranks: int, system: System | None, precision: Precision = ""
+) -> Plan:
+    """The plan that a section of a run file stands for."""
     options: dict[str, Any] = {
         "batchnorm": config.batchnorm,
         "reduction": config.reduction,
         "checkpoint": config.recompute,
+        "precision": precision,
     }
     if config.strategy.endswith(".toml"):
-        return make_plan(model, shape, strategy=load_plan(config.strategy))
+        return make_plan(model, shape, strategy=load_plan(config.strategy), precision=precision)
     mesh = Mesh(**config.mesh) if config.mesh else None
     if config.strategy != "auto":
-        chosen = mesh or mesh_for(config.strategy, ranks, len(shape) - 2)
+        chosen = mesh or mesh_for(config.strategy, ranks, _dims(shape) - 2)
         return make_plan(model, shape, chosen, config.strategy, **options)
     if ranks == 1:
         return make_plan(model, shape, Mesh(), "data", **options)
     if mesh is not None:
         return make_plan(model, shape, mesh, "auto", system=system, **options)
     return make_plan(model, shape, gpus=ranks, system=system, **options)
+
+
+def _dims(sample: Sample) -> int:
+    """Of the first input."""
+    first = sample[0] if isinstance(sample, list) else sample
+    return first.dim() if isinstance(first, torch.Tensor) else len(first)

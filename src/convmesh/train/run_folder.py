@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from convmesh.errors import RunError
+from convmesh.errors import RunError, UnwritableError
+from convmesh.supervise.folder_lock import FolderInUseError, lock_folder
 from convmesh.supervise.journal import EVENTS, Journal
 from convmesh.system.saving import write_whole
 
-LOCK = ".lock"
 METRICS = "metrics.jsonl"
 
 
@@ -33,7 +30,8 @@ class RunFolder:
                     _check_is_new(path)
                 self.journal = Journal(path)
         except OSError as error:
-            raise RunError(f"`run` (={str(path)!r}): {error.strerror}.") from None
+            rule = "it is a file; name a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise RunError(f"`run` (={str(path)!r}): {rule}.") from None
 
     @property
     def checkpoints(self) -> Path:
@@ -43,6 +41,12 @@ class RunFolder:
         """Replace a file, whole or not at all."""
         with self._told(name):
             write_whole(self.path / name, text)
+
+    def read(self, name: str) -> str:
+        """The text of a file that an earlier process of this run wrote; nothing if there is none."""
+        with suppress(OSError, UnicodeDecodeError):
+            return (self.path / name).read_text(encoding="utf-8")
+        return ""
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(value, indent=2, default=str) + "\n")
@@ -78,7 +82,8 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise RunError(f"{self.path / name} cannot be written: {error.strerror}; `--resume` goes on.") from None
+            told = f"{self.path / name} cannot be written: {error.strerror}; `--resume` goes on."
+            raise UnwritableError(told) from None
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -104,21 +109,12 @@ def checkpoints_of(run: Path) -> Path:
 
 
 def _locked(path: Path) -> IO[str]:
-    """The lock file, held by this process; the system lets go of it when the process ends, however that happens."""
-    file = (path / LOCK).open("a+", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
+        return lock_folder(path)
+    except FolderInUseError as error:
         raise RunError(
-            f"`run` (={str(path)!r}) is in use by {holder}; wait until that run has ended, or name another folder."
+            f"`run` (={str(path)!r}) is in use by {error}; wait until that run has ended, or name another folder."
         ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
-    file.flush()
-    return file
 
 
 def _check_is_new(path: Path) -> None:

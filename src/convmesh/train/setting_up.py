@@ -20,12 +20,14 @@ from convmesh.errors import ConfigError, ConvMeshError
 from convmesh.models import create, find
 from convmesh.plans import Plan
 from convmesh.runtime import ParallelNet, parallelize
+from convmesh.supervise.following import wanted_ranks
 from convmesh.train.centre_crop import CentreCrop
 from convmesh.train.datasets import test_source, training_source
 from convmesh.train.evaluation import metric_names
+from convmesh.train.hooks import summary_writer
 from convmesh.train.named_losses import Loss, loss_named
 from convmesh.train.optimizers import optimizer_for
-from convmesh.train.planned import Planned, alone, decide, shared_plan
+from convmesh.train.planned import Planned, alone, check_plan, decide, shared_plan
 from convmesh.train.run_config import AugmentConfig, BalanceConfig, DataConfig, RunConfig
 from convmesh.train.schedules import Schedule
 from convmesh.train.shared_fate import together
@@ -55,9 +57,13 @@ def set_up(config: RunConfig) -> RunParts:
     """Build everything; a mistake that one rank meets is raised on all of them."""
     _see_current_folder()
     with together():
+        if config.tensorboard:
+            summary_writer()
         source, test = training_source(config.data), test_source(config.data)
         loss = loss_named(config.loss, _target_dtype(source))
+        metrics = metric_names(config.evaluation.metrics, _target_dtype(source), len(source.target.shape))
         model = build_model(config, augmented_shape(config.data.augment, source))
+        check_plan(config.plan, model, dist.get_world_size(), wanted_ranks())
         steps_epoch = _steps_epoch(config, source)
         samples = _samples_batch(config, dist.get_world_size())
     shape = (samples, *augmented_shape(config.data.augment, source))
@@ -81,7 +87,7 @@ def set_up(config: RunConfig) -> RunParts:
         loss=loss,
         loader=loaders[0],
         test=loaders[1],
-        metrics=metric_names(config.evaluation.metrics, _target_dtype(source), len(source.target.shape)),
+        metrics=metrics,
         schedule=Schedule(config.schedule, steps_epoch, steps_run),
         steps=config.steps or steps_run,
         steps_epoch=steps_epoch,
@@ -135,7 +141,7 @@ def augmented_shape(augment: AugmentConfig, source: Source) -> tuple[int, ...]:
 
 
 def _loaders(config: RunConfig, net: ParallelNet, source: Source, test: Source | None) -> tuple[Loader, Loader | None]:
-    data, dtype = config.data, torch.float64 if config.precision == "fp64" else None
+    data, dtype = config.data, torch.float64 if config.precision == "fp64" else torch.float32
     samples = _samples_batch(config, dist.get_world_size())
     order = Order(config.seed, len(source), samples)
     train = _loader(data, net, source, order, _augment(data.augment, config.seed), dtype)

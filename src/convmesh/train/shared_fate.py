@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from convmesh.dist.agreement import problems_of
-from convmesh.errors import ConvMeshError, RunError
+from convmesh.errors import ConvMeshError, LostRankError, RunError
 from convmesh.private_torch.stores import default_store
 
 _SECONDS_TO_HEAR, _SECONDS_ALIKE, _SECONDS_FAREWELL, _SECONDS_PAUSE = 2.0, 1.0, 5.0, 0.02
@@ -50,10 +50,12 @@ def shared_fate() -> Iterator[None]:
         if dist.get_world_size() == 1:
             raise
         fate = _Fate(default_store(), key, dist.get_world_size())
-        told = "" if isinstance(error, ConvMeshError) else fate.heard()
+        is_lost = isinstance(error, LostRankError)
+        told = fate.heard() if is_lost or not isinstance(error, ConvMeshError) else ""
         if told:
             raise RunError(told) from error
-        fate.tell(error)
+        if not is_lost:  # of a rank that is gone nobody can tell the others more than they find out
+            fate.tell(error)
         raise
 
 

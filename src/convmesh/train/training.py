@@ -15,7 +15,7 @@ from convmesh.profiling.session import ProfileSession
 from convmesh.supervise.pulse import SECONDS_ENDING, SECONDS_SETTING_UP, Phase, pulse
 from convmesh.train.async_loop import AsyncLoop
 from convmesh.train.circumstances import circumstances
-from convmesh.train.config_files import resolved_text
+from convmesh.train.config_files import changes, resolved_text
 from convmesh.train.profiling_hook import StepProfiles, keep_prediction
 from convmesh.train.run_config import RunConfig
 from convmesh.train.run_folder import RunFolder
@@ -100,12 +100,25 @@ def _intervals(config: RunConfig) -> Intervals:
 
 def _describe(folder: RunFolder, config: RunConfig, parts: RunParts) -> None:
     """Write what the run will do, before it does."""
-    folder.write("config.toml", resolved_text(config))
+    text = resolved_text(config)
+    if any(folder.checkpoints.glob("[0-9]*")) and (changed := changes(folder.read("config.toml"), text)):
+        _say(folder, f"goes on with other settings: {', '.join(changed)}")
+    folder.write("config.toml", text)
     folder.write("plan.toml", parts.planned.text if parts.planned else "")
     prediction = parts.planned.prediction if parts.planned else None
     unpredicted = {"seconds_step": None, "reason": parts.planned.unpredicted if parts.planned else ""}
     folder.write_json("prediction.json", unpredicted if prediction is None else prediction.to_plain())
+    if idle := parts.net.plan.idle_axes:
+        _say(
+            folder,
+            f"ranks along {', '.join(idle)} do the same work: the plan cuts no layer there. Use another "
+            "`plan.strategy` or fewer ranks; plan.toml says why.",
+        )
     folder.write_json("environment.json", circumstances(parts.net.mesh.device))
     if prediction is None and config.plan.predict and unpredicted["reason"]:
-        folder.log(f"no prediction of a step: {unpredicted['reason']}")
-        sys.stderr.write(f"no prediction of a step: {unpredicted['reason']}\n")
+        _say(folder, f"no prediction of a step: {unpredicted['reason']}")
+
+
+def _say(folder: RunFolder, text: str) -> None:
+    folder.log(text)
+    sys.stderr.write(f"{text}\n")

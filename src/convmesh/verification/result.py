@@ -81,9 +81,12 @@ class Unsupported:
     layer: str
     op: str
     reason: str
+    line: str = ""
+    """Of the user's code, where that is known: `net.py:12`."""
 
     def __str__(self) -> str:
-        return f"{self.layer} ({self.op}): {self.reason}"
+        at = f" at {self.line}" if self.line else ""
+        return f"{self.layer} ({self.op}){at}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

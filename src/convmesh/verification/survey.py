@@ -10,6 +10,7 @@ from torch import fx
 
 from convmesh.errors import UnsupportedError
 from convmesh.graph import Captured, Node
+from convmesh.graph.tracing.node_meta import line_of
 from convmesh.layout import Layout
 from convmesh.lowering.dry_values import Dry
 from convmesh.lowering.graph_walk import Lowering
@@ -43,7 +44,7 @@ class _Survey(Lowering):
             self._refuse_unknown(node, spec)
             super()._call(node, spec)
         except Exception as error:  # whatever a layer raises, it cannot run
-            self._missing.append(Unsupported(spec.layer, spec.op, _reason(spec, error)))
+            self._missing.append(Unsupported(spec.layer, spec.op, _reason(spec, error), line_of(node)))
             self._env[node.name] = self._assumed(node)
 
     def _refuse_unknown(self, node: fx.Node, spec: Node) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from convmesh import errors
 from convmesh.errors import ConvMeshError, OperatorError
 from convmesh.verification.observe import Watcher
 
@@ -33,12 +34,30 @@ def told(folder: str, watcher: Watcher) -> Iterator[None]:
         # An operator that fails here but not in the dry run is a finding about the plan, not a mistake of the user's.
         known = error if isinstance(error, ConvMeshError) and not isinstance(error, OperatorError) else None
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        trouble = Trouble(dist.get_rank(), watcher.running, text, known)
-        with (Path(folder) / f"rank{trouble.rank}.trouble").open("wb") as file:
-            pickle.dump(trouble, file)
+        written = {
+            "rank": dist.get_rank(), "node": watcher.running, "text": text,
+            "error": known and [_public_kind(known), str(known)],
+        }  # fmt: skip
+        (Path(folder) / f"rank{dist.get_rank()}.trouble").write_text(json.dumps(written), encoding="utf-8")
         raise
 
 
 def troubles(folder: str) -> list[Trouble]:
     """The reports of all processes that failed."""
-    return [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.trouble"))]
+    return [_read(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.trouble"))]
+
+
+def _read(text: str) -> Trouble:
+    written = json.loads(text)
+    return Trouble(written["rank"], written["node"], written["text"], _error(*(written["error"] or ("", ""))))
+
+
+def _public_kind(error: ConvMeshError) -> str:
+    """An operator's own kind of error stands below one that users see."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+
+
+def _error(name: str, message: str) -> ConvMeshError | None:
+    """Errors of ours are a class and a message."""
+    kind = getattr(errors, name) if name else None
+    return None if kind is None else kind(message)

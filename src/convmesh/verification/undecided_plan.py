@@ -18,7 +18,11 @@ def draft_plan(model: nn.Module, sample: Sample, mesh: Mesh, strategy: str = "au
     """The splits of a named strategy, without the dry run that refuses the first layer that cannot be cut."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)  # the verification's notes repeat them
-        captured = capture(model, *as_samples(sample), check=False)
+        return draft_of(capture(model, *as_samples(sample), check=False), mesh, strategy)
+
+
+def draft_of(captured: Captured, mesh: Mesh, strategy: str = "auto") -> Plan:
+    """The same for a network that is captured already."""
     name = strategy_for(mesh) if strategy == "auto" else strategy
     made = preset(name, captured.graph, mesh)
     plan = Plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from convmesh.gradients.owners import owner_of
 from convmesh.gradients.reduction import GradientReducer
@@ -43,6 +43,10 @@ class CompiledEngine:
     @property
     def module(self) -> nn.Module:
         return self.eager.module
+
+    @property
+    def networks(self) -> list[fx.GraphModule]:
+        return self.eager.networks
 
     def outputs(self, inputs: list[Sharded]) -> Any:
         return self.eager.outputs(inputs)

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 from convmesh.gradients.local_gradients import as_gradient_of
 from convmesh.gradients.owners import owner_of
 from convmesh.gradients.reduction import GradientReducer
+from convmesh.ops.core.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.core.sharded import Sharded
-from convmesh.ops.elementwise.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.loss.labels import note_labels
 from convmesh.runtime.compiled.graphed_steps import GraphedStep, GraphMemory
 from convmesh.runtime.compiled.step_calls import StepCalls

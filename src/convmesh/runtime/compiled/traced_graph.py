@@ -18,8 +18,8 @@ from convmesh.errors import UnsupportedError
 from convmesh.gradients.local_gradients import address_of, as_gradient_of, local_of
 from convmesh.kernels.fusing import fusing
 from convmesh.layout import Layout
+from convmesh.ops.core.mask_seeds import CAPACITY, SeedInputs, seeds_from
 from convmesh.ops.core.sharded import Sharded
-from convmesh.ops.elementwise.mask_seeds import CAPACITY, SeedInputs, seeds_from
 from convmesh.ops.loss.labels import LabelNote
 from convmesh.private_torch import tree_flatten, tree_unflatten
 from convmesh.private_torch.dtensors import is_dtensor

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from convmesh.gradients.local_gradients import local_of
+from convmesh.ops.core.mask_seeds import SeedInputs
 from convmesh.ops.core.sharded import Sharded
-from convmesh.ops.elementwise.mask_seeds import SeedInputs
 from convmesh.ops.loss.labels import LabelNote, collecting_labels
 from convmesh.runtime.compiled.layer_tags import LayerTags
 from convmesh.runtime.compiled.traced_graph import Holdings, Nested, Recipe, Tensors, TracedGraph, told_of, trace_graph

@@ -20,10 +20,12 @@ from convmesh.errors import ConvMeshError, OperatorError, ShapeError, Unsupporte
 from convmesh.gradients.local_gradients import local_of
 from convmesh.graph import Captured
 from convmesh.layout import Layout
+from convmesh.lowering.dry_precision import precision_on
 from convmesh.lowering.lower import lower
 from convmesh.lowering.lowered import Lowered
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import equal_share, microbatches_for, stages_of
+from convmesh.plans.plan import Precision
 from convmesh.private_torch import tree_flatten, tree_map, tree_unflatten
 from convmesh.runtime.direct_engine import Loss, rebind, whole_loss
 from convmesh.runtime.pipeline.compiled_stage import ActionCompiler
@@ -82,7 +84,7 @@ class PipelineEngine:
         self._tree = output_tree(captured)
         self._regions = regions
         self.batch = self._batch_of(lowered)
-        self._runners: dict[int, Runner] = {}
+        self._runners: dict[tuple[int, Precision], Runner] = {}
         self._kind: Kind = "mean" if lowered.plan.pipeline.microbatches == 1 else "unknown"
         self._tried: set[int] = set()
         layers = {node.node: node.layer for node in lowered.program.nodes}
@@ -225,25 +227,27 @@ class PipelineEngine:
         return compare(whole, [part / share for part, share in zip(parts, runner.loss.shares, strict=True)])
 
     def _runner(self, inputs: list[Sharded]) -> Runner:
-        """The stages for a batch of this size; made when the first one comes."""
+        """The stages for a batch of this size, in the precision that is on; made when the first one comes."""
         samples = inputs[0].shape[0]
         if any(x.shape[0] != samples for x in inputs):
             raise ShapeError(f"the inputs have {[x.shape[0] for x in inputs]} samples; a pipeline needs equal numbers.")
-        if samples not in self._runners:
-            batch = self._batch(samples)
+        kind = samples, precision_on(self.mesh.device)
+        if kind not in self._runners:
+            batch = self._batch(*kind)
             loss = StageLoss(self, batch.outputs, partial(self._returned, batch), self.mesh)
-            self._runners[samples] = Runner(batch, self._regions, loss, self._compiler)
-        return self._runners[samples]
+            self._runners[kind] = Runner(batch, self._regions, loss, self._compiler)
+        return self._runners[kind]
 
-    def _batch(self, samples: int) -> MicroBatches:
-        pipeline = self.batch.pipeline
-        if samples == self.batch.micro.shape[0] * self.batch.count:
+    def _batch(self, samples: int, precision: Precision) -> MicroBatches:
+        """Values cross between stages in the types in which they are computed."""
+        pipeline, plan = self.batch.pipeline, self._lowered.plan
+        if samples == self.batch.micro.shape[0] * self.batch.count and precision == plan.precision:
             return self.batch
         cut = self.batch.micro.with_shape((samples, *self.batch.micro.shape[1:])).cuts[0].partition
         count = microbatches_for(
             equal_share(cut), pipeline.microbatches, pipeline.schedule, self.mesh.mesh.axes["pipe"]
         )
-        plan = replace(self._lowered.plan, pipeline=replace(pipeline, microbatches=count))
+        plan = replace(plan, pipeline=replace(pipeline, microbatches=count), precision=precision)
         lowered = lower(self._captured, plan, self.mesh.rank, samples // count, self.mesh.stands_for)
         return self._batch_of(lowered)
 

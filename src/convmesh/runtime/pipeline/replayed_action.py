@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from convmesh.gradients.local_gradients import as_gradient_of
-from convmesh.ops.elementwise.mask_seeds import CAPACITY, draw_seed
+from convmesh.ops.core.mask_seeds import CAPACITY, draw_seed
 from convmesh.ops.loss.labels import note_labels
 from convmesh.runtime.compiled.step_calls import StepCalls
 from convmesh.runtime.compiled.step_runs import PlainRun

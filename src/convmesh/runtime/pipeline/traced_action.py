@@ -15,7 +15,7 @@ from torch import fx
 
 from convmesh.errors import UnsupportedError
 from convmesh.gradients.local_gradients import local_of
-from convmesh.ops.elementwise.mask_seeds import SeedInputs
+from convmesh.ops.core.mask_seeds import SeedInputs
 from convmesh.ops.loss.labels import LabelNote, collecting_labels
 from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
 from convmesh.runtime.compiled.layer_tags import last_traced, traced_since

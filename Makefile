@@ -1,7 +1,9 @@
 # The two commands to know are `make demo` and `make test`. Each sets up everything it needs in .venv.
 PY := .venv/bin/python
 
-.PHONY: demo test test-full test-torch test-networks check format bench docs clean
+TIMES ?= 1
+
+.PHONY: demo test test-full test-faults test-torch test-networks test-ecosystem check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -12,11 +14,18 @@ test: .venv/.ready  # two workers: tests of one process use one core, those of s
 test-full: .venv/.ready  # all drawn shapes, and every network under every preset on 2, 4 and 8 ranks: over an hour
 	CONVMESH_TEST=full $(PY) -m pytest -q -m "full or not full"
 
+test-faults: .venv/.ready  # two hosts on this machine, as root: about half an hour; TIMES=20 tries each fault 20 times
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "full or not full" tests/cluster
+	$(PY) -m tests.cluster.matrix --times $(TIMES)
+
 test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
 	sh scripts/test-torch $(VERSION)
 
-test-networks:  # published networks of other packages, in a virtual environment of its own: about an hour on two cores
+test-networks:  # published networks of other packages, in a virtual environment of its own: hours on two cores
 	sh scripts/test-networks
+
+test-ecosystem:  # trainers of other packages: Lightning, accelerate, MONAI, nnU-Net, in a virtual environment of its own
+	sh scripts/test-ecosystem
 
 check: .venv/.ready
 	.venv/bin/ruff check
@@ -40,4 +49,4 @@ docs: .venv/.ready  # rewrite the generated pages: reference, support matrix, th
 	sh scripts/setup
 
 clean:
-	rm -rf .venv .venv-torch-* .venv-networks .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* .venv-networks .venv-ecosystem .mypy_cache .ruff_cache .pytest_cache .hypothesis

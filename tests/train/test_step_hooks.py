@@ -49,7 +49,14 @@ def test_tensorboard_has_losses_and_evaluations(pools: Pools, tmp_path: Path) ->
 
 
 def test_the_line_names_data_as_the_bottleneck_and_shows_the_prediction() -> None:
-    progress = Progress(seconds_steps=[0.5], seconds_data=0.2)
-    text = ProgressLine(progress, 10, 0.25).text(record(1, waited=0.2))
-    for part in ("500 ms/step (predicted 250 ms)", "16 samples/s", "data 40%, the bottleneck", "0:04 left", "loss 2"):
+    progress = Progress(seconds_steps=[9.0, 0.5, 0.5, 0.5], seconds_data=[8.0, 0.0, 0.0, 0.2])
+    text = ProgressLine(progress, 10, 0.25).text(record(4, waited=0.2))
+    for part in ("500 ms/step (predicted 250 ms)", "16 samples/s", "data 40%, the bottleneck", "0:03 left", "loss 2"):
         assert part in text
+
+
+def test_the_first_steps_foretell_nothing() -> None:
+    text = ProgressLine(Progress(seconds_steps=[9.0], seconds_data=[8.0]), 10, None).text(record(1, 9.0, 8.0))
+    assert "data 89%" in text
+    assert "left" not in text
+    assert "bottleneck" not in text

@@ -133,8 +133,8 @@ def build_model(config: RunConfig, sample: tuple[int, ...]) -> nn.Module:
     sizes = {} if ":" in config.model.name else find(config.model.name).sizes_for(sample)
     try:
         model = create(config.model.name, **{**sizes, **config.model.args})
-    except ConvMeshError:
-        raise
+    except ConvMeshError as error:
+        raise ConfigError(f"`model.name` and `model.args`: {error}") from error
     except Exception as error:
         raise ConfigError(
             f"`model.name` (={config.model.name!r}) cannot be built with `model.args` (={config.model.args}): "

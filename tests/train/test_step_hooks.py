@@ -1,5 +1,7 @@
 """What runs after a step besides training: energy, TensorBoard, and the line that people see."""
 
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,18 @@ def test_the_first_steps_foretell_nothing() -> None:
     assert "data 89%" in text
     assert "left" not in text
     assert "bottleneck" not in text
+
+
+def test_a_narrow_terminal_shows_the_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with open(its, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        line = ProgressLine(Progress(seconds_steps=[0.5] * 4, seconds_data=[0.2] * 4), 10, 0.25)
+        line.after_step(record(4, waited=0.2))
+        line.close()
+        terminal.flush()
+        shown = " ".join(screen.read(1 << 16).decode().split())
+    for part in ("4/10", "(predicted 250 ms)", "data 40%, the bottleneck", "0:03 left"):
+        assert part in shown

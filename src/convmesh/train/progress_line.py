@@ -72,8 +72,10 @@ def _bar(steps: int, done: int) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
+    from rich.table import Column
 
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    text = TextColumn("{task.fields[text]}", table_column=Column(no_wrap=False))  # in lines where terminals are narrow
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), text)
     # No thread of its own: it would compete with ranks for their cores.
     bar = RichProgress(*columns, console=Console(stderr=True), auto_refresh=False)
     bar.add_task("training", total=steps, completed=done, text="")

@@ -6,8 +6,8 @@ Chen et al., "A bi-layered parallel training architecture for large-scale convol
     W(i) = W(i-1) + gamma(k) * Q * (w - W(k)),    gamma(k) = exp(k / (i-1)) / sum over ranks of exp(k' / (i-1))
 
 where k' are the versions that the ranks hold, so that late work counts less, and that of n ranks as their mean. Q is
-the rank's accuracy in the paper; here it comes from its loss, which every network has. The formula follows accounts of
-the paper and has not been compared with its text.
+the rank's accuracy in the paper; here it comes from its loss, which every network has. The formula was written
+down from memory and has not been compared with the paper's text.
 """
 
 from __future__ import annotations

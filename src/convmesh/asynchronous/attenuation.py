@@ -2,7 +2,8 @@
 
 The idea is the asynchronous global weight update (AGWU) of BPT-CNN (Chen et al., "A bi-layered parallel training
 architecture for large-scale convolutional neural networks", IEEE TPDS 2019): late work counts less. The formula is ours
-and has not been compared with the paper's. A rank that trained from version k of the weights to w turns version i - 1 into
+and has not been compared with the paper's. A rank that trained from version k of the weights to w turns version i - 1
+into
 
     W(i) = W(i-1) + gamma(k) * Q * (w - W(k)),    gamma(k) = exp(k / (i-1)) / sum over ranks of exp(k' / (i-1))
 

@@ -1,0 +1,74 @@
+"""Calls of the kernels for whole tensors: channels-last in, channels-last out."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from convmesh.kernels.memory_format import CHANNELS_LAST
+from convmesh.kernels.tuned import conv_kernels
+from convmesh.kernels.tuned.conv_configs import KernelConfig
+from convmesh.kernels.tuned.conv_shape import ConvShape
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: ConvShape, config: KernelConfig
+) -> torch.Tensor:
+    """The convolution of `shape`."""
+    last = CHANNELS_LAST[x.dim()]
+    x, weight = x.contiguous(memory_format=last), weight.contiguous(memory_format=last)
+    extents = shape.out[3 - (x.dim() - 2) :]
+    y = torch.empty((shape.samples, shape.filters, *extents), dtype=x.dtype, device=x.device, memory_format=last)
+    tiles, down, across = _tiling(shape, config)
+    grid = (tiles, triton.cdiv(shape.filters, config.filters))
+    conv_kernels.forward[grid](
+        x, weight, x if bias is None else bias, y, *shape.extents, *shape.out, down, across, *_constants(shape),
+        *_blocks(config), bias is not None, _precision(x), num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return y
+
+
+def input_gradient(
+    grad: torch.Tensor, weight: torch.Tensor, shape: ConvShape, config: KernelConfig
+) -> torch.Tensor:
+    """The gradient of the input of `shape`, by the mirrored convolution."""
+    mirror = shape.mirrored()
+    assert mirror is not None
+    turned = weight.flip(*range(2, weight.dim())).transpose(0, 1)
+    return convolve(grad, turned, None, mirror, config)
+
+
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor, shape: ConvShape, config: KernelConfig) -> torch.Tensor:
+    """The gradient of the weight of `shape`: every program sums some outputs, then their parts are added."""
+    last = CHANNELS_LAST[x.dim()]
+    grad, x = grad.contiguous(memory_format=last), x.contiguous(memory_format=last)
+    tiles, down, across = _tiling(shape, config)
+    parts = min(config.parts, tiles)
+    sums = torch.empty((parts, shape.filters, shape.taps), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(shape.taps, config.taps), triton.cdiv(shape.filters, config.filters), parts)
+    conv_kernels.weight_gradient[grid](
+        x, grad, sums, tiles, shape.filters * shape.taps, *shape.extents, *shape.out, down, across,
+        *_constants(shape), *_blocks(config), _precision(x), num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    kernel = shape.kernel[3 - (x.dim() - 2) :]
+    return sums.sum(0).to(x.dtype).view(shape.filters, *kernel, shape.channels).movedim(-1, 1)
+
+
+def _tiling(shape: ConvShape, config: KernelConfig) -> tuple[int, int, int]:
+    """How many tiles there are, and how many down and across a plane."""
+    depth, height, width = shape.out
+    down, across = triton.cdiv(height, config.rows), triton.cdiv(width, config.columns)
+    return shape.samples * depth * down * across, down, across
+
+
+def _constants(shape: ConvShape) -> tuple[int, ...]:
+    return shape.channels, shape.filters, *shape.kernel, *shape.stride, *shape.padding, *shape.dilation
+
+
+def _blocks(config: KernelConfig) -> tuple[int, ...]:
+    return config.rows, config.columns, config.filters, config.taps
+
+
+def _precision(x: torch.Tensor) -> str:
+    """Of products in float32: as torch is set for convolutions."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

@@ -1,6 +1,7 @@
 """Our convolution kernels beside cuDNN's, on one GPU; every configuration is checked and timed.
 
 python -m benchmarks.tuned_conv --out FILE.json [--processes 8] [--compile-seconds 150] [--seconds 300] [--only WORD ...]
+python -m benchmarks.tuned_conv --table FILE.json      from a result, the table that compiled steps choose kernels by
 
 Processes compile and check the configurations of a shape first, against float32 without TF32. Then one process times
 those that are right, in alternation with cuDNN in both memory formats.
@@ -21,6 +22,7 @@ from typing import Any
 
 from convmesh.kernels.tuned.conv_configs import KernelConfig, forward_configs, weight_configs
 from convmesh.kernels.tuned.conv_shape import ConvShape
+from convmesh.kernels.tuned.conv_table import ConvTable, Measured, best_rows, write_table
 
 PARTS = ("forward", "input", "weight")
 WORST = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 2e-3}
@@ -33,12 +35,19 @@ def cube(samples: int, channels: int, filters: int, extent: int, kernel: int = 3
     return ConvShape.of(x, weight, [stride] * 3, [kernel // 2] * 3, [1] * 3)
 
 
+def image(samples: int, channels: int, filters: int, extent: int, kernel: int, stride: int) -> ConvShape:
+    """A convolution of square images."""
+    x, weight = (samples, channels, *[extent] * 2), (filters, channels, *[kernel] * 2)
+    return ConvShape.of(x, weight, [stride] * 2, [kernel // 2] * 2, [1] * 2)
+
+
 SHAPES = {
     "goals": [cube(1, c, f, 128) for c, f in ((4, 16), (4, 32), (1, 32), (8, 64), (16, 32))],
-    "shards": [cube(1, 64, 8, 128), cube(1, 8, 64, 128), cube(1, 64, 64, 128)],
-    "cosmoflow": [cube(8, 4, 32, 128), cube(8, 32, 64, 64), cube(8, 64, 128, 32)],
-    "unet3d": [cube(1, 32, 32, 128), cube(1, 64, 32, 128), cube(1, 32, 64, 128, stride=2), cube(1, 64, 64, 64)],
-    "nnunet": [cube(2, 1, 32, 128), cube(2, 32, 32, 128), cube(2, 64, 64, 64)],
+    "cosmoflow": [cube(8, 4, 32, 128), cube(8, 32, 64, 64)],
+    "nnunet": [cube(2, 1, 32, 128), cube(2, 32, 32, 128)],
+    "unet3d": [cube(1, 32, 32, 128), cube(1, 64, 32, 128)],
+    "shards": [cube(1, 64, 8, 128), cube(1, 8, 64, 128)],
+    "stems": [image(64, 3, 64, 224, 7, 2), image(32, 3, 64, 224, 3, 1)],
 }
 
 
@@ -103,7 +112,7 @@ class Operands:
             return conv_launch.convolve(self.x, self.weight, None, shape, config)
         if self.job.part == "input":
             return conv_launch.input_gradient(self.grad, self.weight, shape, config)
-        return conv_launch.weight_gradient(self.grad, self.x, shape, config)
+        return conv_launch.weight_gradient(self.grad, self.x, shape, config)[0]
 
 
 def checked(job: Job) -> dict[str, Any]:
@@ -163,12 +172,16 @@ def floor_ms(shape: ConvShape) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--compile-seconds", type=float, default=150)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
+    if options.table:
+        _write_table([row for file in options.table for row in json.loads(file.read_text())["rows"]], options.table[-1])
+        return
     begin = time.monotonic()
     errors: dict[Job, dict[str, Any]] = {}
     pool = ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"))
@@ -203,8 +216,46 @@ def _time_all(errors: dict[Job, dict[str, Any]], out: Path, end: float) -> None:
             f"ours {best[0]:.3f} {best[1]} wrong {len(wrong)}/{len(found['errors'])} {wrong[:1]}",
             flush=True,
         )
-        out.write_text(json.dumps(rows))
+        out.write_text(json.dumps({"about": _about(), "rows": rows}))
         torch.cuda.empty_cache()
+
+
+def _about() -> dict[str, str]:
+    import datetime
+
+    import torch
+    import triton
+
+    return {
+        "date": str(datetime.date.today()),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": str(torch.backends.cudnn.version()),
+        "command": "python -m benchmarks.tuned_conv",
+    }
+
+
+def _write_table(rows: list[dict[str, Any]], file: Path) -> None:
+    about = json.loads(file.read_text())["about"]
+    measurements = (
+        Measured(
+            row["part"],
+            ConvShape.parse(row["shape"]),
+            "bfloat16",
+            KernelConfig(*row["ours"][0][1]),
+            round(row["ours"][0][0] / 1e3, 8),
+            round(min(row["last"], row["plain"]) / 1e3, 8),
+        )
+        for row in rows
+        if row["ours"]
+    )
+    device = about.pop("device")
+    name = device.lower().replace(" ", "-")
+    table = write_table(ConvTable(device, best_rows(measurements)), about)
+    folder = Path("src/convmesh/kernels/tuned/tables")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(table)
 
 
 if __name__ == "__main__":

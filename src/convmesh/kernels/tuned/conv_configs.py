@@ -10,6 +10,9 @@ from convmesh.kernels.tuned.conv_shape import ConvShape
 LEAST = 16
 """The least extent of a matrix product on tensor cores."""
 
+BYTES_SHARED = 220 << 10
+"""Shared memory of a processor of the GPUs at hand, less what programs need besides."""
+
 REGISTERS_OF_SUM = 128
 """Numbers of a running sum that a thread can hold without spilling."""
 
@@ -24,6 +27,8 @@ class KernelConfig:
     taps: int
     warps: int
     stages: int
+    walk: int
+    """How many tiles below each other one program computes."""
     parts: int = 1
     """Of a weight's gradient: among how many programs the outputs are dealt."""
 
@@ -32,10 +37,13 @@ def forward_configs(shape: ConvShape) -> Iterator[KernelConfig]:
     """Tiles that may suit a convolution."""
     filters = min(128, _cover(shape.filters))
     for rows, columns in _tiles(shape, (64, 128, 256)):
-        for taps in _tap_blocks(shape, 128):
-            stages = 3 if shape.taps > taps else 1
+        for taps in _tap_blocks(shape, 256):
+            is_one_product = shape.taps <= taps
             for warps in _warps(rows * columns * filters):
-                yield KernelConfig(rows, columns, filters, taps, warps, stages)
+                for stages in (2, 4) if is_one_product else (3,):
+                    walk = 16 if is_one_product else 1
+                    if stages * taps * (rows * columns + filters) * 2 <= BYTES_SHARED:
+                        yield KernelConfig(rows, columns, filters, taps, warps, stages, walk)
 
 
 def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
@@ -45,13 +53,15 @@ def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
         programs = -(-shape.taps // taps) * -(-shape.filters // filters)
         for rows, columns in _tiles(shape, (64, 128)):
             for warps in _warps(taps * filters):
+                stages = 3 if 3 * rows * columns * (taps + filters) * 2 <= BYTES_SHARED // 2 else 2
                 for each in (2, 4):
-                    yield KernelConfig(rows, columns, filters, taps, warps, 2, max(1, processors * each // programs))
+                    parts = max(1, processors * each // programs)
+                    yield KernelConfig(rows, columns, filters, taps, warps, stages, 32, parts)
 
 
 def _warps(sums: int) -> list[int]:
     """Of 4 and 8 warps those that can hold a running sum, and whose threads have work."""
-    return [warps for warps in (4, 8) if 8 * 32 * warps <= sums <= REGISTERS_OF_SUM * 32 * warps]
+    return [warps for warps in (4, 8) if sums <= REGISTERS_OF_SUM * 32 * warps and (warps == 4 or sums >= 8 * 32 * warps)]
 
 
 def _tiles(shape: ConvShape, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 
@@ -19,11 +21,11 @@ def convolve(
     x, weight = x.contiguous(memory_format=last), weight.contiguous(memory_format=last)
     extents = shape.out[3 - (x.dim() - 2) :]
     y = torch.empty((shape.samples, shape.filters, *extents), dtype=x.dtype, device=x.device, memory_format=last)
-    tiles, down, across = _tiling(shape, config)
-    grid = (tiles, triton.cdiv(shape.filters, config.filters))
+    tiling = Tiling.of(shape, config)
+    grid = (tiling.units * tiling.across, triton.cdiv(shape.filters, config.filters))
     conv_kernels.forward[grid](
-        x, weight, x if bias is None else bias, y, *shape.extents, *shape.out, down, across, *_constants(shape),
-        *_blocks(config), bias is not None, _precision(x), num_warps=config.warps, num_stages=config.stages,
+        x, weight, x if bias is None else bias, y, *shape.extents, *shape.out, tiling.strips, tiling.down,
+        tiling.across, *_constants(shape), *_blocks(config), bias is not None, _precision(x), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return y
 
@@ -38,27 +40,43 @@ def input_gradient(
     return convolve(grad, turned, None, mirror, config)
 
 
-def weight_gradient(grad: torch.Tensor, x: torch.Tensor, shape: ConvShape, config: KernelConfig) -> torch.Tensor:
-    """The gradient of the weight of `shape`: every program sums some outputs, then their parts are added."""
+def weight_gradient(
+    grad: torch.Tensor, x: torch.Tensor, shape: ConvShape, config: KernelConfig, has_bias: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of weight and bias (empty without one): programs sum some outputs each, then parts are added."""
     last = CHANNELS_LAST[x.dim()]
     grad, x = grad.contiguous(memory_format=last), x.contiguous(memory_format=last)
-    tiles, down, across = _tiling(shape, config)
-    parts = min(config.parts, tiles)
+    tiling = Tiling.of(shape, config)
+    parts = min(triton.cdiv(config.parts, tiling.across), tiling.units) * tiling.across
     sums = torch.empty((parts, shape.filters, shape.taps), dtype=torch.float32, device=x.device)
+    shifts = torch.empty((parts, shape.filters if has_bias else 0), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(shape.taps, config.taps), triton.cdiv(shape.filters, config.filters), parts)
     conv_kernels.weight_gradient[grid](
-        x, grad, sums, tiles, shape.filters * shape.taps, *shape.extents, *shape.out, down, across,
-        *_constants(shape), *_blocks(config), _precision(x), num_warps=config.warps, num_stages=config.stages,
+        x, grad, sums, shifts, tiling.units, *shape.extents, *shape.out, tiling.strips, tiling.down, tiling.across,
+        *_constants(shape), *_blocks(config), has_bias, _precision(x), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     kernel = shape.kernel[3 - (x.dim() - 2) :]
-    return sums.sum(0).to(x.dtype).view(shape.filters, *kernel, shape.channels).movedim(-1, 1)
+    dw = sums.sum(0).to(x.dtype).view(shape.filters, *kernel, shape.channels).movedim(-1, 1)
+    return dw, shifts.sum(0).to(x.dtype)
 
 
-def _tiling(shape: ConvShape, config: KernelConfig) -> tuple[int, int, int]:
-    """How many tiles there are, and how many down and across a plane."""
-    depth, height, width = shape.out
-    down, across = triton.cdiv(height, config.rows), triton.cdiv(width, config.columns)
-    return shape.samples * depth * down * across, down, across
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How outputs are cut: planes into strips, strips into tiles that lie below each other."""
+
+    units: int
+    """Strips of all planes, for each of the tiles `across`."""
+    strips: int
+    """Of a plane."""
+    down: int
+    across: int
+
+    @staticmethod
+    def of(shape: ConvShape, config: KernelConfig) -> Tiling:
+        depth, height, width = shape.out
+        down, across = triton.cdiv(height, config.rows), triton.cdiv(width, config.columns)
+        strips = triton.cdiv(down, config.walk)
+        return Tiling(shape.samples * depth * strips, strips, down, across)
 
 
 def _constants(shape: ConvShape) -> tuple[int, ...]:
@@ -66,7 +84,7 @@ def _constants(shape: ConvShape) -> tuple[int, ...]:
 
 
 def _blocks(config: KernelConfig) -> tuple[int, ...]:
-    return config.rows, config.columns, config.filters, config.taps
+    return config.rows, config.columns, config.filters, config.taps, config.walk
 
 
 def _precision(x: torch.Tensor) -> str:

@@ -86,6 +86,18 @@ class ConvShape:
         rest = zip("kspd", (self.kernel, self.stride, self.padding, self.dilation), strict=True)
         return " ".join([sizes, str(self.filters), *(letter + "x".join(map(str, three)) for letter, three in rest)])
 
+    @staticmethod
+    def parse(text: str) -> ConvShape:
+        """The inverse of `str`."""
+        sizes, filters, *rest = text.split()
+        samples, channels, *extents = _numbers(sizes)
+        kernel, stride, padding, dilation = (_three(_numbers(word[1:]), 1) for word in rest)
+        return ConvShape(samples, channels, int(filters), _three(extents, 1), kernel, stride, padding, dilation)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split("x")]
+
 
 def _three(values: Sequence[int], missing: int) -> Three:
     first, second, third = [missing] * (3 - len(values)) + [int(v) for v in values]

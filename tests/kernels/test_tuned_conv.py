@@ -72,7 +72,7 @@ def test_kernels_compute_what_torch_computes(shape: ConvShape, data: st.DataObje
 def _traced(dims: int, bias: bool) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     torch.manual_seed(1)
     last = torch.channels_last if dims == 2 else torch.channels_last_3d
-    x = torch.randn(2, 3, *[6] * dims).contiguous(memory_format=last)
+    x = torch.randn(1, 3, *[4] * dims).contiguous(memory_format=last)
     weight = torch.randn(4, 3, *[3] * dims).contiguous(memory_format=last)
     rest: list[Any] = [[1] * dims, [1] * dims, [1] * dims, False, [0] * dims, 1]
 
@@ -85,7 +85,7 @@ def _traced(dims: int, bias: bool) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     return make_fx(step, tracing_mode="fake")(*inputs), inputs
 
 
-CONFIG = KernelConfig(rows=1, columns=16, filters=16, taps=64, warps=4, stages=2, walk=2, parts=3)
+CONFIG = KernelConfig(rows=1, columns=16, filters=16, taps=32, warps=4, stages=2, walk=2, flat=0, parts=3)
 
 
 @pytest.mark.parametrize("phases", [("forward",), ("input",), ("weight",), ("forward", "input", "weight")])
@@ -114,7 +114,7 @@ def test_groups_transposed_and_plain_tensors_are_left_to_torch() -> None:
 
 
 SHAPE = ConvShape.of((8, 4, 128, 128, 128), (32, 4, 3, 3, 3), [1] * 3, [1] * 3, [1] * 3)
-WIDE = KernelConfig(1, 128, 32, 128, 4, 3, 16)
+WIDE = KernelConfig(1, 128, 32, 32, 4, 3, 16, 0)
 
 
 def test_a_table_is_read_as_it_was_written() -> None:

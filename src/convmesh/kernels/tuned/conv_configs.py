@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from convmesh.kernels.tuned.conv_shape import ConvShape
 
 LEAST = 16
 """The least extent of a matrix product on tensor cores."""
 
-BYTES_SHARED = 220 << 10
-"""Shared memory of a processor of the GPUs at hand, less what programs need besides."""
+LOADS = ((0, 1), (1, 3))
+"""Ways to load inputs, each with the number of tiles under way that suits it."""
 
 REGISTERS_OF_SUM = 128
 """Numbers of a running sum that a thread can hold without spilling."""
@@ -29,6 +30,8 @@ class KernelConfig:
     stages: int
     walk: int
     """How many tiles below each other one program computes."""
+    flat: int
+    """Whether neighbouring threads read the taps of one output (1) or the same tap of neighbouring outputs (0)."""
     parts: int = 1
     """Of a weight's gradient: among how many programs the outputs are dealt."""
 
@@ -37,26 +40,23 @@ def forward_configs(shape: ConvShape) -> Iterator[KernelConfig]:
     """Tiles that may suit a convolution."""
     filters = min(128, _cover(shape.filters))
     for rows, columns in _tiles(shape, (64, 128, 256)):
-        for taps in _tap_blocks(shape, 256):
-            is_one_product = shape.taps <= taps
+        for taps in _tap_blocks(shape, 128 if shape.channels > 8 else 256):
+            walk = 16 if prod(shape.kernel) <= taps else 1
             for warps in _warps(rows * columns * filters):
-                for stages in (2, 4) if is_one_product else (3,):
-                    walk = 16 if is_one_product else 1
-                    if stages * taps * (rows * columns + filters) * 2 <= BYTES_SHARED:
-                        yield KernelConfig(rows, columns, filters, taps, warps, stages, walk)
+                for flat, stages in LOADS:
+                    yield KernelConfig(rows, columns, filters, taps, warps, stages, walk, flat)
 
 
 def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
     """Tiles that may suit the gradient of a weight, dealt so that `processors` of a GPU have a few programs each."""
     filters = min(128, _cover(shape.filters))
     for taps in _tap_blocks(shape, 256):
-        programs = -(-shape.taps // taps) * -(-shape.filters // filters)
+        programs = -(-prod(shape.kernel) // taps) * -(-shape.filters // filters)
+        parts = max(1, processors * 4 // programs)
         for rows, columns in _tiles(shape, (64, 128)):
-            for warps in _warps(taps * filters):
-                stages = 3 if 3 * rows * columns * (taps + filters) * 2 <= BYTES_SHARED // 2 else 2
-                for each in (2, 4):
-                    parts = max(1, processors * each // programs)
-                    yield KernelConfig(rows, columns, filters, taps, warps, stages, 32, parts)
+            for warps in _warps(taps * _padded(shape.channels) * filters):
+                for flat, stages in LOADS:
+                    yield KernelConfig(rows, columns, filters, taps, warps, stages, 32, flat, parts)
 
 
 def _warps(sums: int) -> list[int]:
@@ -73,11 +73,19 @@ def _tiles(shape: ConvShape, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]
             yield size // columns, columns
 
 
-def _tap_blocks(shape: ConvShape, most: int = 128) -> list[int]:
-    """Numbers of taps for one product: some that waste few, and no more than there are."""
-    sizes = [size for size in (16, 32, 64, 128, 256) if size <= min(most, _cover(shape.taps))]
-    wasted = {size: -(-shape.taps // size) * size / shape.taps for size in sizes}
-    return [size for size in sizes if size >= 32 or size == sizes[-1] if wasted[size] <= 1.35 * min(wasted.values())]
+def _tap_blocks(shape: ConvShape, most: int) -> list[int]:
+    """Numbers of taps for one product of at most so many columns: some that waste few, and no more than there are."""
+    taps, channels = prod(shape.kernel), _padded(shape.channels)
+    sizes = [1 << n for n in range(10) if LEAST <= channels << n <= max(most, channels) and 1 << n < 2 * taps]
+    if not sizes:
+        return [max(1, LEAST // channels)]
+    wasted = {size: -(-taps // size) * size for size in sizes[-3:]}
+    return [size for size, used in wasted.items() if used <= 1.35 * min(wasted.values())][-2:]
+
+
+def _padded(channels: int) -> int:
+    """Channels as kernels load them: a power of two."""
+    return 1 << (channels - 1).bit_length()
 
 
 def _cover(count: int) -> int:

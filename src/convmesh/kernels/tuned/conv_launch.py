@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 import triton
@@ -25,7 +26,7 @@ def convolve(
     grid = (tiling.units * tiling.across, triton.cdiv(shape.filters, config.filters))
     conv_kernels.forward[grid](
         x, weight, x if bias is None else bias, y, *shape.extents, *shape.out, tiling.strips, tiling.down,
-        tiling.across, *_constants(shape), *_blocks(config), bias is not None, _precision(x), num_warps=config.warps, num_stages=config.stages,
+        tiling.across, *_constants(shape), *_blocks(shape, config), bias is not None, _precision(x), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return y
 
@@ -50,10 +51,10 @@ def weight_gradient(
     parts = min(triton.cdiv(config.parts, tiling.across), tiling.units) * tiling.across
     sums = torch.empty((parts, shape.filters, shape.taps), dtype=torch.float32, device=x.device)
     shifts = torch.empty((parts, shape.filters if has_bias else 0), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(shape.taps, config.taps), triton.cdiv(shape.filters, config.filters), parts)
+    grid = (triton.cdiv(prod(shape.kernel), config.taps), triton.cdiv(shape.filters, config.filters), parts)
     conv_kernels.weight_gradient[grid](
         x, grad, sums, shifts, tiling.units, *shape.extents, *shape.out, tiling.strips, tiling.down, tiling.across,
-        *_constants(shape), *_blocks(config), has_bias, _precision(x), num_warps=config.warps, num_stages=config.stages,
+        *_constants(shape), *_blocks(shape, config), has_bias, _precision(x), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     kernel = shape.kernel[3 - (x.dim() - 2) :]
     dw = sums.sum(0).to(x.dtype).view(shape.filters, *kernel, shape.channels).movedim(-1, 1)
@@ -83,8 +84,9 @@ def _constants(shape: ConvShape) -> tuple[int, ...]:
     return shape.channels, shape.filters, *shape.kernel, *shape.stride, *shape.padding, *shape.dilation
 
 
-def _blocks(config: KernelConfig) -> tuple[int, ...]:
-    return config.rows, config.columns, config.filters, config.taps, config.walk
+def _blocks(shape: ConvShape, config: KernelConfig) -> tuple[int, ...]:
+    channels = triton.next_power_of_2(shape.channels)
+    return config.rows, config.columns, config.filters, config.taps, channels, config.walk, config.flat
 
 
 def _precision(x: torch.Tensor) -> str:

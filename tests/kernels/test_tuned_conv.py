@@ -1,7 +1,9 @@
-"""Convolutions by our own kernels, in Triton's interpreter."""
+"""Convolutions by our own kernels: on a GPU, or in Triton's interpreter."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,16 @@ from convmesh.kernels.tuned.conv_shape import ConvShape
 from convmesh.kernels.tuned.conv_table import ConvTable, Measured, best_rows, parse_table, write_table
 from convmesh.runtime.compiled.tuned_convolutions import tune_convolutions
 
-pytest.importorskip("triton", "3.9", reason="older interpreters do not work with today's NumPy")
+HAS_GPU = Path("/dev/nvidiactl").exists()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+pytest.importorskip("triton", None if HAS_GPU else "3.9", reason="older interpreters do not work with today's NumPy")
+
+
+@pytest.fixture(autouse=True)
+def _products_in_full_precision() -> Iterator[None]:
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 @st.composite
@@ -33,7 +44,7 @@ def convolutions(draw: st.DrawFn) -> ConvShape:
 
 
 def _drawn(*sizes: int) -> torch.Tensor:
-    return torch.randn(sizes, dtype=torch.float32).contiguous(memory_format=torch.channels_last_3d)
+    return torch.randn(sizes, device=DEVICE).contiguous(memory_format=torch.channels_last_3d)
 
 
 def _gradients(
@@ -51,7 +62,7 @@ def test_kernels_compute_what_torch_computes(shape: ConvShape, data: st.DataObje
 
     torch.manual_seed(0)
     x, weight = _drawn(shape.samples, shape.channels, *shape.extents), _drawn(shape.filters, shape.channels, *shape.kernel)
-    bias, grad = torch.randn(shape.filters), _drawn(shape.samples, shape.filters, *shape.out)
+    bias, grad = torch.randn(shape.filters, device=DEVICE), _drawn(shape.samples, shape.filters, *shape.out)
     config = data.draw(st.sampled_from(list(forward_configs(shape))))
     y = conv_launch.convolve(x, weight, bias, shape, config)
     rest = (shape.stride, shape.padding, shape.dilation)
@@ -72,8 +83,8 @@ def test_kernels_compute_what_torch_computes(shape: ConvShape, data: st.DataObje
 def _traced(dims: int, bias: bool) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     torch.manual_seed(1)
     last = torch.channels_last if dims == 2 else torch.channels_last_3d
-    x = torch.randn(1, 3, *[4] * dims).contiguous(memory_format=last)
-    weight = torch.randn(4, 3, *[3] * dims).contiguous(memory_format=last)
+    x = torch.randn(1, 3, *[4] * dims, device=DEVICE).contiguous(memory_format=last)
+    weight = torch.randn(4, 3, *[3] * dims, device=DEVICE).contiguous(memory_format=last)
     rest: list[Any] = [[1] * dims, [1] * dims, [1] * dims, False, [0] * dims, 1]
 
     def step(x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -81,7 +92,7 @@ def _traced(dims: int, bias: bool) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         grads = torch.ops.aten.convolution_backward(y.sin(), x, weight, [4], *rest, [True, True, bias])
         return y, grads[0] * 2, grads[1] * 2, *([grads[2]] if bias else [])
 
-    inputs = [x, weight, torch.randn(4)]
+    inputs = [x, weight, torch.randn(4, device=DEVICE)]
     return make_fx(step, tracing_mode="fake")(*inputs), inputs
 
 

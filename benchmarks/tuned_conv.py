@@ -1,6 +1,6 @@
 """Our convolution kernels beside cuDNN's, on one GPU; every configuration is checked and timed.
 
-python -m benchmarks.tuned_conv --out FILE.json [--processes 8] [--compile-seconds 150] [--seconds 300] [--only WORD ...]
+python -m benchmarks.tuned_conv --out FILE.json [--only WORD ...]      measures; --help lists limits of time
 python -m benchmarks.tuned_conv --table FILE.json      from a result, the table that compiled steps choose kernels by
 
 Processes compile and check the configurations of a shape first, against float32 without TF32. Then one process times

@@ -61,7 +61,9 @@ def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
 
 def _warps(sums: int) -> list[int]:
     """Of 4 and 8 warps those that can hold a running sum, and whose threads have work."""
-    return [warps for warps in (4, 8) if sums <= REGISTERS_OF_SUM * 32 * warps and (warps == 4 or sums >= 8 * 32 * warps)]
+    return [
+        warps for warps in (4, 8) if sums <= REGISTERS_OF_SUM * 32 * warps and (warps == 4 or sums >= 8 * 32 * warps)
+    ]
 
 
 def _tiles(shape: ConvShape, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 Tensors are channels-last. Inputs are loaded in one of two ways. As a block of outputs x taps x channels: neighbouring
 threads then read the channels of neighbouring outputs, which lie next to each other in memory. Or `FLAT`, as outputs x
-(taps x channels): neighbouring threads read the taps of one output, which lie in nine rows of three planes, but what they
+(taps x channels): neighbouring threads read the taps of one output, which lie in nine rows of three planes, but what is
 read can be copied to shared memory ahead of time. A tile of outputs is a rectangle of one plane; a program walks down a
 strip of tiles, so that addresses and masks are computed once for many.
 """

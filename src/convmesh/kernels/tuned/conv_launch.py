@@ -26,14 +26,13 @@ def convolve(
     grid = (tiling.units * tiling.across, triton.cdiv(shape.filters, config.filters))
     conv_kernels.forward[grid](
         x, weight, x if bias is None else bias, y, *shape.extents, *shape.out, tiling.strips, tiling.down,
-        tiling.across, *_constants(shape), *_blocks(shape, config), bias is not None, _precision(x), num_warps=config.warps, num_stages=config.stages,
+        tiling.across, *_constants(shape), *_blocks(shape, config), bias is not None, _precision(),
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return y
 
 
-def input_gradient(
-    grad: torch.Tensor, weight: torch.Tensor, shape: ConvShape, config: KernelConfig
-) -> torch.Tensor:
+def input_gradient(grad: torch.Tensor, weight: torch.Tensor, shape: ConvShape, config: KernelConfig) -> torch.Tensor:
     """The gradient of the input of `shape`, by the mirrored convolution."""
     mirror = shape.mirrored()
     assert mirror is not None
@@ -54,7 +53,8 @@ def weight_gradient(
     grid = (triton.cdiv(prod(shape.kernel), config.taps), triton.cdiv(shape.filters, config.filters), parts)
     conv_kernels.weight_gradient[grid](
         x, grad, sums, shifts, tiling.units, *shape.extents, *shape.out, tiling.strips, tiling.down, tiling.across,
-        *_constants(shape), *_blocks(shape, config), has_bias, _precision(x), num_warps=config.warps, num_stages=config.stages,
+        *_constants(shape), *_blocks(shape, config), has_bias, _precision(),
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     kernel = shape.kernel[3 - (x.dim() - 2) :]
     dw = sums.sum(0).to(x.dtype).view(shape.filters, *kernel, shape.channels).movedim(-1, 1)
@@ -89,6 +89,6 @@ def _blocks(shape: ConvShape, config: KernelConfig) -> tuple[int, ...]:
     return config.rows, config.columns, config.filters, config.taps, channels, config.walk, config.flat
 
 
-def _precision(x: torch.Tensor) -> str:
+def _precision() -> str:
     """Of products in float32: as torch is set for convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

@@ -50,9 +50,7 @@ class ConvShape:
         """Extents of the output."""
         first, second, third = (
             (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, k, s, p, d in zip(
-                self.extents, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
+            for n, k, s, p, d in zip(self.extents, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         )
         return first, second, third
 

@@ -98,7 +98,8 @@ def write_table(table: ConvTable, origin: dict[str, str]) -> str:
 
 def _line(row: Measured) -> str:
     values = {"phase": row.phase, "shape": str(row.shape), "dtype": row.dtype, "config": list(astuple(row.config))}
-    return "  " + json.dumps(values | {"seconds": row.seconds, "seconds_torch": row.seconds_torch})
+    times = {"seconds": round(row.seconds, 8), "seconds_torch": round(row.seconds_torch, 8)}
+    return "  " + json.dumps(values | times)
 
 
 def best_rows(rows: Iterable[Measured]) -> tuple[Measured, ...]:

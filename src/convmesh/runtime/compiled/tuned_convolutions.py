@@ -49,7 +49,8 @@ def tune_convolutions(graph: fx.Graph, choice: Choose = choose) -> None:
 def _tune_forward(node: fx.Node, choice: Choose) -> None:
     from convmesh.kernels.tuned import conv_ops
 
-    x, weight, bias, *rest = node.args
+    arguments: list[Any] = list(node.args)
+    x, weight, bias, *rest = arguments
     shape = _shape(_value(x), _value(weight), rest)
     config = choice("forward", shape, _value(x)) if shape is not None else None
     if config is not None:
@@ -60,11 +61,11 @@ def _tune_forward(node: fx.Node, choice: Choose) -> None:
 def _tune_backward(node: fx.Node, choice: Choose) -> None:
     from convmesh.kernels.tuned import conv_ops
 
-    grad, x, weight, biases, *rest, wanted = node.args
+    arguments: list[Any] = list(node.args)
+    grad, x, weight, _, *rest, (wants_x, wants_w, wants_b) = arguments
     shape = _shape(_value(x), _value(weight), rest)
     if shape is None:
         return
-    wants_x, wants_w, wants_b = wanted  # type: ignore[misc]
     for_x = choice("input", shape, _value(x)) if wants_x else None
     for_w = choice("weight", shape, _value(x)) if wants_w else None
     if for_x is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ class TrialStep:
     def batch(self) -> str:
         """`a batch of (2, 3, 8, 8)`, for messages."""
         return f"a batch of {', '.join(str(tuple(x.shape)) for x in self.inputs)}"
+
+    def in_float64(self) -> TrialStep:
+        """The same step with more digits."""
+        weights = {name: _widened(value) for name, value in self.weights.items()}
+        return replace(self, weights=weights, inputs=[_widened(x) for x in self.inputs])
 
     def of(self, network: nn.Module) -> StepResults:
         """Outputs, gradients and buffers after one step of `network`, which has the parts and names of the model.
@@ -101,6 +106,10 @@ class TrialStep:
         ):
             warnings.simplefilter("ignore")
             yield
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _backward(outputs: Sequence[torch.Tensor]) -> None:

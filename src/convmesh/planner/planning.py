@@ -52,7 +52,8 @@ def plan(
     strategy stops where a rank would have fewer than `least_rows` rows (by default 2, and behind larger layers 16 if
     there are samples to cut instead), or at the layer `spatial_until`. On a mesh with a pipe axis, layers go into
     stages of about equal predicted time, within `bytes_stage` of weights and activations if that is given, and the
-    batch goes through them in `microbatches` (default: up to four a stage) by `schedule`. With `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
+    batch goes through them in `microbatches` (default: up to four a stage) by `schedule`. With
+    `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
     """
     captured = network_of(model, sample)
     options = DraftOptions(

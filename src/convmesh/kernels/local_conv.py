@@ -1,10 +1,10 @@
 """Convolution of one shard, by the fastest kernel that this device has for its shape.
 
 Two things matter on CPUs (benchmarks/conv_kernels.py, published_step.md). oneDNN is faster on channels-last tensors, if
-they outweigh the weight, which is reordered in every call. And for a single sample with N·C·D·H ≤ 20480, which a cut volume
-soon reaches, ATen prefers a kernel several times slower than oneDNN; oneDNN is then called by name. That operator has
-no backward, but both gradients can be computed by calls that reach oneDNN: the input's as a convolution with the
-mirrored kernel, the weight's as one of planes per tap in depth.
+they outweigh the weight, which is reordered in every call. And for a single sample with N·C·D·H ≤ 20480, which a cut
+volume soon reaches, ATen prefers a kernel several times slower than oneDNN; oneDNN is then called by name. That
+operator has no backward, but both gradients can be computed by calls that reach oneDNN: the input's as a convolution
+with the mirrored kernel, the weight's as one of planes per tap in depth.
 """
 
 from __future__ import annotations

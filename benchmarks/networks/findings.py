@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ class Finding:
     """Of torch and of the network's package."""
     seconds_plan: float = 0.0
     """Processor time of capturing and planning, in one process; 0 where it was not measured."""
+    machine: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -64,6 +66,14 @@ def write_findings(findings: Findings, path: Path = RESULTS) -> None:
 def add_finding(found: Finding, path: Path = RESULTS) -> None:
     """Into the file at once: what runs for hours may be stopped at any time."""
     write_findings(read_findings(path) | {(found.network, found.strategy): found}, path)
+
+
+def append_finding(found: Finding, path: Path) -> None:
+    """One line, on the disk before this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(asdict(found), ensure_ascii=False)}\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def totals(findings: Findings) -> list[str]:

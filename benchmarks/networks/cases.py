@@ -64,7 +64,7 @@ def _longest_first(found: list[Case], findings: Findings) -> list[Case]:
 
 
 def _tried(findings: Findings) -> Counter[str]:
-    return Counter(network for network, _ in findings)
+    return Counter(found.network for found in findings.values() if not found.is_unfinished)
 
 
 def _expected_seconds(name: str, strategies: tuple[str, ...], findings: Findings) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.networks.cases import Case
 from benchmarks.networks.findings import Finding
-from benchmarks.networks.surveying import survey
+from benchmarks.networks.surveying import failure_of, survey
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -149,9 +149,7 @@ def _send_findings(pipe: Connection, case: Case, gib: float, is_dry: bool) -> No
 
 
 def _told(error: BaseException) -> tuple[str, str]:
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return "unfinished", "takes more memory than there is here"
     if isinstance(error, ModuleNotFoundError):
         return "unfinished", f"needs a package that is not here: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return "crash", f"{type(error).__name__}: {error}"[:300] + f" ({Path(last.filename).name}:{last.lineno})"
+    return failure_of(f"{type(error).__name__}: {error}"[:250] + f" ({Path(last.filename).name}:{last.lineno})")

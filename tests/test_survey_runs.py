@@ -32,7 +32,15 @@ FINDINGS = {(found.network, found.strategy): found for found in FOUND}
 
 def asked(**given: Any) -> list[tuple[str, tuple[str, ...]]]:
     networks = ["timm.resnet18", "timm.darknet53", "smp.Unet", "monai.UNet"]
-    options = {"strategy": ["spatial", "data"], "third": False, "seed": 1, "again": False, "since": "", "part": (1, 1)}
+    options = {
+        "strategy": ["spatial", "data"],
+        "third": False,
+        "seed": 1,
+        "again": False,
+        "dry": False,
+        "since": "",
+        "part": (1, 1),
+    }
     arguments = argparse.Namespace(**{"networks": networks, "workers": 4} | options | given)
     return [(case.network.name, case.strategies) for case in cases(arguments, FINDINGS)]
 
@@ -57,7 +65,7 @@ def case(name: str, *strategies: str, seconds: float = 0.0) -> Case:
     return Case(Published(name, nn.Identity, (1,)), strategies, seconds)
 
 
-def surveyed(network: Published, strategies: list[str], is_dry: bool) -> Any:
+def surveyed(network: Published, strategies: list[str]) -> Any:
     """Stands for networks that do what their names say."""
     for strategy in strategies:
         yield Finding(network.name, strategy, "exact")

@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import replace
 from datetime import date
+from functools import reduce
 from pathlib import Path
 
 from benchmarks.networks.cases import Case, cases
@@ -20,6 +21,7 @@ from benchmarks.networks.findings import (
     Findings,
     add_finding,
     append_finding,
+    joined,
     read_findings,
     slowest,
     table,
@@ -66,7 +68,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS, help="kept from run to run")
     parser.add_argument("--append", type=Path, help="write findings here, line by line, and not into the results")
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files of --append, taken into the results")
-    parser.add_argument("--dry", action="store_true", help="plan only: finds what is refused, and keeps the time")
+    parser.add_argument(
+        "--dry", action="store_true", help="plan only, in float32: finds what is refused, and keeps the time"
+    )
     parser.add_argument("--again", action="store_true", help="also run what has a result")
     parser.add_argument("--since", default="", help="a day: also run what has an older result, as 2026-11-18")
     parser.add_argument("--page", type=Path, help="write the table of all results here")
@@ -102,21 +106,14 @@ def _signed(found: Finding, case: Case) -> Finding:
 def _keep(found: Finding, arguments: argparse.Namespace) -> None:
     if arguments.append:
         append_finding(found, arguments.append)
-    elif not arguments.dry:
+    else:
         add_finding(found, arguments.results)
-    elif known := read_findings(arguments.results).get((found.network, found.strategy)):
-        add_finding(replace(known, seconds_plan=found.seconds_plan), arguments.results)
 
 
 def _merge(files: list[Path], results: Path) -> None:
-    """Later files stand before earlier ones; what a machine had no time for replaces nothing."""
-    if not files:
-        return
-    known = read_findings(results)
-    for file in files:
-        new = read_findings(file)
-        known |= {key: found for key, found in new.items() if not (found.is_unfinished and key in known)}
-    write_findings(known, results)
+    """Later files stand before earlier ones."""
+    if files:
+        write_findings(reduce(joined, map(read_findings, files), read_findings(results)), results)
 
 
 def page(findings: Findings) -> str:
@@ -132,8 +129,8 @@ Networks of other packages, unmodified: one step of training in float64 on two r
 four, for a third of the networks, drawn anew each time), against the model itself on one process. Exact: outputs and
 all gradients agree to 1e-7 of each tensor's largest value, to 1e-5 where a network computes in float32 inside.
 Nothing is dropped at random. Unfinished: this machine had too little time or memory. `plan, s` is the processor time of
-capturing and planning in one process, for the slowest of the strategies except `auto`, which searches; empty where it
-was not measured. Other work on the machine makes it longer.
+capturing and planning in one process, in float32 as users bring a network (`--dry`), for the slowest of the strategies
+except `auto`, which searches; empty where it was not measured. Other work on the machine makes it longer.
 
 {machine}; {when}; `python -m benchmarks.networks`
 """

@@ -33,7 +33,11 @@ def cases(arguments: argparse.Namespace, findings: Findings) -> list[Case]:
     asked = _asked(arguments.networks, findings)
     drawn = _third(asked, arguments.seed) if arguments.third else set()
     work = {n: (*arguments.strategy, *(ON_FOUR if n.name in drawn else ())) for n in asked}
-    done = set() if arguments.again else {key for key, found in findings.items() if _is_kept(found, arguments.since)}
+    done = (
+        set()
+        if arguments.again or arguments.dry
+        else {key for key, found in findings.items() if _is_kept(found, arguments.since)}
+    )
     left = {n: tuple(s for s in strategies if (n.name, s) not in done) for n, strategies in work.items()}
     expected = [Case(n, each, _expected_seconds(n.name, each, findings)) for n, each in left.items() if each]
     first, of = arguments.part

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.networks.cases import Case
 from benchmarks.networks.findings import Finding
-from benchmarks.networks.surveying import failure_of, survey
+from benchmarks.networks.surveying import failure_of, planning, survey
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -142,7 +142,7 @@ def _send_findings(pipe: Connection, case: Case, gib: float, is_dry: bool) -> No
     with contextlib.suppress(ValueError, OSError):  # a limit that stands already is as good
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
-        for found in survey(case.network, [*case.strategies], is_dry):
+        for found in (planning if is_dry else survey)(case.network, [*case.strategies]):
             pipe.send(found)
     except BaseException as error:  # whatever it is, it is a finding
         pipe.send(_told(error))

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import nn
 
 import convmesh as cm
 from benchmarks.networks.factories import Published
-from benchmarks.networks.findings import Finding
+from benchmarks.networks.findings import PLANNED, Finding
 from convmesh.dist import open_mesh
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, capture
@@ -60,28 +60,37 @@ NOTHING = 1e-4
 Tensors = dict[str, torch.Tensor]
 
 
-def survey(network: Published, strategies: list[str], is_dry: bool) -> Iterator[Finding]:
-    """The network under each strategy, all against one step of the model; a dry survey plans, and runs nothing."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    model = without_chance(network.model())
-    x = network.batch()
+def survey(network: Published, strategies: list[str]) -> Iterator[Finding]:
+    """The network under each strategy, all against one step of the model."""
+    model, x = without_chance(_alone(network.model)), network.batch()
     state = copy.deepcopy(model.state_dict())
-    plans: dict[str, tuple[Plan, float]] = {}
-    for planned in _planned(model, x, strategies):
-        if planned.plan is None:
-            yield Finding(network.name, planned.strategy, "refused", planned.told, seconds_plan=planned.seconds)
-        elif is_dry:
-            yield Finding(network.name, planned.strategy, "planned", seconds_plan=planned.seconds)
+    plans: dict[str, Plan] = {}
+    for strategy, plan, told, _ in _planned(model, x, strategies):
+        if plan is None:
+            yield Finding(network.name, strategy, "refused", told)
         else:
-            plans[planned.strategy] = planned.plan, planned.seconds
+            plans[strategy] = plan
     expected = _whole_step(model, x) if plans else {}
     model.load_state_dict(state)
     model.zero_grad()
-    for strategy, (plan, seconds_plan) in plans.items():
+    for strategy, plan in plans.items():
         begun = time.monotonic()
         result, told = _compared(model, plan, x, expected)
-        yield Finding(network.name, strategy, result, told, _since(begun), seconds_plan=seconds_plan)
+        yield Finding(network.name, strategy, result, told, _since(begun))
+
+
+def planning(network: Published, strategies: list[str]) -> Iterator[Finding]:
+    """How long capturing and planning take, with the network as users bring it."""
+    model, x = _alone(network.as_built), network.batch(torch.float32)
+    for strategy, plan, told, seconds in _planned(model, x, strategies):
+        yield Finding(network.name, strategy, PLANNED if plan else "refused", told, seconds_plan=seconds)
+
+
+def _alone(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model for a process with one thread."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    return build()
 
 
 class _Planned(NamedTuple):

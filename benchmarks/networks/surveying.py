@@ -202,7 +202,7 @@ def _compared(model: nn.Module, plan: Plan, x: torch.Tensor, expected: Tensors) 
         error, name = max(run_ranks(ranks, _split_step, model, plan, x, expected, seconds_timeout=600.0))
     except (RankError, ConvMeshError) as failure:
         lines = [line for line in str(failure).splitlines() if line.strip()]
-        return failure_of(" ".join(lines[-3:]))
+        return failure_of(lines[-1] if lines else "")
     if error < MOST_ERROR:
         return "exact", ""
     if computes_in_float32(plan) and error < max(MOST_ERROR_FLOAT32, FACTOR_NOISE * _noise(model, x, expected)):

@@ -118,7 +118,8 @@ def _merge(files: list[Path], results: Path) -> None:
 
 def page(findings: Findings) -> str:
     """The results as Markdown: totals, and a row a network, each from its last run."""
-    head = HEAD.format(machine=machine(), when=when(findings.values()))
+    machines = " and ".join(sorted({found.machine for found in findings.values() if found.machine})) or machine()
+    head = HEAD.format(machine=machines, when=when(findings.values()))
     tables = [*totals(findings), "", slowest(findings), "", *table(findings)]
     return "\n".join([head, *tables, "", "Left out:", "", *left_out(), ""])
 

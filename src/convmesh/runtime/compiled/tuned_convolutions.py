@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from convmesh.kernels.memory_format import CHANNELS_LAST
+from convmesh.kernels.tuned import conv_ops
 from convmesh.kernels.tuned.conv_configs import KernelConfig
 from convmesh.kernels.tuned.conv_shape import ConvShape
 from convmesh.kernels.tuned.conv_table import Phase, shipped_table
@@ -47,8 +48,6 @@ def tune_convolutions(graph: fx.Graph, choice: Choose = choose) -> None:
 
 
 def _tune_forward(node: fx.Node, choice: Choose) -> None:
-    from convmesh.kernels.tuned import conv_ops
-
     arguments: list[Any] = list(node.args)
     x, weight, bias, *rest = arguments
     shape = _shape(_value(x), _value(weight), rest)
@@ -59,8 +58,6 @@ def _tune_forward(node: fx.Node, choice: Choose) -> None:
 
 
 def _tune_backward(node: fx.Node, choice: Choose) -> None:
-    from convmesh.kernels.tuned import conv_ops
-
     arguments: list[Any] = list(node.args)
     grad, x, weight, _, *rest, (wants_x, wants_w, wants_b) = arguments
     shape = _shape(_value(x), _value(weight), rest)

@@ -128,7 +128,8 @@ HEAD = """# Published networks
 
 Networks of other packages, unmodified: one step of training in float64 on two ranks (`channel` and what follows it: on
 four, for a third of the networks, drawn anew each time), against the model itself on one process. Exact: outputs and
-all gradients agree to 1e-7 of each tensor's largest value, to 1e-5 where a network computes in float32 inside.
+all gradients agree to 1e-7 of each tensor's largest value. Where a network computes in float32 inside, to 1e-5 or to
+twice what rounding its input to float32 changes in the model itself; the last column then says how far.
 Nothing is dropped at random. Unfinished: this machine had too little time or memory. `plan, s` is the processor time of
 capturing and planning in one process, in float32 as users bring a network (`--dry`), for the slowest of the strategies
 except `auto`, which searches; empty where it was not measured. Other work on the machine makes it longer.

@@ -51,7 +51,7 @@ MOST_ERROR = 1e-7
 MOST_ERROR_FLOAT32 = 1e-5
 """The same for networks that compute in float32 inside."""
 
-FACTOR_NOISE = 10.0
+FACTOR_NOISE = 2.0
 """How much more than one rounding of its input may change such a network: it rounds in every layer."""
 
 NOTHING = 1e-4

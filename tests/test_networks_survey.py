@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks.networks.findings import (
+    PLANNED,
     Finding,
     add_finding,
+    joined,
     read_findings,
     slowest,
     table,
@@ -46,6 +48,15 @@ def test_a_finding_is_added_to_those_of_other_runs(tmp_path: Path) -> None:
     assert read_findings(tmp_path / "results.jsonl") == FINDINGS | {("timm.b", "spatial"): latest}
 
 
+def test_a_plan_alone_tells_the_time_and_a_run_the_result() -> None:
+    key = ("timm.b", "spatial")
+    timed = joined(FINDINGS, {key: Finding(*key, PLANNED, seconds_plan=2.5)})[key]
+    assert (timed.result, timed.seconds, timed.seconds_plan) == ("exact", 1.5, 2.5)
+    again = joined({key: timed}, {key: Finding(*key, "refused", "why")})[key]
+    assert (again.result, again.told, again.seconds_plan) == ("refused", "why", 2.5)
+    assert joined({key: again}, {key: Finding(*key, "unfinished", "no room")}) == {key: again}
+
+
 def test_a_network_that_a_machine_has_no_room_for_is_tried_again() -> None:
     cut_short = Finding("timm.a", "data", "unfinished", "takes longer than 300 s here")
     assert cut_short.is_unfinished
@@ -72,7 +83,7 @@ def test_the_table_has_a_row_a_network_with_the_reason() -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_of_published_networks_is_exact(name: str) -> None:
     try:
-        found = list(survey(published()[name], [*ON_TWO], is_dry=False))
+        found = list(survey(published()[name], [*ON_TWO]))
     except ModuleNotFoundError as missing:
         pytest.skip(str(missing))
     assert [(f.strategy, f.result, f.told) for f in found] == [(strategy, "exact", "") for strategy in ON_TWO]

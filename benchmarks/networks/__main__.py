@@ -6,56 +6,47 @@ Exit status 1 if any of them came out wrong or crashed: each must be exact, or r
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fnmatch
-import math
-import multiprocessing
 import os
-import random
-import resource
-import signal
 import sys
-import traceback
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
-from multiprocessing.connection import Connection
+from functools import reduce
 from pathlib import Path
 
-from benchmarks.networks.factories import Published, import_package
+from benchmarks.networks.cases import Case, cases
+from benchmarks.networks.factories import import_package
 from benchmarks.networks.findings import (
     RESULTS,
     Finding,
     Findings,
     add_finding,
+    append_finding,
+    joined,
     read_findings,
     slowest,
     table,
     totals,
     when,
+    write_findings,
 )
 from benchmarks.networks.left_out import left_out
-from benchmarks.networks.published import published
-from benchmarks.networks.surveying import MESHES, ON_FOUR, ON_TWO, survey
+from benchmarks.networks.running_cases import Limits, run_cases
+from benchmarks.networks.surveying import MESHES, ON_TWO
 from benchmarks.timing import machine
-
-Work = list[tuple[Published, list[str]]]
 
 
 def main() -> None:
     arguments = _arguments()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # ranks are forked after a backward pass, which GPUs do not survive
+    _merge(arguments.merge, arguments.results)
+    limits = Limits(arguments.workers, arguments.seconds, arguments.budget, arguments.gib)
+    todo = [] if arguments.merge else _importable(cases(arguments, read_findings(arguments.results)))
     failed = 0
-    for network, strategies in _work(arguments, read_findings(arguments.results)):
-        import_package(network.package)  # here, once, and not in each process
-        for found in _apart(network, strategies, arguments):
-            failed += found.is_failure
-            took = f"plan {found.seconds_plan:5.1f} s, run {found.seconds:6.1f} s"
-            print(f"{network.name:40} {found.strategy:12} {found.result:8} {took}  {found.told}", flush=True)
-            if not arguments.dry:
-                add_finding(replace(found, date=str(date.today()), versions=network.versions()), arguments.results)
-            elif known := read_findings(arguments.results).get((network.name, found.strategy)):
-                add_finding(replace(known, seconds_plan=found.seconds_plan), arguments.results)
+    for case, found in run_cases(todo, limits, arguments.dry):
+        failed += found.is_failure
+        took = f"plan {found.seconds_plan:5.1f} s, run {found.seconds:6.1f} s"
+        print(f"{found.network:40} {found.strategy:12} {found.result:10} {took}  {found.told}", flush=True)
+        _keep(_signed(found, case), arguments)
     if arguments.page:
         arguments.page.write_text(page(read_findings(arguments.results)), encoding="utf-8")
     sys.exit(1 if failed else 0)
@@ -64,89 +55,71 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__)
     parser.add_argument("networks", nargs="*", default=["*"], help="names or patterns, such as 'timm.*'")
-    parser.add_argument("--strategy", nargs="+", default=[*ON_TWO], choices=[*MESHES])
+    parser.add_argument("--strategy", nargs="*", default=[*ON_TWO], choices=[*MESHES])
     parser.add_argument("--third", action="store_true", help="a third of them, drawn anew, also on 4 ranks")
     parser.add_argument("--seed", type=int, help="draw the same third again")
+    parser.add_argument("--workers", type=int, default=1, help="how many networks at a time, each on its ranks")
     parser.add_argument("--seconds", type=float, default=300.0, help="the most that one strategy of a network may take")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which nothing runs any more")
+    parser.add_argument(
+        "--part", type=_part, default=(1, 1), help="2/3: the second of three surveys that share the work"
+    )
     parser.add_argument("--gib", type=float, default=12.0, help="the most memory that a process may take")
     parser.add_argument("--results", type=Path, default=RESULTS, help="kept from run to run")
-    parser.add_argument("--dry", action="store_true", help="plan only: finds what is refused, and keeps the time")
+    parser.add_argument("--append", type=Path, help="write findings here, line by line, and not into the results")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files of --append, taken into the results")
+    parser.add_argument(
+        "--dry", action="store_true", help="plan only, in float32: finds what is refused, and keeps the time"
+    )
     parser.add_argument("--again", action="store_true", help="also run what has a result")
+    parser.add_argument("--since", default="", help="a day: also run what has an older result, as 2026-11-18")
     parser.add_argument("--page", type=Path, help="write the table of all results here")
     return parser.parse_args()
 
 
-def _work(arguments: argparse.Namespace, findings: Findings) -> Work:
-    """The networks in the order of the patterns, each with the strategies that it is tried under."""
-    asked = _asked(arguments.networks, findings)
-    drawn = _third(asked, arguments.seed) if arguments.third else set()
-    work = [(n, [*arguments.strategy, *(ON_FOUR if n.name in drawn else ())]) for n in asked]
-    if not arguments.again:
-        done = {key for key, found in findings.items() if not found.is_unfinished}
-        work = [(n, [s for s in strategies if (n.name, s) not in done]) for n, strategies in work]
-    return [(n, strategies) for n, strategies in work if strategies]
+def _part(text: str) -> tuple[int, int]:
+    part, _, of = text.partition("/")
+    return int(part), int(of)
 
 
-def _asked(patterns: list[str], findings: Findings) -> list[Published]:
-    """Of each pattern those first that were tried least, and small ones."""
-    tried = Counter(network for network, _ in findings)
-    every = sorted(published().values(), key=lambda n: (tried[n.name], math.prod(n.shape)))
-    return [*dict.fromkeys(n for pattern in patterns for n in every if fnmatch.fnmatchcase(n.name, pattern))]
+def _importable(asked: list[Case]) -> list[Case]:
+    """The cases whose package is here; it is imported once, and not in each process."""
+    here = {package: _imports(package) for package in dict.fromkeys(case.network.package for case in asked)}
+    return [case for case in asked if here[case.network.package]]
 
 
-def _third(networks: list[Published], seed: int | None) -> set[str]:
-    seed = random.SystemRandom().randrange(10_000) if seed is None else seed
-    print(f"a third of the networks also on 4 ranks: --seed {seed} draws the same", flush=True)
-    return set(random.Random(seed).sample([n.name for n in networks], len(networks) // 3))
-
-
-def _apart(network: Published, strategies: list[str], arguments: argparse.Namespace) -> Iterator[Finding]:
-    """In a process of its own: what a network keeps in memory, or breaks, ends with it."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, network, strategies, arguments))
-    process.start()
-    theirs.close()
-    left = dict.fromkeys(strategies)
-    while left:
-        found = _received(ours, arguments.seconds)
-        if isinstance(found, Finding):
-            del left[found.strategy]
-            yield found
-            continue
-        result, told = found
-        yield from (Finding(network.name, strategy, result, told) for strategy in left)
-        break
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
-    process.join()
-
-
-def _received(pipe: Connection, seconds: float) -> Finding | tuple[str, str]:
-    """The next finding, or what became of all that are left."""
+def _imports(package: str) -> bool:
     try:
-        return pipe.recv() if pipe.poll(seconds) else ("unfinished", f"takes longer than {seconds:.0f} s here")
-    except EOFError:
-        return "crash", "the process died"
+        import_package(package)
+    except Exception as error:  # a package may break on import in any way; the others' networks run
+        print(f"{package}: {type(error).__name__}: {error}; its networks are not run", flush=True)
+        return False
+    return True
 
 
-def _send(pipe: Connection, network: Published, strategies: list[str], arguments: argparse.Namespace) -> None:
-    os.setsid()
-    most = int(arguments.gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    try:
-        for found in survey(network, strategies, arguments.dry):
-            pipe.send(found)
-    except BaseException as error:  # whatever it is, it is a finding
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        is_full = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        told = f"{type(error).__name__}: {error}"[:300] + f" ({Path(last.filename).name}:{last.lineno})"
-        pipe.send(("unfinished", "takes more memory than there is here") if is_full else ("crash", told))
+def _signed(found: Finding, case: Case) -> Finding:
+    """With what the result holds for."""
+    here = machine().partition(", torch")[0]  # its version is among the others
+    return replace(found, date=str(date.today()), versions=case.network.versions(), machine=here)
+
+
+def _keep(found: Finding, arguments: argparse.Namespace) -> None:
+    if arguments.append:
+        append_finding(found, arguments.append)
+    else:
+        add_finding(found, arguments.results)
+
+
+def _merge(files: list[Path], results: Path) -> None:
+    """Later files stand before earlier ones."""
+    if files:
+        write_findings(reduce(joined, map(read_findings, files), read_findings(results)), results)
 
 
 def page(findings: Findings) -> str:
     """The results as Markdown: totals, and a row a network, each from its last run."""
-    head = HEAD.format(machine=machine(), when=when(findings.values()))
+    machines = " and ".join(sorted({found.machine for found in findings.values() if found.machine})) or machine()
+    head = HEAD.format(machine=machines, when=when(findings.values()))
     tables = [*totals(findings), "", slowest(findings), "", *table(findings)]
     return "\n".join([head, *tables, "", "Left out:", "", *left_out(), ""])
 
@@ -155,10 +128,11 @@ HEAD = """# Published networks
 
 Networks of other packages, unmodified: one step of training in float64 on two ranks (`channel` and what follows it: on
 four, for a third of the networks, drawn anew each time), against the model itself on one process. Exact: outputs and
-all gradients agree to 1e-7 of each tensor's largest value, to 1e-5 where a network computes in float32 inside.
+all gradients agree to 1e-7 of each tensor's largest value. Where a network computes in float32 inside, to 1e-5 or to
+twice what rounding its input to float32 changes in the model itself; the last column then says how far.
 Nothing is dropped at random. Unfinished: this machine had too little time or memory. `plan, s` is the processor time of
-capturing and planning in one process, for the slowest of the strategies except `auto`, which searches; empty where it
-was not measured. Other work on the machine makes it longer.
+capturing and planning in one process, in float32 as users bring a network (`--dry`), for the slowest of the strategies
+except `auto`, which searches; empty where it was not measured. Other work on the machine makes it longer.
 
 {machine}; {when}; `python -m benchmarks.networks`
 """

@@ -24,15 +24,20 @@ class Published:
     words: int = 0
     """For a network of tokens: how many there are."""
 
-    def batch(self) -> torch.Tensor:
+    def batch(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         drawing = torch.Generator().manual_seed(1)
         if self.words:
             return torch.randint(self.words, self.shape, generator=drawing)
-        return torch.randn(self.shape, dtype=torch.float64, generator=drawing)
+        return torch.randn(self.shape, dtype=dtype, generator=drawing)
+
+    def as_built(self) -> nn.Module:
+        """As users bring it, in float32."""
+        torch.manual_seed(0)
+        return self.build().train()
 
     def model(self) -> nn.Module:
-        torch.manual_seed(0)
-        model = self.build().double().train()
+        """In float64, where rounding hides no mistake."""
+        model = self.as_built().double()
         for weight in model.parameters():
             if weight.is_complex():  # `double()` leaves them
                 weight.data = weight.data.to(torch.complex128)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 STRATEGIES = ("data", "spatial", "filter", "channel", "data+spatial", "data+filter", "auto")
+
+PLANNED = "planned"
+"""The result of a survey that plans and runs nothing: it tells the time."""
 
 MOST_SECONDS_PLAN = 5.0
 """What capturing and planning a network may take, of one core."""
@@ -31,7 +35,8 @@ class Finding:
     versions: str = ""
     """Of torch and of the network's package."""
     seconds_plan: float = 0.0
-    """Processor time of capturing and planning, in one process; 0 where it was not measured."""
+    """Processor time of capturing and planning in float32, in one process; 0 where it was not measured."""
+    machine: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -40,8 +45,8 @@ class Finding:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the machine had too little time or memory: it tells nothing of ConvMesh."""
-        return self.result == "unfinished"
+        """Whether it was not run, or the machine had too little time or memory: it tells nothing of ConvMesh."""
+        return self.result in ("unfinished", PLANNED)
 
 
 Findings = dict[Key, Finding]
@@ -63,7 +68,30 @@ def write_findings(findings: Findings, path: Path = RESULTS) -> None:
 
 def add_finding(found: Finding, path: Path = RESULTS) -> None:
     """Into the file at once: what runs for hours may be stopped at any time."""
-    write_findings(read_findings(path) | {(found.network, found.strategy): found}, path)
+    write_findings(joined(read_findings(path), {(found.network, found.strategy): found}), path)
+
+
+def joined(known: Findings, later: Findings) -> Findings:
+    """What is known now: runs tell results, plans tell times, and what a machine had no room for tells nothing new."""
+    return known | {key: _latest(known.get(key), found) for key, found in later.items()}
+
+
+def _latest(known: Finding | None, found: Finding) -> Finding:
+    if known is None:
+        return found
+    if found.result == PLANNED:
+        return replace(known, seconds_plan=found.seconds_plan)
+    if found.is_unfinished:
+        return known
+    return replace(found, seconds_plan=found.seconds_plan or known.seconds_plan)
+
+
+def append_finding(found: Finding, path: Path) -> None:
+    """One line, on the disk before this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(asdict(found), ensure_ascii=False)}\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def totals(findings: Findings) -> list[str]:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import nn
 
 import convmesh as cm
 from benchmarks.networks.factories import Published
-from benchmarks.networks.findings import Finding
+from benchmarks.networks.findings import PLANNED, Finding
 from convmesh.dist import open_mesh
 from convmesh.errors import ConvMeshError
 from convmesh.graph import Captured, capture
@@ -51,34 +51,46 @@ MOST_ERROR = 1e-7
 MOST_ERROR_FLOAT32 = 1e-5
 """The same for networks that compute in float32 inside."""
 
+FACTOR_NOISE = 2.0
+"""How much more than one rounding of its input may change such a network: it rounds in every layer."""
+
 NOTHING = 1e-4
 """A tensor this much smaller than the largest counts as that small."""
 
 Tensors = dict[str, torch.Tensor]
 
 
-def survey(network: Published, strategies: list[str], is_dry: bool) -> Iterator[Finding]:
-    """The network under each strategy, all against one step of the model; a dry survey plans, and runs nothing."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    model = without_chance(network.model())
-    x = network.batch()
+def survey(network: Published, strategies: list[str]) -> Iterator[Finding]:
+    """The network under each strategy, all against one step of the model."""
+    model, x = without_chance(_alone(network.model)), network.batch()
     state = copy.deepcopy(model.state_dict())
-    plans: dict[str, tuple[Plan, float]] = {}
-    for planned in _planned(model, x, strategies):
-        if planned.plan is None:
-            yield Finding(network.name, planned.strategy, "refused", planned.told, seconds_plan=planned.seconds)
-        elif is_dry:
-            yield Finding(network.name, planned.strategy, "planned", seconds_plan=planned.seconds)
+    plans: dict[str, Plan] = {}
+    for strategy, plan, told, _ in _planned(model, x, strategies):
+        if plan is None:
+            yield Finding(network.name, strategy, "refused", told)
         else:
-            plans[planned.strategy] = planned.plan, planned.seconds
+            plans[strategy] = plan
     expected = _whole_step(model, x) if plans else {}
     model.load_state_dict(state)
     model.zero_grad()
-    for strategy, (plan, seconds_plan) in plans.items():
+    for strategy, plan in plans.items():
         begun = time.monotonic()
         result, told = _compared(model, plan, x, expected)
-        yield Finding(network.name, strategy, result, told, _since(begun), seconds_plan=seconds_plan)
+        yield Finding(network.name, strategy, result, told, _since(begun))
+
+
+def planning(network: Published, strategies: list[str]) -> Iterator[Finding]:
+    """How long capturing and planning take, with the network as users bring it."""
+    model, x = _alone(network.as_built), network.batch(torch.float32)
+    for strategy, plan, told, seconds in _planned(model, x, strategies):
+        yield Finding(network.name, strategy, PLANNED if plan else "refused", told, seconds_plan=seconds)
+
+
+def _alone(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model for a process with one thread."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    return build()
 
 
 class _Planned(NamedTuple):
@@ -112,13 +124,19 @@ def _plan(captured: Captured, x: torch.Tensor, strategy: str) -> tuple[Plan | No
         return None, _line(str(error))
 
 
+_OF_CHANCE = (
+    "p", "drop_prob", "dropout_p", "dropout_rate", "drop_rate", "attn_drop_p", "drop_connect_rate",
+    "_drop_connect_rate",
+)  # fmt: skip
+
+
 def without_chance(model: nn.Module) -> nn.Module:
     """The model with nothing dropped and no noise: torch's random numbers are others than ours."""
     for name in ("autoencoderkl", "fullyconnectednet", "segresnet", "varautoencoder"):
         if drawing := sys.modules.get(f"monai.networks.nets.{name}"):
             drawing.torch = _Silent(torch)  # type: ignore[attr-defined]
     for module in model.modules():
-        for name in ("p", "drop_prob", "dropout_p", "dropout_rate", "drop_rate", "attn_drop_p", "drop_connect_rate"):
+        for name in _OF_CHANCE:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         if isinstance(module, nn.MultiheadAttention):
@@ -161,6 +179,11 @@ def _split_step(model: nn.Module, plan: Plan, x: torch.Tensor, expected: Tensors
     torch.autograd.backward([y for y, _ in learning], [g for _, g in learning])
     found = {f"output {i}": y.detach().gather() for i, y in enumerate(placed)}
     found |= {f"gradient of {n}": g for n, g in net.full_gradients().items() if g is not None}
+    return _difference(found, expected)
+
+
+def _difference(found: Tensors, expected: Tensors) -> tuple[float, str]:
+    """The largest relative difference, and of what."""
     # A bias before a norm has no gradient but rounding, so the largest of all tensors counts too.
     least = NOTHING * max(whole.abs().max().item() for whole in expected.values())
     return max((_distance(found.get(name), whole, least), name) for name, whole in expected.items())
@@ -179,12 +202,25 @@ def _compared(model: nn.Module, plan: Plan, x: torch.Tensor, expected: Tensors) 
         error, name = max(run_ranks(ranks, _split_step, model, plan, x, expected, seconds_timeout=600.0))
     except (RankError, ConvMeshError) as failure:
         lines = [line for line in str(failure).splitlines() if line.strip()]
-        return "crash", _line(" ".join(lines[-3:]))
+        return failure_of(lines[-1] if lines else "")
     if error < MOST_ERROR:
         return "exact", ""
-    if error < MOST_ERROR_FLOAT32 and computes_in_float32(plan):
+    if computes_in_float32(plan) and error < max(MOST_ERROR_FLOAT32, FACTOR_NOISE * _noise(model, x, expected)):
         return "exact", f"to {error:.0e}: it computes in float32 inside"
     return "wrong", f"{name} differs by {error:.1g}"
+
+
+def _noise(model: nn.Module, x: torch.Tensor, expected: Tensors) -> float:
+    """How far the network itself is from its own step when its input is rounded to float32."""
+    rounded = _whole_step(copy.deepcopy(model), x.float().to(x.dtype))
+    return _difference(rounded, expected)[0]
+
+
+def failure_of(text: str) -> tuple[str, str]:
+    """A crash, unless the machine is too small."""
+    if "can't allocate memory" in text or "MemoryError" in text:
+        return "unfinished", "takes more memory than there is here"
+    return "crash", _line(text)
 
 
 def computes_in_float32(plan: Plan) -> bool:

@@ -148,3 +148,22 @@ def test_what_is_sent_is_what_the_program_says(pools: Pools, name: str) -> None:
     for sent, program in pools[2].run(sent_here, name):
         assert sent == program
         assert sent
+
+
+class Pixels(nn.Module):
+    """Two projections of the pixels of an image, which lie in memory channel by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, FEATURES, 3, padding=1)
+        self.q, self.k = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Any) -> Any:
+        tokens = self.image(x).flatten(2).transpose(1, 2)
+        return self.q(tokens) * self.k(tokens)
+
+
+def test_an_input_that_lies_otherwise_in_memory_serves_two_projections() -> None:
+    model, shape = Pixels(), (2, 3, 4, 4)
+    verified = cm.verify(model, shape, cm.plan(model, shape, Mesh(filter=2), "filter"), steps=1)
+    assert verified.ok, str(verified)

@@ -1,6 +1,7 @@
 """A call that treats samples one by one finds, from its own samples, what it finds from the whole batch."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import convmesh as cm
+from convmesh import Mesh
 from convmesh.errors import ConvMeshError
 from convmesh.graph import capture
 from convmesh.lowering import dry_run, lower
@@ -106,3 +108,21 @@ def test_meshes_and_batches_with_as_many_samples_a_rank_share_dry_runs(monkeypat
         runs.clear()
         lower(captured, other, samples=samples)
         assert not runs
+
+
+class Joined(nn.Module):
+    """A tensor with all channels, then one of which ranks have parts, and a norm behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.cut, self.norm = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(torch.cat([self.whole(x), self.cut(x)], 1))
+
+
+def test_what_is_joined_lies_as_planned_where_samples_are_cut_too() -> None:
+    model, shape, mesh = Joined(), (4, 3, 4, 4), Mesh(data=2, filter=2)
+    splits = {"*": {"sample": "data"}, "cut": {"sample": "data", "channel": "filter"}}
+    verified = cm.verify(model, shape, cm.plan(model, shape, mesh, splits), steps=1)
+    assert verified.ok, str(verified)

@@ -76,11 +76,14 @@ on four ranks under the other strategies. Each row is from the network's last ru
 
 | cell | meaning |
 | --- | --- |
-| exact | outputs and all gradients agree to 1e-7 of each tensor's largest value, to 1e-5 where it computes in float32 |
+| exact | outputs and all gradients agree to 1e-7 of each tensor's largest value, or to what float32 inside it allows |
 | refused | refused with the reason, before anything is sent |
 | unfinished | the machine had too little time or memory |
 | plan, s | processor time of capturing and planning, for the slowest strategy but `auto`; empty: not measured |
 | (empty) | not run yet, or not drawn |
+
+A network that computes in float32 inside may differ by 1e-5, or by twice what rounding its input to float32 changes in
+the model itself; its last column says how far it is.
 
 {when}.
 """

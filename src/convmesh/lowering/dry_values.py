@@ -41,6 +41,11 @@ class Dry:
         """The same in another layout. `replace` takes five times as long."""
         return self if layout is self.layout else Dry(layout, self.dtype, self.learns, self.order)
 
+    def copied_in(self, layout: Layout) -> Dry:
+        """The same as an earlier call arranged it: copies for several ranks have a dim of their own, the innermost."""
+        order = (*self.order, *range(len(self.order), len(layout.cuts))) if self.order else ()
+        return Dry(layout, self.dtype, self.learns, order)
+
     def gradient(self, mesh: OpenMesh, strides: Strides | None) -> torch.Tensor:
         """A gradient of the shard, without data: lying as told, or else as the shard itself."""
         local = self.on(mesh).local.detach()

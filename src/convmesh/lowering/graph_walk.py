@@ -267,7 +267,7 @@ class Lowering:
         made = (source, self._stages.get(node.name, 0), layout)
         if made in self._made and isinstance(source, fx.Node):
             self._shared[node.name] = self._made[made]
-            return (replace(given, layout=layout), *args[0][1:]), args[1]
+            return (given.copied_in(layout), *args[0][1:]), args[1]
         self._made[made] = node.name
         self._arranged[node.name] = Arranged(split, role)
         return args

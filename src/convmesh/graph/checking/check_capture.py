@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,9 +14,12 @@ from convmesh.errors import CaptureError
 from convmesh.graph.checking.comparison import Mismatch, first_layer, mismatch
 from convmesh.graph.checking.drawn_values import Sample, drawn_input, weights_of
 from convmesh.graph.checking.small_batches import SmallBatch, much_larger, own_shapes, small_batches
-from convmesh.graph.checking.trial_step import TrialStep
+from convmesh.graph.checking.trial_step import StepResults, TrialStep
 from convmesh.graph.graph import Graph
 from convmesh.graph.unchanged_module import unchanged
+
+SECONDS_OF_A_MOMENT = 0.5
+"""Of processor time. A step with gradients takes three times as long as forward, and both networks make one."""
 
 
 class Verdict(NamedTuple):
@@ -66,14 +70,40 @@ class CaptureCheck:
 
     def _compared(self, step: TrialStep) -> Verdict:
         try:
-            replace(step, with_gradients=False).of(self.model)  # what a forward counts or keeps shows in the next
+            step = self._in_moments(step)
+        except Exception as error:
+            return _model_fails(step, error)
+        try:
+            found = step.of(self.module)
+        except Exception as error:
+            return self._failed(step, error)
+        try:
             expected = step.of(self.model)
         except Exception as error:
-            return Verdict(unknown=f"the model itself fails on {step.batch}, and larger ones take long: {_told(error)}")
-        try:
-            difference = mismatch(step.of(self.module), expected, step.device)
-        except Exception as error:
-            return Verdict(refusal=f"the captured network fails on {step.batch}, the model does not: {_told(error)}")
+            return _model_fails(step, error)
+        return self._verdict(step, found, expected)
+
+    def _in_moments(self, step: TrialStep) -> TrialStep:
+        """The step, without gradients if they would take long.
+
+        Runs the model once: what a forward counts or keeps shows in the next.
+        """
+        begun = time.process_time()
+        forward = replace(step, with_gradients=False)
+        forward.of(self.model)
+        return step if time.process_time() - begun < SECONDS_OF_A_MOMENT else forward
+
+    def _failed(self, step: TrialStep, error: Exception) -> Verdict:
+        """A captured network that refuses the extents is at fault; one that fails otherwise may fail as the model."""
+        if not isinstance(error, CaptureError):
+            try:
+                step.of(self.model)
+            except Exception as own:
+                return _model_fails(step, own)
+        return Verdict(refusal=f"the captured network fails on {step.batch}, the model does not: {_told(error)}")
+
+    def _verdict(self, step: TrialStep, found: StepResults, expected: StepResults) -> Verdict:
+        difference = mismatch(found, expected, step.device)
         if difference is None:
             return Verdict()
         if mismatch(step.of(self.model), expected, step.device) is not None:
@@ -113,6 +143,10 @@ class CaptureCheck:
         triples = zip(self.samples, batch.shapes, dtypes, strict=True)
         inputs = [drawn_input(*each, generator) for each in triples]
         return TrialStep(self.model, weights, inputs, batch.with_gradients and torch.is_grad_enabled())
+
+
+def _model_fails(step: TrialStep, error: Exception) -> Verdict:
+    return Verdict(unknown=f"the model itself fails on {step.batch}, and larger ones take long: {_told(error)}")
 
 
 def _told(error: Exception) -> str:

@@ -32,17 +32,26 @@ by_samples(torch.cat, torch.concat, when=not_along_samples)
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
-    """Concatenate along `dim`, in the layout of the first operand that is cut; plain tensors count as replicated."""
+    """Concatenate along `dim`, in the layout of the operand that `_lead` chooses; plain tensors count as replicated."""
     shape, dtype = _joined(tuple((t.shape, t.dtype) for t in tensors), dim)
     mesh = next(t.mesh for t in tensors if isinstance(t, Sharded))
     # torch skips operands of shape (0,), whatever the others' dims.
     parts = [on_mesh(t, mesh) for t in tensors if tuple(t.shape) != (0,) or len(shape) == 1]
-    lead = next((part for part in parts if part.layout.axes), parts[0])
-    work = lead.layout.with_shape(shape)
+    work = _lead([part.layout for part in parts]).with_shape(shape)
     dim %= len(shape)
     offsets = itertools.accumulate((part.shape[dim] for part in parts), initial=0)
     fetched = [_placed(part, work, dim, offset) for part, offset in zip(parts, offsets, strict=False)]
     return Sharded(torch.cat([part.to(dtype) for part in fetched], dim), work, mesh)
+
+
+def _lead(layouts: Sequence[Layout]) -> Layout:
+    """The first that is cut in space or channels, else the first that is cut.
+
+    Samples come second: a call that treats them one by one must give the same layout when it runs without others'.
+    """
+    cut = [layout for layout in layouts if layout.axes]
+    inside = (layout for layout in cut if any(part.axes for part in layout.cuts[1:]))
+    return next(inside, cut[0] if cut else layouts[0])
 
 
 @lru_cache(maxsize=4096)

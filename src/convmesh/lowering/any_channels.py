@@ -43,6 +43,8 @@ def any_channels(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> AnyCha
     given = [leaf for leaf in leaves if isinstance(leaf, Dry)]
     if mesh.stands_for != "cuda" or not given or not all(_counts_channels(x, mesh) for x in given):
         return None
+    if call.finds_statistics and _pieces(given[0], mesh) > 1:
+        return None
     others = given[1:] if call.joins_channels else []
     if others and [leaf for leaf in leaves if not isinstance(leaf, Dry)] != [1]:
         return None  # they are joined along another dim
@@ -64,8 +66,17 @@ def _counts_channels(x: Dry, mesh: OpenMesh) -> bool:
     shape = x.layout.box(mesh.rank).shape
     if len(shape) < 2 or shape[1] < 2 or x.layout.cuts[1] != uncut(shape[1]):
         return False
-    is_last = bool(x.order) and x.order == channels_last_order(len(shape))
-    return 0 < _elements(x, mesh) <= MOST_ELEMENTS and (is_last or not x.order) and pieces_of_channel(shape, is_last) < 2
+    return 0 < _elements(x, mesh) <= MOST_ELEMENTS and (not x.order or _is_last(x))
+
+
+def _is_last(x: Dry) -> bool:
+    """Whether channels lie innermost in memory."""
+    return bool(x.order) and x.order == channels_last_order(len(x.order))
+
+
+def _pieces(x: Dry, mesh: OpenMesh) -> int:
+    """In how many pieces a norm looks at a channel; so many are chosen by the number of channels."""
+    return pieces_of_channel(x.layout.box(mesh.rank).shape, _is_last(x))
 
 
 def _elements(x: Dry, mesh: OpenMesh) -> int:

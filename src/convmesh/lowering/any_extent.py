@@ -26,8 +26,8 @@ from convmesh.plans import Held, Saved, Step, Transfer, Wait, Work
 MANY = 4_294_967_311
 """The first prime above 2^32: with it torch still counts the bytes of 2^25 elements a sample in 64 bits."""
 
-MOST_ELEMENTS = 1 << 24
-"""Of a sample, in any argument of a call."""
+MOST_ELEMENTS = 1 << 25
+"""Of this rank's part of a sample, in any argument of a call."""
 
 MOST_BYTES = 1 << 28
 """Of a call's weight: sums of a few of these stay far below half of `MANY`."""

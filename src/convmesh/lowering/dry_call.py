@@ -65,6 +65,11 @@ class DryCall(ABC):
         return 0
 
     @property
+    def finds_statistics(self) -> bool:
+        """Whether it normalises, and so looks at all of a channel at once."""
+        return False
+
+    @property
     def joins_channels(self) -> bool:
         """Whether its arguments have channels of their own, of which the first's are counted."""
         return False

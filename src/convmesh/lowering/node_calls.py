@@ -174,6 +174,10 @@ class ModuleCall(DryCall):
         return replace(self, module=many[0], module_key=many[1])
 
     @property
+    def finds_statistics(self) -> bool:
+        return type(self.module) in BATCH_NORMS
+
+    @property
     def filters(self) -> int:
         return int(self.module.out_channels) if type(self.module) in CONVOLUTIONS else 0  # type: ignore[arg-type]
 

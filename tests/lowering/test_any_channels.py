@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -49,10 +51,10 @@ def lowered(net: nn.Module, mesh: Mesh, strategy: str) -> Program:
 
 @pytest.mark.parametrize(("mesh", "strategy"), MESHES)
 def test_more_widths_take_hardly_more_runs(mesh: Mesh, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (runs_of(monkeypatch, lambda n=n: lowered(Joined(n), mesh, strategy))[1] for n in (4, 8))
+    few, many = (runs_of(monkeypatch, partial(lowered, Joined(blocks), mesh, strategy))[1] for blocks in (4, 8))
     with monkeypatch.context() as patched:
         patched.setattr(dry_run, "any_channels", lambda *_: None)
-        singly = runs_of(monkeypatch, lambda: lowered(Joined(8), mesh, strategy))[1]
+        singly = runs_of(monkeypatch, partial(lowered, Joined(8), mesh, strategy))[1]
     assert many - few <= 4  # the gradients of four more joins lie in memory in ways of their own
     assert singly - many >= 16
 

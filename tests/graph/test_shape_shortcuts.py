@@ -12,6 +12,7 @@ SHAPES = [(4, 3, 5, 6), (1, 3, 1, 6), (2, 8), (0, 3, 2, 2)]
 EXTRA: dict[Any, tuple[Any, ...]] = {
     aten.threshold_backward.default: (0,),
     aten.leaky_relu_backward.default: (0.1, False),
+    aten.mul.Scalar: (3,),
 }
 
 
@@ -51,6 +52,34 @@ def test_batch_norms_are_like_their_input(training: bool, dtype: torch.dtype) ->
                 back = (grad, x, own[0], *own[2:], *own[:2], training, 1e-5, mask)
                 func = aten.native_batch_norm_backward.default
                 assert described(made(func, back, {})) == described(func(*back))
+
+
+ROWS = [((4, 5, 6), 1), ((4, 6), 1), ((2, 3, 4, 5), 2), ((1, 5, 6), 1), ((4, 1), 1), ((3, 0), 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "dims"), ROWS, ids=str)
+def test_layer_norms_are_like_their_input(shape: tuple[int, ...], dims: int, dtype: torch.dtype) -> None:
+    normalised = list(shape[len(shape) - dims :])
+    weight = torch.empty(normalised, dtype=dtype, device="meta")
+    for x, grad in itertools.product(tensors(shape, dtype), repeat=2):
+        forward, backward = aten.native_layer_norm.default, aten.native_layer_norm_backward.default
+        args = (x, normalised, weight, weight, 1e-5)
+        _, *statistics = expected = forward(*args)
+        assert described(made(forward, args, {})) == described(expected)
+        for mask in ([True] * 3, [True, False, False]):
+            back = (grad, x, normalised, *statistics, weight, weight, mask)
+            assert described(made(backward, back, {})) == described(backward(*back))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(4, 3, 5), (1, 3, 5), (4, 3, 1), (4, 1, 5), (0, 3, 5)])
+def test_products_have_the_shape_that_torch_finds(rows: int, inner: int, columns: int, dtype: torch.dtype) -> None:
+    for bias in ((columns,), (1, columns), (rows, columns), (1,)):
+        vector = torch.empty(bias, dtype=dtype, device="meta")
+        for one, other in itertools.product(tensors((rows, inner), dtype), tensors((columns, inner), dtype)):
+            args = (vector, one, other.t())
+            assert described(made(aten.addmm.default, args, {})) == described(aten.addmm(*args))
 
 
 KERNELS = [(8, 3, 3, 3), (8, 3, 1, 1), (6, 1, 3, 2), (2, 3, 5, 7)]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from convmesh.layout import Region, Span
+from convmesh.private_torch.tensor_internals import unseen_view
 
 Slices = tuple[slice, ...]
 
@@ -35,7 +36,7 @@ def _box(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     if shape == tensor.shape:
         return tensor
     offset = sum([spans[0].start * step for spans, step in zip(region.dims, strides, strict=True)])
-    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+    return unseen_view(tensor, shape, strides, int(tensor.storage_offset()) + offset)
 
 
 def _learns(tensor: torch.Tensor) -> bool:

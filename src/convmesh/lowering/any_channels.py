@@ -1,7 +1,8 @@
-"""Normalisations of channels, run dry for any number of them.
+"""Calls run dry for any number of channels.
 
-What a batch normalisation does to one channel, it does to each. Networks have few shapes of space and many numbers of
-channels, so that most of its calls need no dry run of their own.
+What a batch normalisation, a pool or a function of single elements does to one channel, it does to each; a convolution
+adds up what it makes of each channel that it is given. Networks have few shapes of space and many numbers of channels,
+so that most of such calls need no dry run of their own.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from convmesh.dist import OpenMesh
 from convmesh.kernels.memory_format import channels_last_order
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT
-from convmesh.lowering.any_extent import MANY, MOST_ELEMENTS, uncut
+from convmesh.lowering.any_extent import MANY, MOST_BYTES, MOST_ELEMENTS, uncut
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_values import Dry
 from convmesh.ops.norm.rows import pieces_of_channel
 from convmesh.private_torch.module_tables import buffers_of, give_tables, parameters_of
+
+LARGEST_ITEM = 8
+"""Bytes of an element, at most."""
 
 
 class AnyChannels(NamedTuple):
@@ -36,20 +40,61 @@ class AnyChannels(NamedTuple):
 
 def any_channels(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> AnyChannels | None:
     """The call for `MANY` channels; None if it may depend on their number otherwise than by counting."""
-    many = call.with_channels(MANY) if len(leaves) == 1 and mesh.stands_for == "cuda" else None
-    if many is None or not _counts_channels(leaves[0], leaves[0].layout.box(mesh.rank).shape):
+    given = [leaf for leaf in leaves if isinstance(leaf, Dry)]
+    if mesh.stands_for != "cuda" or not given or not all(_counts_channels(x, mesh) for x in given):
         return None
-    x: Dry = leaves[0]
-    return AnyChannels(many, (x.lying_in(_with_channels(x.layout)),), x.layout.shape[1])
+    if call.finds_statistics and _pieces(given[0], mesh) > 1:
+        return None
+    others = given[1:] if call.joins_channels else []
+    if others and [leaf for leaf in leaves if not isinstance(leaf, Dry)] != [1]:
+        return None  # they are joined along another dim
+    channels = given[0].layout.shape[1]
+    is_alike = others or all(x.layout.shape[1] == channels for x in given)
+    fixed = call.filters + sum(x.layout.shape[1] for x in others)
+    if not is_alike or fixed * max(_elements(x, mesh) for x in given) * LARGEST_ITEM > MOST_BYTES:
+        return None
+    many = call.with_channels(MANY)
+    if many is None:
+        return None
+    counted = {id(x) for x in (given[:1] if others else given)}
+    wide = tuple(x.lying_in(_with_channels(x.layout)) if id(x) in counted else x for x in leaves)
+    return AnyChannels(many, wide, channels)
 
 
-def _counts_channels(x: Dry, shape: tuple[int, ...]) -> bool:
+def _counts_channels(x: Dry, mesh: OpenMesh) -> bool:
     """Whether all that is done for a shard is so much for each channel; a single one may lie in memory in any order."""
-    channels, each = shape[1], math.prod((shape[0], *shape[2:]))
-    is_last = bool(x.order) and x.order == channels_last_order(len(shape))
-    if channels < 2 or not 0 < each <= MOST_ELEMENTS or x.layout.cuts[1] != uncut(channels):
+    shape = x.layout.box(mesh.rank).shape
+    if len(shape) < 2 or shape[1] < 2 or x.layout.cuts[1] != uncut(shape[1]):
         return False
-    return (is_last or not x.order) and pieces_of_channel(shape, is_last) < 2
+    return 0 < _elements(x, mesh) <= MOST_ELEMENTS and (not x.order or _is_last(x))
+
+
+def _is_last(x: Dry) -> bool:
+    """Whether channels lie innermost in memory."""
+    return bool(x.order) and x.order == channels_last_order(len(x.order))
+
+
+def _pieces(x: Dry, mesh: OpenMesh) -> int:
+    """In how many pieces a norm looks at a channel; so many are chosen by the number of channels."""
+    return pieces_of_channel(x.layout.box(mesh.rank).shape, _is_last(x))
+
+
+def _elements(x: Dry, mesh: OpenMesh) -> int:
+    """Of a channel of this rank's shard."""
+    samples, _, *space = x.layout.box(mesh.rank).shape
+    return samples * math.prod(space)
+
+
+def conv_like(module: nn.Module, channels: int) -> nn.Module:
+    """A convolution like another, without data, of so many channels."""
+    made: Any = copy(module)
+    parameters = parameters_of(module)
+    filters, _, *kernel = made.weight.shape
+    weight = torch.empty(filters, channels, *kernel, dtype=made.weight.dtype, device="meta")
+    give_tables(made, {**parameters, "weight": nn.Parameter(weight, made.weight.requires_grad)}, buffers_of(module))
+    made.in_channels = channels
+    conv: nn.Module = made
+    return conv
 
 
 def norm_like(module: nn.Module, channels: int) -> nn.Module:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from convmesh.dist.traffic import all_reduce_bytes
-from convmesh.layout import Mesh
-from convmesh.layout.layout import Cut
+from convmesh.layout import Layout, Mesh
+from convmesh.layout.layout import LAYOUTS_KEPT, Cut
 from convmesh.layout.partition import Partition
 from convmesh.lowering.dry_values import Dry, DryResult, mapped
 from convmesh.plans import Held, Saved, Step, Transfer, Wait, Work
@@ -25,8 +26,8 @@ from convmesh.plans import Held, Saved, Step, Transfer, Wait, Work
 MANY = 4_294_967_311
 """The first prime above 2^32: with it torch still counts the bytes of 2^25 elements a sample in 64 bits."""
 
-MOST_ELEMENTS = 1 << 24
-"""Of a sample, in any argument of a call."""
+MOST_ELEMENTS = 1 << 25
+"""Of this rank's part of a sample, in any argument of a call."""
 
 MOST_BYTES = 1 << 28
 """Of a call's weight: sums of a few of these stay far below half of `MANY`."""
@@ -96,8 +97,7 @@ class _Counted:
     """Reads numbers found for `MANY` as those for another extent."""
 
     def __init__(self, wanted: Extent, mesh: Mesh) -> None:
-        self._extent, self._apart = wanted.extent, wanted.apart
-        self._cuts = {wanted.dim: uncut(wanted.extent)}
+        self._dim, self._extent, self._apart = wanted
         self._mesh = mesh
 
     def number(self, found: int) -> int:
@@ -117,14 +117,18 @@ class _Counted:
         return Saved(found.what, found.index, self.number(found.bytes_kept))
 
     def value(self, leaf: Any) -> Any:
-        return leaf.lying_in(leaf.layout.replacing(self._cuts)) if isinstance(leaf, Dry) else leaf
+        if not isinstance(leaf, Dry) or leaf.layout.shape[self._dim] < _HALF:
+            return leaf
+        if leaf.layout.cuts[self._dim].axes:
+            raise ValueError("the extent was cut")
+        return leaf.lying_in(_with_extent(leaf.layout, self._dim, self.number(leaf.layout.shape[self._dim])))
 
     def step(self, found: Step) -> Step:
         if isinstance(found, Transfer):
             return Transfer(found.carrier, found.axes, self._sent(found), found.peer)
         if isinstance(found, Wait):
             return Wait(found.transfers, tuple([(peer, self.number(size)) for peer, size in found.arriving]))
-        if found.bytes_moved < _HALF:  # on weights alone
+        if found.bytes_moved < _HALF and not _LONG.search(found.call):  # on weights alone, or other channels
             return found
         call = _LONG.sub(lambda digits: str(self._stride(int(digits[0]))), found.call)
         if _DIGITS in call:
@@ -156,6 +160,11 @@ class _Counted:
         if isinstance(found, tuple):
             return tuple([self._option(part) for part in found])
         return self.number(found) if type(found) is int else found
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def _with_extent(layout: Layout, dim: int, extent: int) -> Layout:
+    return layout.replacing({dim: uncut(extent)})
 
 
 def _summed(sent: int, ranks: int) -> int:

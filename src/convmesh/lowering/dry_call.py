@@ -12,6 +12,7 @@ import torch
 from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.layout.layout import Cut
+from convmesh.lowering.any_extent import uncut
 from convmesh.lowering.axis_names import Axes, AxisNames
 from convmesh.ops.core.sharded import Sharded
 
@@ -54,9 +55,24 @@ class DryCall(ABC):
         return False
 
     def with_channels(self, channels: int) -> DryCall | None:
-        """The call as it would be for so many channels; None if they do not stay apart in it."""
+        """The call as it would be on so many channels; None if what it does is not so much for each of them."""
         del channels
         return None
+
+    @property
+    def filters(self) -> int:
+        """Channels that it makes, however many it is given; 0 if it makes as many."""
+        return 0
+
+    @property
+    def finds_statistics(self) -> bool:
+        """Whether it normalises, and so looks at all of a channel at once."""
+        return False
+
+    @property
+    def joins_channels(self) -> bool:
+        """Whether its arguments have channels of their own, of which the first's are counted."""
+        return False
 
     def with_choice(self, decided: ChannelSplit | None) -> DryCall:
         """The call as a plan has it that names the cut of the weight which this one decided on."""
@@ -105,6 +121,11 @@ class ArrangeCall(DryCall):
     @property
     def axes(self) -> Axes:
         return tuple(name for cut in self.cuts for name in cut.axes)
+
+    def with_channels(self, channels: int) -> ArrangeCall | None:
+        if len(self.cuts) < 2 or self.cuts[1].axes:
+            return None
+        return ArrangeCall((self.cuts[0], uncut(channels), *self.cuts[2:]))
 
     def renamed(self, names: AxisNames) -> ArrangeCall:
         return ArrangeCall(names.cuts(self.cuts))

@@ -47,6 +47,28 @@ class Flat(NamedTuple):
     """Elements from one sample of the arriving gradient to the next, if there is a gap behind each."""
 
 
+class Question(NamedTuple):
+    """A call on the mesh of the axes that it uses, and what to read its result for."""
+
+    view: MeshView
+    call: DryCall
+    leaves: Sequence[Any]
+    spec: Any
+    arriving: tuple[Strides | None, ...]
+    given: Any
+    """What the result depends on besides the call."""
+    wanted: Extent | None
+    """The extent for which a call on `MANY` is to be read."""
+
+    @property
+    def key(self) -> Any:
+        return self.call.key, self.given
+
+
+_MET = DryResult(None, (), (), (), ())
+"""In place of the result of a call that was not run."""
+
+
 class DryRunner:
     """Runs calls on one rank of a mesh. A call like an earlier one, on whatever mesh or rank, is not run again.
 
@@ -89,25 +111,51 @@ class DryRunner:
         """A call, run on this rank's samples alone if it may be."""
         apart = samples_apart(call, args, flat.leaves, self.mesh)
         if apart is None:
-            return self._by_channels(call, flat, arriving)
+            return self._for_any(call, flat, arriving, None)
         try:
-            result = self._for_any(apart, flat, arriving)
-            if result is None:
-                result = self._shared(apart.call, flat._replace(leaves=apart.leaves), arriving)
+            result = self._for_any(apart.call, flat._replace(leaves=apart.leaves), arriving, apart)
         except _REFUSALS:
             return self._shared(call, flat, arriving)  # which fails too, and tells of the whole batch
         return apart.joined(result, self.mesh) if apart.keeps_cuts(result) else self._shared(call, flat, arriving)
 
-    def _by_channels(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
-        """A call, from its run for any number of channels if that is to be had."""
-        many = None if self.splits_backward or any(arriving) else any_channels(call, flat.leaves, self.mesh)
-        if many is not None:
+    def _for_any(
+        self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...], apart: SamplesApart | None
+    ) -> DryResult:
+        """A call, from its run for any number of samples or of channels if that is to be had.
+
+        Of two calls that differ in channels the first is run for any number of samples, the second for any number of
+        channels, which serves all others.
+        """
+        by_samples = None if apart is None else self._any_samples(apart, flat, arriving)
+        if by_samples is not None and self._known.get(by_samples.key) is not None:
             with suppress(*_REFUSALS):
-                return self._shared(many.call, flat._replace(leaves=many.leaves), arriving, Extent(1, many.channels))
+                return self._answer(by_samples)
+        by_channels = self._any_channels(call, flat, arriving)
+        if by_channels is not None and (by_samples is None or self._is_met(by_channels)):
+            with suppress(*_REFUSALS):
+                return self._answer(by_channels)
+        with suppress(*_REFUSALS):
+            if by_samples is not None:
+                return self._answer(by_samples)
         return self._shared(call, flat, arriving)
 
-    def _for_any(self, apart: SamplesApart, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult | None:
-        """A call on this rank's samples, from its run for any number of them; None if that is not to be had."""
+    def _is_met(self, question: Question) -> bool:
+        """Whether the same was asked before; from now on it was."""
+        key = "met", question.key
+        if question.key in self._known or key in self._known:
+            return True
+        self._known[key] = _MET
+        return False
+
+    def _any_channels(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> Question | None:
+        """A call for any number of channels."""
+        many = None if self.splits_backward or any(arriving) else any_channels(call, flat.leaves, self.mesh)
+        if many is None:
+            return None
+        return self._question(many.call, flat._replace(leaves=many.leaves), arriving, Extent(1, many.channels))
+
+    def _any_samples(self, apart: SamplesApart, flat: Flat, arriving: tuple[Strides | None, ...]) -> Question | None:
+        """A call on this rank's samples for any number of them, and for gaps of any width between them."""
         if self.splits_backward or not all(strides is None or _begins_with_samples(strides) for strides in arriving):
             return None
         many = apart.in_any_number(self.mesh)
@@ -115,28 +163,30 @@ class DryRunner:
             return None
         flat = flat._replace(leaves=many)
         if flat.gap is not None and arriving[0] is not None:
-            with suppress(*_REFUSALS):
-                strides = ((APART, *arriving[0][1:]),)
-                return self._shared(apart.call, flat, strides, Extent(0, apart.samples, flat.gap))
-        with suppress(*_REFUSALS):
-            return self._shared(apart.call, flat, arriving, Extent(0, apart.samples))
-        return None
+            strides = ((APART, *arriving[0][1:]),)
+            return self._question(apart.call, flat, strides, Extent(0, apart.samples, flat.gap))
+        return self._question(apart.call, flat, arriving, Extent(0, apart.samples))
 
-    def _shared(
+    def _shared(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
+        """The result of a call like this one, or of this one, run now."""
+        return self._answer(self._question(call, flat, arriving))
+
+    def _question(
         self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...], wanted: Extent | None = None
-    ) -> DryResult:
-        """The result of a call like this one, on the mesh of the axes that it uses; or of this one, run now.
-
-        With `wanted`, that for an extent, from a call on `MANY`.
-        """
+    ) -> Question:
         view = self._view(call, flat.leaves)
         call = call.renamed(view.names)
         seen = [view.inside(leaf) if isinstance(leaf, Dry) else leaf for leaf in flat.leaves]
         place = _place(call, seen, view.open)
         given = (view.key, place, flat.nesting, self.splits_backward, arriving, *_named(seen))
-        result = self._known.get((call.key, given))
+        return Question(view, call, seen, flat.spec, arriving, given, wanted)
+
+    def _answer(self, asked: Question) -> DryResult:
+        """The result of a call like this one; or of this one, run now. With `wanted`, as read for that."""
+        view, call, seen, spec, arriving, given, wanted = asked
+        result = self._known.get(asked.key)
         if result is None:
-            result = _run(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
+            result = _run(view.open, call.ready(), seen, spec, arriving, self.splits_backward)
             self._known[call.key, given] = self._known[call.with_choice(result.decided).key, given] = result
         return view.outside(result if wanted is None else self._counted(result, wanted, view.open.mesh))
 

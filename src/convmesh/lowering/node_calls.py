@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from convmesh.layout.channels import ChannelSplit
-from convmesh.lowering.any_channels import norm_like
+from convmesh.lowering.any_channels import conv_like, norm_like
 from convmesh.lowering.any_extent import MOST_BYTES
 from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.axis_names import Axes, AxisNames
@@ -35,7 +35,7 @@ ALIKE_FUNCTIONS: frozenset[Any] = frozenset(
 )
 """Calls that look at single elements, or at sums over all ranks: where a rank stands does not matter to them."""
 
-POINTWISE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """They look at single elements, too, if their kernel has only one."""
 
 BY_SAMPLE = frozenset(
@@ -48,8 +48,15 @@ BY_SAMPLE = frozenset(
 
 NORMS = (nn.LayerNorm, nn.GroupNorm)
 
-_norms: RecentResults[Any, tuple[nn.Module, Any]] = RecentResults(1 << 10)
-"""Norms of other numbers of channels, by what tells calls of those apart that they are like."""
+BY_CHANNEL = frozenset(
+    (
+        *ALIKE_MODULES, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    )
+).difference(BATCH_NORMS)  # fmt: skip
+"""Layers without weights that treat channels one by one."""
+
+_like: RecentResults[Any, tuple[nn.Module, Any]] = RecentResults(1 << 10)
+"""Layers of other numbers of channels, by what tells calls of those apart that they are like."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,17 @@ class FunctionCall(DryCall):
     @property
     def counts_samples(self) -> bool:
         return True  # those functions that treat samples one by one do
+
+    def with_channels(self, channels: int) -> FunctionCall | None:
+        del channels
+        is_counted = self.target in ALIKE_FUNCTIONS or self.joins_channels
+        if self.op != "call_function" or not is_counted or self.tensors or (self.split and self.split.channel):
+            return None
+        return self
+
+    @property
+    def joins_channels(self) -> bool:
+        return self.target is torch.cat
 
     def renamed(self, names: AxisNames) -> FunctionCall:
         return replace(self, split=names.split(self.split))
@@ -143,13 +161,25 @@ class ModuleCall(DryCall):
         return type(self.module) not in NORMS and (weight is None or int(weight.nbytes) <= MOST_BYTES)
 
     def with_channels(self, channels: int) -> ModuleCall | None:
-        if type(self.module) not in BATCH_NORMS or self.moves or self.module_key is None:
+        kind, cuts_weights = type(self.module), self.decided is not None or (self.split and self.split.channel)
+        if kind in BY_CHANNEL and not cuts_weights:
+            return self
+        is_counted = not self.moves if kind in BATCH_NORMS else _sums_channels(self.module) and not cuts_weights
+        if self.module_key is None or not is_counted:
             return None
-        many = _norms.get((self.module_key, channels))
+        many = _like.get((self.module_key, channels))
         if many is None:
-            module = norm_like(self.module, channels)
-            many = _norms[self.module_key, channels] = module, module_key(module)
+            module = (norm_like if kind in BATCH_NORMS else conv_like)(self.module, channels)
+            many = _like[self.module_key, channels] = module, module_key(module)
         return replace(self, module=many[0], module_key=many[1])
+
+    @property
+    def finds_statistics(self) -> bool:
+        return type(self.module) in BATCH_NORMS
+
+    @property
+    def filters(self) -> int:
+        return int(self.module.out_channels) if type(self.module) in CONVOLUTIONS else 0  # type: ignore[arg-type]
 
     def with_choice(self, decided: ChannelSplit | None) -> ModuleCall:
         if self.split is None or decided is None or self.split.algorithm == decided.algorithm:
@@ -168,10 +198,16 @@ class ModuleCall(DryCall):
 
 
 def _is_pointwise(module: nn.Module) -> bool:
-    if type(module) not in POINTWISE:
+    if type(module) not in CONVOLUTIONS:
         return False
     layer: Any = module
     return {*layer.kernel_size} == {*layer.stride} == {1} and {*layer.padding} == {0}
+
+
+def _sums_channels(module: nn.Module) -> bool:
+    """Whether a layer is a convolution that adds up what it makes of each channel, and lies in memory as usual."""
+    layer: Any = module
+    return type(module) in CONVOLUTIONS and layer.groups == 1 and bool(layer.weight.is_contiguous())
 
 
 def _keeps_samples(split: Split | None, axes: Axes) -> bool:

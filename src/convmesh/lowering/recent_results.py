@@ -18,6 +18,9 @@ class RecentResults(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
     def get(self, key: Key) -> Value | None:
         value = self._values.pop(key, None)
         if value is not None:

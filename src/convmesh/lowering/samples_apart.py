@@ -38,7 +38,7 @@ class SamplesApart:
         A single sample may lie in memory in any order; kernels of processors look at samples one by one.
         """
         dries = [leaf for leaf in self.leaves if isinstance(leaf, Dry)]
-        is_large = any(math.prod(leaf.layout.shape[1:]) > MOST_ELEMENTS for leaf in dries)
+        is_large = any(math.prod(leaf.layout.box(mesh.rank).shape[1:]) > MOST_ELEMENTS for leaf in dries)
         is_cut_again = self.call.uses_sub_batches and mesh.settings.sub_batches > 1
         if self.samples < 2 or is_large or is_cut_again or mesh.stands_for != "cuda" or not self.call.counts_samples:
             return None

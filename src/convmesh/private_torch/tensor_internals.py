@@ -30,6 +30,15 @@ def version_of(tensor: torch.Tensor) -> int:
     return version
 
 
+def unseen_view(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    """A view that modes of dispatch are not told of; to them it is nothing, and telling takes ten times as long."""
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        return tensor.as_strided(shape, strides, offset)
+    finally:
+        del guard
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another, which it lets nobody overwrite at will."""
     return bool(tensor._is_view())

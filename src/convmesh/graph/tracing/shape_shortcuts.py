@@ -18,7 +18,7 @@ _ELEMENTWISE = frozenset(
         aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default, aten.elu.default,
         aten.threshold_backward.default, aten.gelu_backward.default, aten.silu_backward.default,
         aten.sigmoid_backward.default, aten.tanh_backward.default, aten.hardswish_backward.default,
-        aten.leaky_relu_backward.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor,
+        aten.leaky_relu_backward.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar,
     }
 )  # fmt: skip
 
@@ -45,8 +45,18 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call."""
     if func in _IN_PLACE and _fit(args):
         return args[0]
-    if func in _ELEMENTWISE and not kwargs and _lie_alike(tensors := _tensors(args)):
-        return _like(tensors[0])
+    if func in _ELEMENTWISE and not kwargs:
+        tensors = _tensors(args)
+        if _lie_alike(tensors):
+            return _like(tensors[0])
+        if _lie_in_order(tensors):
+            return _plain(tensors[0], tensors[0].shape)
+    if func is aten.addmm.default and not kwargs and _multiply(*args):
+        return _plain(args[0], (args[1].shape[0], args[2].shape[1]))
+    if func is aten.native_layer_norm.default and _are_rows(args[:1], args[1]) and _lie_alike(args[:1]):
+        return _like(args[0]), *(_plain(args[0], _statistics_of_rows(*args[:2])) for _ in range(2))
+    if func is aten.native_layer_norm_backward.default and _are_rows(args[:2], args[2]) and all(args[7]):
+        return _like(args[1]), *(_plain(args[1], args[2]) for _ in range(2))
     if func is aten.native_batch_norm.default and _lie_alike(args[:1]) and (args[5] or _are_given(args[3:5])):
         return _like(args[0]), *_statistics(args[0], (True, True))
     if func is aten.native_batch_norm_backward.default and _lie_alike(args[:2]) and args[7]:
@@ -63,6 +73,28 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _RESIZED and _are_plain(args[:1]) and (shape := _resized(*args[:2])):
         return _plain(args[0], shape)
     return func(*args, **kwargs)
+
+
+def _multiply(bias: Any, one: Any, other: Any) -> bool:
+    """Whether two matrices of more than one row and column multiply, and a vector is added to every row."""
+    shape = (*one.shape[:1], *other.shape[1:])
+    fits = one.shape[1:] == other.shape[:1] and tuple(bias.shape) == shape[1:]
+    return fits and min(shape) > 1 and all(t.is_meta and t.dtype in _TYPES for t in (bias, one, other))
+
+
+def _are_rows(tensors: Any, normalised: Any) -> bool:
+    """Whether tensors are rows, one after another in memory, that a layer norm looks at one by one."""
+    first = tensors[0]
+    rows = first.shape[: first.dim() - len(normalised)]
+    is_whole = [*first.shape[len(rows) :]] == [*normalised] and len(rows) > 0 and min(first.shape) > 1
+    return is_whole and all(
+        t.is_meta and t.dtype in _TYPES and t.dtype == first.dtype and t.shape == first.shape and _is_plain(t)
+        for t in tensors
+    )
+
+
+def _statistics_of_rows(x: Any, normalised: Any) -> tuple[int, ...]:
+    return (*x.shape[: x.dim() - len(normalised)], *(1 for _ in normalised))
 
 
 def _with_types_of(mean: torch.Tensor, gradients: Any) -> tuple[Any, ...]:
@@ -139,6 +171,20 @@ def _lie_alike(tensors: Any) -> bool:
         t.is_meta and t.dtype == first.dtype and t.shape == first.shape and t.stride() == first.stride()
         for t in tensors[1:]
     )
+
+
+def _lie_in_order(tensors: Any) -> bool:
+    """Whether tensors of one shape and type have every dim inside the one before it, with gaps or without."""
+    first = tensors[0]
+    if first.dtype not in _TYPES or min(first.shape, default=0) < 2:
+        return False
+    return all(t.is_meta and t.dtype == first.dtype and t.shape == first.shape and _is_nested(t) for t in tensors)
+
+
+def _is_nested(tensor: torch.Tensor) -> bool:
+    strides = tensor.stride()
+    pairs = zip(strides, strides[1:], tensor.shape[1:], strict=False)
+    return strides[-1] > 0 and all(outer >= inner * extent for outer, inner, extent in pairs)
 
 
 def _is_settled(tensor: torch.Tensor) -> bool:

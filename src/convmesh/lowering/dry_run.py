@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ConvMeshError
+from convmesh.kernels.fusing import fusing
 from convmesh.layout import Mesh
 from convmesh.lowering.any_channels import any_channels
 from convmesh.lowering.any_extent import APART, Extent, for_extent, has_gaps
@@ -69,7 +70,7 @@ class DryRunner:
         """
         leaves, spec, nesting = flat_arguments(*args)
         if call.key is None:
-            return _run(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
+            return _written_for(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
         named = _named(leaves)
         signature = (call.key, nesting, self.splits_backward, arriving, *named)
         if signature not in self._here:
@@ -136,7 +137,7 @@ class DryRunner:
         given = (view.key, place, flat.nesting, self.splits_backward, arriving, *_named(seen))
         result = self._known.get((call.key, given))
         if result is None:
-            result = _run(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
+            result = _written_for(view.open, call.ready(), seen, flat.spec, arriving, self.splits_backward)
             self._known[call.key, given] = self._known[call.with_choice(result.decided).key, given] = result
         return view.outside(result if wanted is None else self._counted(result, wanted, view.open.mesh))
 
@@ -180,6 +181,12 @@ def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:
     if call.is_alike_everywhere and all(layout == layouts[0] for layout in layouts):
         return layouts[0].box(mesh.rank).shape
     return mesh.rank
+
+
+def _written_for(mesh: OpenMesh, *call: Any) -> DryResult:
+    """A call, in operators for whoever runs them: a compiler, or torch."""
+    with fusing() if mesh.settings.compile else nullcontext():
+        return _run(mesh, *call)
 
 
 def _run(

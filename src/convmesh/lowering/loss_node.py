@@ -27,7 +27,7 @@ def with_loss(
     """The program with the loss of its last node's output after it, and the look at the loss that the runtime takes."""
     program = lowered.program
     last = program.nodes[-1]
-    settings = StepSettings(precision=lowered.plan.precision)
+    settings = StepSettings(precision=lowered.plan.precision, compile=lowered.plan.compile)
     mesh = dry_mesh(program.mesh, program.rank, lowered.device).with_settings(settings)
     output = Dry(last.outputs[0], lowered.dtypes[last.node], True)
     target = Dry(target_layout(output.layout, tuple(target_shape)), target_dtype, False)

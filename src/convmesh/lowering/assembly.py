@@ -55,6 +55,7 @@ class Assembly:
                 weights=tuple(weight.name for weight in spec.weights if weight.learns),
                 weight_steps=result.weight_steps,
                 kind=node_kind(spec.op),
+                flow=result.flow,
             )
         )
         used = {name for axes in result.sum_axes for name in axes}

@@ -24,9 +24,11 @@ from convmesh.lowering.mesh_view import MeshView
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import SavedTensors, recorded
 from convmesh.lowering.samples_apart import SamplesApart, samples_apart
+from convmesh.lowering.value_flow import FlowNotes
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
+from convmesh.plans.fused.flow import NO_FLOW
 from convmesh.private_torch import flat_arguments, nested_arguments, tree_leaves
 from convmesh.private_torch.meta_autocast import meta_autocast
 
@@ -208,7 +210,8 @@ def _run(
     args, kwargs = nested_arguments([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
     originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldMoments("meta")
     before = storages.start((*originals, *weights))
-    with recorded(mesh, storages) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
+    notes = FlowNotes(originals) if mesh.settings.compile else None
+    with recorded(mesh, storages, notes and notes.forward) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
         value = call(*args, **kwargs)
     outputs = [x.local for x in tree_leaves(value) if isinstance(x, Sharded)]
     shards = _unlisted(other_leaves(outputs, sources), weights)
@@ -216,7 +219,11 @@ def _run(
     bytes_forward, in_forward = storages.bytes_peak - before, storages.above(before)
     saved = kept.listed(originals, outputs, [*weights, *shards])
     ends = _arriving(outputs, arriving)
-    back = run_backward(mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward)
+    if notes is not None:
+        notes.turn(outputs, ends)
+    back = run_backward(
+        mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward, notes and notes.backward
+    )
     held = Held(
         bytes_forward,
         back.bytes_peak,
@@ -235,6 +242,7 @@ def _run(
         weight_steps=back.weight_steps,
         gradients=tuple(None if gradient is None else gradient.stride() for gradient in back.gradients),
         moments=(in_forward, *back.moments),
+        flow=NO_FLOW if notes is None else notes.flow(back.gradients),
     )
 
 

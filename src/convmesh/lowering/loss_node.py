@@ -50,6 +50,7 @@ def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeP
         saved=result.saved,
         sources=(last.node,),
         held=result.held,
+        flow=result.flow,
     )
 
 

@@ -41,7 +41,7 @@ def plan(
     schedule: Schedule = "1f1b",
     bytes_stage: int | None = None,
     precision: Precision | None = None,
-    compile: bool | None = None,
+    compile: bool | None = None,  # noqa: A002 - as in `parallelize`
 ) -> Plan:
     """A plan for training `model` on global batches like `sample` (a tensor or a shape; several in a list).
 

@@ -49,7 +49,7 @@ def predict(
     loss: Callable[..., Any] | None = None,
     target: torch.Tensor | None = None,
     precision: Precision | None = None,
-    compile: bool | None = None,
+    compile: bool | None = None,  # noqa: A002 - as in `parallelize`
 ) -> Prediction:
     """What one training step of `plan` costs on a system, given as a value, a name or the path of a file.
 

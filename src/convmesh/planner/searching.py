@@ -53,7 +53,7 @@ def search(
     samples: int | None = None,
     strategies: Sequence[str] | None = None,
     precision: Precision = "",
-    compile: bool = False,
+    compile: bool = False,  # noqa: A002 - as in `parallelize`
     assumptions: Assumptions | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SearchResult:

@@ -17,6 +17,7 @@ from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.recorder import recorded
+from convmesh.lowering.value_flow import FlowNotes
 from convmesh.plans import NodeProgram, Program
 from convmesh.plans.loss_memory import LOSS
 
@@ -36,8 +37,10 @@ def with_loss(
 
 
 def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeProgram:
-    with torch.no_grad(), recorded(mesh) as looks:
-        all_finite(output.on(mesh).local)
+    local = output.on(mesh).local
+    notes = FlowNotes([local]) if mesh.settings.compile else None
+    with torch.no_grad(), recorded(mesh, flow=notes and notes.forward) as looks:
+        all_finite(local)
     value: Dry = result.value
     return NodeProgram(
         node=LOSS,
@@ -50,7 +53,7 @@ def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeP
         saved=result.saved,
         sources=(last.node,),
         held=result.held,
-        flow=result.flow,
+        flow=result.flow if notes is None else result.flow.then(len(result.forward), notes.flow(())),
     )
 
 

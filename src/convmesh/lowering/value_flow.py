@@ -12,7 +12,7 @@ import torch
 
 from convmesh.plans.fused.flow import Flow, Role, Touch
 from convmesh.private_torch.tensor_internals import storage_key
-from convmesh.private_torch.tracing import is_elementwise
+from convmesh.private_torch.tracing import is_cast
 
 MOVES = frozenset(
     {
@@ -22,7 +22,9 @@ MOVES = frozenset(
         "slice_scatter", "select_scatter", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
         "upsample_bilinear2d", "upsample_trilinear3d", "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices",
         "_adaptive_avg_pool2d", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "replication_pad2d",
-        "replication_pad3d", "embedding", "add_", "mul_", "sub_", "div_", "addcmul_", "clamp_", "rsqrt_",
+        "replication_pad3d", "embedding", "nll_loss_backward", "nll_loss2d_backward", "avg_pool2d_backward",
+        "_adaptive_avg_pool2d_backward", "leaky_relu_backward", "hardtanh_backward", "hardswish_backward",
+        "hardsigmoid_backward", "elu_backward", "softplus_backward", "mse_loss_backward", "bernoulli_",
     }
 )  # fmt: skip
 """Operators that torch does not tag as pointwise, and whose results a compiler computes element by element."""
@@ -39,11 +41,6 @@ REDUCTIONS = frozenset(
 LONGEST_ROW = 16384
 """Elements of a row that a kernel sums in one go."""
 
-SCATTERS = frozenset(
-    {"nll_loss_backward", "nll_loss2d_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"}
-)
-"""Backward operators that a compiler writes element by element, too."""
-
 
 @cache
 def role_of(func: Any) -> Role:
@@ -51,7 +48,7 @@ def role_of(func: Any) -> Role:
     name = func.overloadpacket.__name__
     if name in REDUCTIONS:
         return "reduction"
-    return "pointwise" if name in MOVES | SCATTERS or is_elementwise(func) else "extern"
+    return "pointwise" if name in MOVES or is_cast(func) or torch.Tag.pointwise in func.tags else "extern"
 
 
 class ValueFlow:

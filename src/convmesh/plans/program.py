@@ -149,6 +149,8 @@ class Program:
     """This rank's part of the network's inputs, whichever stage uses them; of one micro-batch."""
     precision: str = ""
     """Autocast, as plans name it; empty: layers compute in the types of their weights."""
+    compile: bool = False
+    """Whether a compiler runs its computations: they are elementary, and `fused` makes kernels of them."""
     bytes_targets: int = 0
     """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 

@@ -27,6 +27,7 @@ class RankLines:
         self._overheads = pricing.compute.overheads
         self._takes_time = self._overheads != Overheads()
         self._beside_host = pricing.compute.works_beside_host
+        self._replays = program.compile
 
     def whole(self) -> Lines:
         """A step without a pipeline."""
@@ -93,8 +94,9 @@ class RankLines:
     def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[ScriptPart]:
         """A node's steps, and the runtime's Python overhead: compute time where the host itself computes."""
         takes = self._overheads.forward if phase == "forward" else self._overheads.backward
-        seconds = takes(node.kind, cut_of(steps)) if self._takes_time else 0.0
+        seconds = takes(node.kind, cut_of(steps)) if self._takes_time and not self._replays else 0.0
         script = self._pricing.script(steps, self.program.rank)
+        script = script.replayed() if self._replays else script
         if self._beside_host:
             yield ScriptPart(key, node.layer, phase, script, seconds)
             return

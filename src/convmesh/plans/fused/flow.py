@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Role = Literal["pointwise", "reduction", "extern"]
@@ -37,6 +37,24 @@ class Flow:
     """of the gradients of its outputs,"""
     leaving: tuple[int | None, ...] = ()
     """and of those of its inputs."""
+    sums: int = 0
+    """Steps of backward, behind those for its inputs, that add these to gradients from other readers."""
+
+    def then(self, place: int, other: Flow) -> Flow:
+        """With another flow from the same inputs behind forward, whose steps begin at a place."""
+        far = 1 + max(
+            (n for touch in (*self.forward.values(), *self.backward.values()) for n in touch.writes), default=0
+        )
+        same = {theirs: ours for ours, theirs in zip(self.inputs, other.inputs, strict=False)}
+
+        def renumbered(numbers: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple([same.get(number) or far + number for number in numbers])
+
+        added = {
+            place + at: replace(touch, reads=renumbered(touch.reads), writes=renumbered(touch.writes))
+            for at, touch in other.forward.items()
+        }
+        return replace(self, forward={**self.forward, **added})
 
 
 NO_FLOW = Flow()

@@ -1,0 +1,109 @@
+"""A program as a compiler runs it: its computations replaced by kernels, each in the place of its last computation."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from convmesh.plans.fused.flow import NO_FLOW
+from convmesh.plans.fused.kernels import Kernel, KernelMaker
+from convmesh.plans.fused.value_graph import Value, ValueGraph
+from convmesh.plans.steps import Shape, Step, Work
+
+if TYPE_CHECKING:
+    from convmesh.plans.program import NodeProgram, Program
+
+Spot = tuple[int, bool, int]
+"""A node, whether backward, and the place among its steps."""
+
+_STRIDED = re.compile(r", strides=\([^()]*\)\)")
+
+
+def fused(program: Program) -> Program:
+    """The program of a compiled step; others as they are.
+
+    A schedule that computes gradients of weights apart runs operators one by one.
+    """
+    if not program.compile or not any(node.flow.forward or node.flow.backward for node in program.nodes):
+        return program
+    if any(node.weight_steps for node in program.nodes):
+        return program
+    graph = ValueGraph(program.nodes)
+    works: dict[Spot, list[Work]] = defaultdict(list)
+    for kernel in KernelMaker(graph).make():
+        last = kernel.last
+        works[last.node, last.is_backward, last.place].append(_work(kernel, graph.values))
+    nodes = [_node(number, node, works) for number, node in enumerate(program.nodes)]
+    return replace(program, nodes=tuple(nodes))
+
+
+def _node(number: int, node: NodeProgram, works: Mapping[Spot, list[Work]]) -> NodeProgram:
+    forward, backward = (
+        tuple(_steps(steps, lambda place, late=is_backward: works.get((number, late, place), ())))
+        for steps, is_backward in ((node.forward, False), (node.backward, True))
+    )
+    return replace(node, forward=forward, backward=backward, flow=NO_FLOW)
+
+
+def _steps(steps: Sequence[Step], works_at: object) -> Iterable[Step]:
+    for place, step in enumerate(steps):
+        if isinstance(step, Work):
+            yield from works_at(place)  # type: ignore[operator]
+        else:
+            yield step
+
+
+def _work(kernel: Kernel, values: Sequence[Value]) -> Work:
+    return _in_order(kernel.last.work) if kernel.is_extern else _fused_work(kernel, values)
+
+
+def _in_order(work: Work) -> Work:
+    """A convolution whose operands lie as its kernel wants them: what is before it writes them so."""
+    if not work.op.startswith("convolution") or "strides=" not in work.call:
+        return work
+    order = ", last=1)" if "last=1" in work.call else ")"
+    return replace(work, call=_STRIDED.sub(order, work.call))
+
+
+def _fused_work(kernel: Kernel, values: Sequence[Value]) -> Work:
+    reads, writes = (
+        [_tensor(values, number) for number, _ in sorted(sizes.items(), key=lambda pair: -pair[1])]
+        for sizes in (kernel.reads, kernel.writes)
+    )
+    moved = sum(kernel.reads.values()) + sum(kernel.writes.values())
+    is_last = any("last=1" in op.work.call for op in kernel.members)
+    return fused_work(kernel.form, reads, writes, is_last, moved, tuple(op.work.op for op in kernel.members))
+
+
+def _tensor(values: Sequence[Value], number: int) -> tuple[str, Shape]:
+    """Type and shape; of a sign, which has a negative number, a byte each."""
+    value = values[number if number >= 0 else ~number]
+    return value.dtype if number >= 0 else "bool", value.shape
+
+
+def fused_work(
+    form: str,
+    reads: Sequence[tuple[str, Shape]],
+    writes: Sequence[tuple[str, Shape]],
+    is_last: bool,
+    bytes_moved: int,
+    parts: tuple[str, ...] = (),
+) -> Work:
+    """A kernel of a form, from the tensors that it reads and writes; `is_last`: channels lie innermost."""
+    call = f"fused_{form}.default({_written(reads, is_last)}, {_written(writes, is_last)})"
+    inputs, outputs = (tuple(shape for _, shape in tensors) for tensors in (reads, writes))
+    dtype = reads[0][0] if reads else writes[0][0] if writes else ""
+    return Work(f"fused_{form}", inputs, outputs, dtype, 0, bytes_moved, parts, call)
+
+
+def _written(tensors: Sequence[tuple[str, Shape]], is_last: bool) -> str:
+    return f"({' '.join(f'{dtype}{_shape(shape, is_last)},' for dtype, shape in tensors)})"
+
+
+def _shape(shape: Shape, is_last: bool) -> str:
+    inside = ", ".join(map(str, shape))
+    has_order = is_last and len(shape) > 3 and sum(extent > 1 for extent in shape) > 1
+    return f"({inside}, last=1)" if has_order else f"({inside})"

@@ -1,0 +1,129 @@
+"""Which values of a step are written to memory, and what is read in place of those that are not.
+
+A compiler computes a pointwise value where it is read, unless something reads it that it cannot look into, or unless
+it would be computed from much more than it is. What forward computes and backward reads is kept, with the exceptions
+that `runtime/compiled/recomputed_values.py` makes: casts to a wider type, values that only pointwise operators read
+and that can be had from what is kept anyway, and the sign of a relu, for which a byte will do.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from convmesh.plans.fused.value_graph import Op, Value, ValueGraph
+from convmesh.plans.steps import bytes_each, bytes_of
+
+MOST_OPERATORS, MOST_READ, SMALL = 16, 2, 16
+"""As in `runtime/compiled/recomputed_values.py`."""
+
+MOST_READS = 4
+"""Values from which one that several read is computed more than once; Inductor's default."""
+
+Reads = dict[int, int]
+"""Bytes that are read, by value."""
+
+
+class KeptValues:
+    """Decides for each value of a graph."""
+
+    def __init__(self, graph: ValueGraph) -> None:
+        self._graph = graph
+        self._written: dict[int, bool] = {}
+
+    def is_written(self, number: int) -> bool:
+        """Whether a value is in memory after it was computed; inputs and weights are."""
+        if number not in self._written:
+            self._written[number] = self._decide(number)
+        return self._written[number]
+
+    def _decide(self, number: int) -> bool:
+        value = self._graph.values[number]
+        producer = value.producer
+        if producer is None or producer.role != "pointwise" or not value.readers:
+            return True
+        here = [op for op in value.readers if op.is_backward == producer.is_backward]
+        if any(op.role == "extern" or op.run != producer.run for op in here):
+            return True
+        if not producer.is_backward and value.late and number not in self.computed_again:
+            return True
+        return len(here) > 1 and self._is_costly(value)
+
+    def _is_costly(self, value: Value) -> bool:
+        assert value.producer is not None
+        reads = self.reads_of(value.producer)
+        return len(reads) > MOST_READS
+
+    def reads_of(self, op: Op) -> Reads:
+        """What a kernel reads from memory to compute an operator; the signs of relus under negative numbers."""
+        found: Reads = {}
+        for number, shape in zip(op.reads, op.work.inputs, strict=False):
+            value = self._graph.values[number]
+            if op.is_backward and number in self.signs:
+                found[~number] = value.elements
+            elif self._is_read(op, number):
+                size = min(value.bytes_held, bytes_of(shape, value.dtype))
+                found[number] = max(found.get(number, 0), size)
+            else:
+                assert value.producer is not None
+                for inner, size in self.reads_of(value.producer).items():
+                    found[inner] = max(found.get(inner, 0), size)
+        return found
+
+    def _is_read(self, op: Op, number: int) -> bool:
+        producer = self._graph.values[number].producer
+        crosses = producer is not None and op.is_backward and not producer.is_backward
+        return number not in self.computed_again if crosses else self.is_written(number)
+
+    @cached_property
+    def computed_again(self) -> frozenset[int]:
+        """Values of forward that backward computes itself."""
+        late = [n for n, v in enumerate(self._graph.values) if v.late and self._is_of_forward(v)]
+        return frozenset(n for n in late if self._is_cheap_cast(n) or self._has_cheap_source(n))
+
+    @cached_property
+    def signs(self) -> frozenset[int]:
+        """Results of relus of which backward asks for nothing but the sign."""
+        late = (n for n, v in enumerate(self._graph.values) if v.late and n not in self.computed_again)
+        return frozenset(n for n in late if self._is_sign(n))
+
+    def _is_sign(self, number: int) -> bool:
+        value = self._graph.values[number]
+        asks = all(op.work.op == "threshold_backward" and op.reads[1] == number for op in value.late)
+        return asks and self._is_of_forward(value)
+
+    @staticmethod
+    def _is_of_forward(value: Value) -> bool:
+        return value.producer is not None and value.producer.role == "pointwise" and not value.producer.is_backward
+
+    def _is_cheap_cast(self, number: int) -> bool:
+        value = self._graph.values[number]
+        producer = value.producer
+        if producer is None or producer.work.op != "_to_copy":
+            return False
+        return bytes_each(self._graph.values[producer.reads[0]].dtype) < bytes_each(value.dtype)
+
+    def _has_cheap_source(self, number: int) -> bool:
+        """Whether pointwise readers may compute it, from few operators on what is kept anyway."""
+        value = self._graph.values[number]
+        if any(op.role != "pointwise" for op in value.late):
+            return False
+        asked, found, read = [number], set[int](), set[int]()
+        while asked and len(found) <= MOST_OPERATORS:
+            one = asked.pop()
+            producer = self._graph.values[one].producer
+            if one != number and self._stays(one, value):
+                read.add(one)
+            elif producer is not None and producer.role == "pointwise":
+                found.add(one)
+                asked += producer.reads
+            else:
+                return False
+        size = sum(self._graph.values[one].bytes_held for one in read)
+        return not asked and size <= MOST_READ * value.bytes_held
+
+    def _stays(self, number: int, of: Value) -> bool:
+        """Whether backward has a value whatever it computes again, or may have it at little cost."""
+        value = self._graph.values[number]
+        if value.producer is None or value.elements * SMALL <= of.elements:
+            return True
+        return any(op.role != "pointwise" for op in value.late) and not self._is_cheap_cast(number)

@@ -34,7 +34,8 @@ REDUCTIONS = frozenset(
         "sum", "mean", "var_mean", "var", "amax", "amin", "all", "any", "prod", "max", "min", "argmax", "argmin",
         "logsumexp", "linalg_vector_norm", "_softmax", "_log_softmax", "_softmax_backward_data",
         "_log_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
-        "native_group_norm_backward", "nll_loss_forward", "nll_loss2d_forward", "native_batch_norm", "_aminmax",
+        "native_group_norm_backward", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "l1_loss",
+        "binary_cross_entropy_with_logits",
     }
 )  # fmt: skip
 

@@ -2,9 +2,10 @@
 
 - What it cannot look into (convolutions, products) is called as it is.
 - A pointwise value that has to be in memory is a kernel, and so is every reduction; what leads to them is computed
-  inside. Of what several of them read, those over the same space read it once: they become one kernel, unless one needs
-  a result of the other that is complete only at its end, as the sums over samples and space of a norm.
-- Values as few as a reduction's results are computed at its end.
+  inside. Of what several of them read, those over the same space read it once: they become one kernel.
+- Sums that run across memory, as those of a norm over samples and space, go through it in another order than pointwise
+  values, and are complete only at their end: they are kernels of their own, together with others of their kind. Values
+  as few as their results are computed at their end.
 - Casts of weights before forward, and of their gradients behind backward, are one call each.
 """
 
@@ -129,8 +130,8 @@ class KernelMaker:
         if tail is not None:
             return tail
         for kernel in reversed(self._open.get((op.run, op.elements), [])):
-            is_complete = any(number in kernel.sums for number in reads)
-            if self._shares(kernel, op, reads) and not is_complete and not self._waits(kernel, makers):
+            is_alike = bool(kernel.sums) == (op.role == "reduction" and not op.in_rows)
+            if is_alike and self._shares(kernel, op, reads) and not self._waits(kernel, makers):
                 return kernel
         return None
 

@@ -12,7 +12,7 @@ from convmesh.oracle.simulate.priced_steps import Busy, Pricing, Script
 from convmesh.oracle.simulate.rank_clocks import Join, ScriptPart
 from convmesh.oracle.simulate.transfer_cuts import cut_of
 from convmesh.plans.program import BucketProgram, NodeProgram, Program
-from convmesh.plans.steps import Steps
+from convmesh.plans.steps import Steps, Work
 from convmesh.system.operator_table import Overheads
 
 Lines = Iterator[ScriptPart | Join]
@@ -44,8 +44,12 @@ class RankLines:
         yield from self.update()
 
     def begin(self) -> ScriptPart:
-        """Placing inputs, checking the loss, clearing gradients."""
-        return self._overhead("step", self._overheads.seconds_step)
+        """Placing inputs, checking the loss, clearing gradients; the launch of graphs, where they are replayed."""
+        known = self._overheads
+        if self._replays and known.seconds_replay:
+            learning = sum(1 for weight in self.program.weights if weight.learns)
+            return self._overhead("step", known.seconds_replay + learning * known.seconds_replay_weight)
+        return self._overhead("step", known.seconds_step_nodes if known.nodes else known.seconds_step)
 
     def loss(self) -> ScriptPart:
         """Between forward and backward, where the host may wait for the device."""
@@ -97,6 +101,11 @@ class RankLines:
         seconds = takes(node.kind, cut_of(steps)) if self._takes_time and not self._replays else 0.0
         script = self._pricing.script(steps, self.program.rank)
         script = script.replayed() if self._replays else script
+        if not self._replays and self._beside_host and cut_of(steps) is None:
+            count = sum(isinstance(step, Work) for step in steps)
+            precision, late = self.program.precision, int(phase != "forward")
+            whole = self._overheads.among_others(node.kind, count, precision, late)
+            seconds, script = (seconds, script) if whole is None else (whole, script.replayed())
         if self._beside_host:
             yield ScriptPart(key, node.layer, phase, script, seconds)
             return

@@ -1,0 +1,97 @@
+"""The page from a folder of results: what the oracle predicts for every step, from the timed operators alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.oracle_gpu.cases import CASES, Case
+from benchmarks.oracle_gpu.worker import plan_of, program_of
+from convmesh.oracle import Assumptions, Prediction, predict_programs
+from convmesh.system import System
+from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A step: measured, and predicted."""
+
+    case: Case
+    kind: str
+    run: dict[str, Any]
+    prediction: Prediction
+
+    @property
+    def accuracy(self) -> float:
+        return 1 - abs(self.prediction.seconds_step - self.run["seconds"]) / self.run["seconds"]
+
+    @property
+    def cells(self) -> str:
+        run, found = self.run, self.prediction
+        low, _, high = statistics.quantiles(run["blocks"], n=4)
+        peak, held = run["bytes_peak"] / 2**30, found.bytes_memory / 2**30
+        return (
+            f"| {self.case.model} {'×'.join(map(str, self.case.shape))} | {self.kind} | {1e3 * run['seconds']:.2f} "
+            f"| {1e3 * low:.2f} to {1e3 * high:.2f} | {1e3 * found.seconds_step:.2f} | {self.accuracy:.1%} "
+            f"| {peak:.2f} | {held:.2f} |"
+        )
+
+
+def evaluate(folder: Path) -> str:
+    """A table of all steps that were measured, and the mean accuracy."""
+    measured = json.loads((folder / "measured.json").read_text())
+    shipped = System.load("dgx-h200")
+    assert shipped.operators is not None
+    table = table_of(measured)
+    table.save(folder / "operators.json.gz")
+    system = replace(shipped, operators=shipped.operators.merged(table))
+    rows = list(_rows(measured["found"], system))
+    head = "| network | step | measured ms | quartiles | predicted ms | accuracy | peak GiB | predicted GiB |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- |", *(row.cells for row in rows)]
+    kinds = [(kind, [row.accuracy for row in rows if row.kind == kind]) for kind in ("eager", "compiled")]
+    means = [f"Mean accuracy, {kind}: {statistics.mean(found):.1%}." for kind, found in kinds if found]
+    return "\n".join([*lines, "", *means])
+
+
+def _rows(found: dict[str, Any], system: System) -> Iterator[Row]:
+    for name, case in CASES.items():
+        runs = found.get(f"case {name}", {})
+        if "seconds_measure" not in runs:
+            continue
+        plan = plan_of(case, case.create("meta"))
+        for kind in ("eager", "compiled"):
+            if kind in runs:
+                program = program_of(replace(plan, compile=kind == "compiled"), case)
+                yield Row(case, kind, runs[kind], predict_programs({0: program}, system, Assumptions()))
+
+
+def table_of(measured: dict[str, Any]) -> OperatorTable:
+    """The timings of a run."""
+    found = measured["found"]
+    rows = [row for name, one in found.items() for row in one.get("timings", ())]
+    timings = [Timing(*row[:2], tuple(map(tuple, row[2])), *row[3:]) for row in rows]
+    host, about = found.get("host", {}), measured["about"]
+    updates = {key: UpdateTiming(*values) for key, values in host.get("updates", {}).items()}
+    return OperatorTable(about["device"], tuple(timings), updates, _overheads(found), about)
+
+
+def _overheads(found: dict[str, Any]) -> Overheads:
+    host, graphs = found.get("host", {}), found.get("graphs", {})
+    nodes: dict[str, tuple[float, float]] = {}
+    for suffix, name in (("", "plain"), (" amp", "amp")):
+        kinds, _ = host.get(name, ({}, 0.0))
+        nodes |= {f"{kind}{suffix}": (pair[0], pair[1]) for kind, pair in kinds.items()}
+    fixed = max(0.0, host.get("amp", ({}, 0.0))[1])
+    few, many = sorted(graphs.get("seconds_host", {"0": 0.0, "1": 0.0}).items(), key=lambda pair: int(pair[0]))
+    weights = graphs.get("weights", (0, 1))
+    each = max(0.0, (many[1] - few[1]) / (weights[1] - weights[0]))
+    return Overheads(
+        nodes=nodes,
+        seconds_step_nodes=fixed,
+        seconds_replay=max(0.0, few[1] - each * weights[0]),
+        seconds_replay_weight=each,
+    )

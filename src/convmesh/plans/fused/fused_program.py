@@ -27,17 +27,25 @@ def fused(program: Program) -> Program:
 
     A schedule that computes gradients of weights apart runs operators one by one.
     """
-    if not program.compile or not any(node.flow.forward or node.flow.backward for node in program.nodes):
+    if not program.compile or any(node.weight_steps for node in program.nodes):
         return program
-    if any(node.weight_steps for node in program.nodes):
-        return program
-    graph = ValueGraph(program.nodes)
+    return replace(program, nodes=_fused(program.nodes))
+
+
+def fused_alone(node: NodeProgram) -> NodeProgram:
+    """A node, with kernels for its own computations alone."""
+    return _fused((node,))[0] if node.flow.forward and not node.weight_steps else node
+
+
+def _fused(nodes: tuple[NodeProgram, ...]) -> tuple[NodeProgram, ...]:
+    if not any(node.flow.forward or node.flow.backward for node in nodes):
+        return nodes
+    graph = ValueGraph(nodes)
     works: dict[Spot, list[Work]] = defaultdict(list)
     for kernel in KernelMaker(graph).make():
         last = kernel.last
         works[last.node, last.is_backward, last.place].append(_work(kernel, graph.values))
-    nodes = [_node(number, node, works) for number, node in enumerate(program.nodes)]
-    return replace(program, nodes=tuple(nodes))
+    return tuple(_node(number, node, works) for number, node in enumerate(nodes))
 
 
 def _node(number: int, node: NodeProgram, works: Mapping[Spot, list[Work]]) -> NodeProgram:

@@ -29,6 +29,7 @@ class KeptValues:
     def __init__(self, graph: ValueGraph) -> None:
         self._graph = graph
         self._written: dict[int, bool] = {}
+        self._reads: dict[int, Reads] = {}
 
     def is_written(self, number: int) -> bool:
         """Whether a value is in memory after it was computed; inputs and weights are."""
@@ -55,6 +56,11 @@ class KeptValues:
 
     def reads_of(self, op: Op) -> Reads:
         """What a kernel reads from memory to compute an operator; the signs of relus under negative numbers."""
+        if op.number not in self._reads:
+            self._reads[op.number] = self._read_by(op)
+        return self._reads[op.number]
+
+    def _read_by(self, op: Op) -> Reads:
         found: Reads = {}
         for number, shape in zip(op.reads, op.work.inputs, strict=False):
             value = self._graph.values[number]

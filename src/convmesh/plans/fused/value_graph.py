@@ -71,7 +71,7 @@ class ValueGraph:
     def __init__(self, nodes: Sequence[NodeProgram]) -> None:
         self.ops: list[Op] = []
         self.values: list[Value] = []
-        self._nodes = nodes
+        self._counts = {node.node: len(node.flow.outputs) or len(node.outputs) for node in nodes}
         self._run = 0
         self._made: dict[Place, int] = {}
         self._arrived: dict[Place, int] = {}
@@ -120,8 +120,8 @@ class ValueGraph:
 
     def _places(self, node: NodeProgram) -> list[Place]:
         """Whose outputs a node's inputs are; nobody's, where that cannot be told."""
-        counts = {other.node: len(other.flow.outputs) or len(other.outputs) for other in self._nodes}
-        places = [(name, place) for name in node.sources for place in range(counts[name])]
+        counts = self._counts
+        places = [(name, place) for name in node.sources for place in range(counts.get(name, 1))]
         count = len(node.flow.inputs)
         return places if len(places) == count else [(f"{node.node} from elsewhere", place) for place in range(count)]
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
-from convmesh.plans.fused.flow import NO_FLOW, Flow
+from convmesh.plans.fused.flow import NO_FLOW, Flow, LiveMoment
 from convmesh.plans.program_table import render
 from convmesh.plans.steps import NOTHING_HELD, Held, Saved, Shape, Step, Steps, Transfer, Wait, Work, bytes_of
 
@@ -151,6 +151,8 @@ class Program:
     """Autocast, as plans name it; empty: layers compute in the types of their weights."""
     compile: bool = False
     """Whether a compiler runs its computations: they are elementary, and `fused` makes kernels of them."""
+    live: tuple[LiveMoment, ...] = field(default=(), repr=False)
+    """What its kernels hold, one after another; empty where a compiler has not fused it."""
     bytes_targets: int = 0
     """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Role = Literal["pointwise", "reduction", "extern"]
 """What a compiler can do with an operator: compute it element by element inside of others, end a kernel with its sums,
@@ -58,3 +58,13 @@ class Flow:
 
 
 NO_FLOW = Flow()
+
+
+class LiveMoment(NamedTuple):
+    """The bytes that are held while a kernel runs."""
+
+    is_backward: bool
+    node: int
+    bytes_held: int
+    bytes_gradients: int
+    """Of them, those that stay until the end: gradients of weights."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from convmesh.plans.fused.flow import NO_FLOW
 from convmesh.plans.fused.kernels import Kernel, KernelMaker
+from convmesh.plans.fused.live_values import moments_of
 from convmesh.plans.fused.value_graph import Value, ValueGraph
 from convmesh.plans.steps import Shape, Step, Work
 
@@ -29,20 +30,26 @@ def fused(program: Program) -> Program:
     """
     if not program.compile or any(node.weight_steps for node in program.nodes):
         return program
-    return replace(program, nodes=_fused(program.nodes))
+    graph = ValueGraph(program.nodes)
+    if not graph.ops:
+        return program
+    kernels = KernelMaker(graph).make()
+    return replace(program, nodes=_with_kernels(program.nodes, kernels, graph), live=moments_of(kernels))
 
 
 def fused_alone(node: NodeProgram) -> NodeProgram:
     """A node, with kernels for its own computations alone."""
-    return _fused((node,))[0] if node.flow.forward and not node.weight_steps else node
+    if not node.flow.forward or node.weight_steps:
+        return node
+    graph = ValueGraph((node,))
+    return _with_kernels((node,), KernelMaker(graph).make(), graph)[0]
 
 
-def _fused(nodes: tuple[NodeProgram, ...]) -> tuple[NodeProgram, ...]:
-    if not any(node.flow.forward or node.flow.backward for node in nodes):
-        return nodes
-    graph = ValueGraph(nodes)
+def _with_kernels(
+    nodes: Sequence[NodeProgram], kernels: Sequence[Kernel], graph: ValueGraph
+) -> tuple[NodeProgram, ...]:
     works: dict[Spot, list[Work]] = defaultdict(list)
-    for kernel in KernelMaker(graph).make():
+    for kernel in kernels:
         last = kernel.last
         works[last.node, last.is_backward, last.place].append(_work(kernel, graph.values))
     return tuple(_node(number, node, works) for number, node in enumerate(nodes))

@@ -67,7 +67,17 @@ class KernelMaker:
                 self._extern(op)
             elif op.role == "reduction" or any(map(self._kept.is_written, op.writes)):
                 self._root(op)
+        self._leave_out_passed_on()
         return self.kernels
+
+    def _leave_out_passed_on(self) -> None:
+        """Values that nothing but the kernel which computes them reads are not written."""
+        read = {number for kernel in self.kernels for number in kernel.reads}
+        for kernel in self.kernels:
+            kernel.writes = {n: size for n, size in kernel.writes.items() if n in read or self._is_result(n)}
+
+    def _is_result(self, number: int) -> bool:
+        return number >= 0 and not self._graph.values[number].readers
 
     def _extern(self, op: Op) -> None:
         kernel = Kernel([op], op.elements, is_extern=True)

@@ -123,7 +123,8 @@ class ValueGraph:
         counts = self._counts
         places = [(name, place) for name in node.sources for place in range(counts.get(name, 1))]
         count = len(node.flow.inputs)
-        return places if len(places) == count else [(f"{node.node} from elsewhere", place) for place in range(count)]
+        known = places if len(places) <= count else []
+        return [*known, *((f"{node.node} from elsewhere", place) for place in range(len(known), count))]
 
     def _add(
         self,

@@ -1,4 +1,4 @@
-"""A program as a compiler runs it: its computations replaced by kernels, each in the place of its last computation."""
+"""A program as a compiler runs it: its computations replaced by kernels, each as early as what it reads is there."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _with_kernels(
 ) -> tuple[NodeProgram, ...]:
     works: dict[Spot, list[Work]] = defaultdict(list)
     for kernel in kernels:
-        last = kernel.last
-        works[last.node, last.is_backward, last.place].append(_work(kernel, graph.values))
+        op = graph.ops[kernel.at]
+        works[op.node, op.is_backward, op.place].append(_work(kernel, graph.values))
     return tuple(_node(number, node, works) for number, node in enumerate(nodes))
 
 
@@ -72,7 +72,7 @@ def _steps(steps: Sequence[Step], works_at: object) -> Iterable[Step]:
 
 
 def _work(kernel: Kernel, values: Sequence[Value]) -> Work:
-    return _in_order(kernel.last.work) if kernel.is_extern else _fused_work(kernel, values)
+    return _in_order(kernel.members[0].work) if kernel.is_extern else _fused_work(kernel, values)
 
 
 def _in_order(work: Work) -> Work:

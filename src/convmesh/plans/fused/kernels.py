@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from convmesh.plans.fused.kept_values import KeptValues, Reads
 from convmesh.plans.fused.value_graph import Op, ValueGraph
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Kernel:
     """Computations that run as one."""
 
@@ -28,14 +29,17 @@ class Kernel:
     writes: Reads = field(default_factory=dict)
     sums: set[int] = field(default_factory=set)
     """Values that are complete only at its end."""
+    makers: dict[int, Kernel] = field(default_factory=dict)
+    """Kernels that write what it reads, by identity."""
     waits_for: set[int] = field(default_factory=set)
-    """Kernels before it, by identity."""
+    """All kernels before it, by identity."""
     is_extern: bool = False
     is_cast: bool = False
 
-    @property
-    def last(self) -> Op:
-        return max(self.members, key=lambda op: op.number)
+    @cached_property
+    def at(self) -> int:
+        """The number of the computation in whose place it runs: its first, or where the last that it waits for runs."""
+        return max((self.members[0].number, *(maker.at for maker in self.makers.values())))
 
     @property
     def form(self) -> str:
@@ -68,7 +72,7 @@ class KernelMaker:
             elif op.role == "reduction" or any(map(self._kept.is_written, op.writes)):
                 self._root(op)
         self._leave_out_passed_on()
-        return self.kernels
+        return sorted(self.kernels, key=lambda kernel: kernel.at)
 
     def _leave_out_passed_on(self) -> None:
         """Values that nothing but the kernel which computes them reads are not written."""
@@ -101,6 +105,7 @@ class KernelMaker:
                 continue
             kernel.reads[number] = max(kernel.reads.get(number, 0), size)
             if maker is not None:
+                kernel.makers[id(maker)] = maker
                 kernel.waits_for |= {id(maker), *maker.waits_for}
         for number in op.writes:
             value = self._graph.values[number]

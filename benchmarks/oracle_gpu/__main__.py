@@ -51,7 +51,7 @@ def _measure(options: argparse.Namespace) -> None:
     begin = time.monotonic()
     end = begin + options.seconds
     chosen = [name for name in CASES if not options.cases or name.startswith(tuple(options.cases))]
-    words = [["case", name] for name in chosen] + [["graphs"], ["host"], *(["fused", f"{n}/3"] for n in range(3))]
+    words = [["graphs"], ["host"], *(["fused", f"{n}/3"] for n in range(3)), *(["case", name] for name in chosen)]
     logs = options.out / "logs"
     logs.mkdir(exist_ok=True)
     workers = {
@@ -82,7 +82,7 @@ class _Run:
             print(name, self.waiting.pop(name).receive("prepare", 1), flush=True)
         for worker in self.waiting.values():
             worker.pause()
-        for name in ready:  # cases first: they matter most
+        for name in ready:
             self._measure(name, end)
             self._workers[name].end()
         for worker in self.waiting.values():

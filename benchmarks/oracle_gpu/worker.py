@@ -111,14 +111,13 @@ class CaseWorker:
     def measure(self) -> dict[str, Any]:
         begin = time.perf_counter()
         _in_measured_setting(True)
-        reply = {name: _measured(training) for name, training in self.trainings.items()}
+        counts = {name: _steps_in_block(training) for name, training in self.trainings.items()}
         blocks: dict[str, list[float]] = {name: [] for name in self.trainings}
         for _ in range(BLOCKS):
             for name, training in self.trainings.items():
-                blocks[name].append(training.run(reply[name]["count"]))
-        for name, seconds in blocks.items():
-            reply[name] |= {"seconds": statistics.median(seconds), "blocks": seconds}
-        return {**reply, "seconds_measure": time.perf_counter() - begin}
+                blocks[name].append(training.run(counts[name]))
+        found = {name: {"seconds": statistics.median(each), "blocks": each} for name, each in blocks.items()}
+        return {**found, "seconds_measure": time.perf_counter() - begin}
 
     def profile(self) -> dict[str, Any]:
         if DEVICE != "cuda":
@@ -126,7 +125,9 @@ class CaseWorker:
         return {f"kernels {name}": kernels_of(training.step) for name, training in self.trainings.items()}
 
     def operators(self) -> dict[str, Any]:
-        until, rows, failed = time.perf_counter() + SECONDS_OPERATORS, [], []
+        until = time.perf_counter() + SECONDS_OPERATORS
+        rows: list[Any] = []
+        failed: list[str] = []
         for number, work in enumerate(self.works):
             if time.perf_counter() > until and not work.flops:
                 return {"timings": rows, "untimed": len(self.works) - number, "not alone": failed}
@@ -142,14 +143,10 @@ def _costliest_first(works: list[Work]) -> list[Work]:
     return [w for w in works if w.flops] + sorted(large, key=lambda work: -work.bytes_moved)
 
 
-def _measured(training: _Training) -> dict[str, Any]:
-    """Runs a network until it is as it stays: kernels chosen, steps captured. Peak memory, and steps in a block."""
-    training.run(4)
-    if DEVICE == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    once = training.run(2)
-    peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
-    return {"count": max(2, min(40, int(SECONDS_BLOCK / once))), "bytes_peak": peak}
+def _steps_in_block(training: _Training) -> int:
+    """Runs a network until it is as it stays: kernels chosen, steps captured."""
+    training.run(5)
+    return max(2, min(40, int(SECONDS_BLOCK / training.run(2))))
 
 
 class FusedWorker:

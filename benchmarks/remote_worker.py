@@ -59,6 +59,7 @@ class RemoteWorker:
 
     def has_replied(self, seconds: float) -> bool:
         """Whether there is a reply to read, or will be within `seconds`."""
+        assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, seconds))
         return bool(readable)
 

@@ -78,10 +78,15 @@ def table_of(measured: dict[str, Any]) -> OperatorTable:
     """The timings of a run."""
     found = measured["found"]
     rows = [row for name, one in found.items() for row in one.get("timings", ())]
-    timings = [Timing(*row[:2], tuple(map(tuple, row[2])), *row[3:]) for row in rows]
+    timings = [_timing(*row) for row in rows]
     host, about = found.get("host", {}), measured["about"]
     updates = {key: UpdateTiming(*values) for key, values in host.get("updates", {}).items()}
     return OperatorTable(about["device"], tuple(timings), updates, _overheads(found), about)
+
+
+def _timing(call: str, dtype: str, inputs: list[list[int]], *numbers: Any) -> Timing:
+    flops, moved, seconds, spread, host, active = numbers
+    return Timing(call, dtype, tuple(map(tuple, inputs)), flops, moved, seconds, spread, host, active)
 
 
 def _overheads(found: dict[str, Any]) -> Overheads:

@@ -32,7 +32,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.last(self.second(torch.relu(self.norm(self.first(x)))))
-        return self.head(torch.relu(y + x))
+        result: torch.Tensor = self.head(torch.relu(y + x))
+        return result
 
 
 def program_of(model: nn.Module, mesh: Mesh | None = None, strategy: str = "data") -> Program:
@@ -102,7 +103,8 @@ def test_of_a_relu_that_only_asks_for_signs_a_byte_is_kept() -> None:
             self.end = nn.Conv2d(8, 8, 1, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.end(nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2))
+            result: torch.Tensor = self.end(nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2))
+            return result
 
     program = program_of(Pooled())
     applied = works(program, "relu", "forward")

@@ -211,7 +211,8 @@ def _run(
     originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldMoments("meta")
     before = storages.start((*originals, *weights))
     notes = FlowNotes(originals) if mesh.settings.compile else None
-    with recorded(mesh, storages, notes and notes.forward) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
+    flows = (None, None) if notes is None else (notes.forward, notes.backward)
+    with recorded(mesh, storages, flows[0]) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
         value = call(*args, **kwargs)
     outputs = [x.local for x in tree_leaves(value) if isinstance(x, Sharded)]
     shards = _unlisted(other_leaves(outputs, sources), weights)
@@ -221,9 +222,7 @@ def _run(
     ends = _arriving(outputs, arriving)
     if notes is not None:
         notes.turn(outputs, ends)
-    back = run_backward(
-        mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward, notes and notes.backward
-    )
+    back = run_backward(mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward, flows[1])
     held = Held(
         bytes_forward,
         back.bytes_peak,

@@ -39,7 +39,7 @@ def with_loss(
 def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeProgram:
     local = output.on(mesh).local
     notes = FlowNotes([local]) if mesh.settings.compile else None
-    with torch.no_grad(), recorded(mesh, flow=notes and notes.forward) as looks:
+    with torch.no_grad(), recorded(mesh, flow=None if notes is None else notes.forward) as looks:
         all_finite(local)
     value: Dry = result.value
     return NodeProgram(

@@ -66,7 +66,9 @@ class ValueFlow:
         dtypes = tuple([str(tensor.dtype).removeprefix("torch.") for tensor in (*given, *made)])
         role = role_of(func)
         in_rows = role == "reduction" and bool(given) and _is_in_rows(func.overloadpacket.__name__, args, given[0])
-        self.touches[place] = Touch(role, reads, writes, dtypes, in_rows)
+        moves = func.overloadpacket.__name__ in MOVES
+        views = tuple([-1 if moves else int(tensor.storage_offset()) for tensor in given])
+        self.touches[place] = Touch(role, reads, writes, dtypes, views, in_rows)
 
 
 def _is_in_rows(name: str, args: Any, given: torch.Tensor) -> bool:

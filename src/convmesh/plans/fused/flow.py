@@ -20,6 +20,8 @@ class Touch:
     writes: tuple[int, ...]
     dtypes: tuple[str, ...]
     """Of what it reads, and then of what it makes."""
+    views: tuple[int, ...] = ()
+    """Where in memory the values that it reads begin; -1 if an element is made of others than its own."""
     in_rows: bool = False
     """Whether a reduction runs over short rows that lie in one piece, so that its kernel has them whole."""
 

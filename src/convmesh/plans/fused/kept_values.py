@@ -16,11 +16,13 @@ from convmesh.plans.steps import bytes_each, bytes_of
 MOST_OPERATORS, MOST_READ, SMALL = 16, 2, 16
 """As in `runtime/compiled/recomputed_values.py`."""
 
-MOST_READS = 4
-"""Values from which one that several read is computed more than once; Inductor's default."""
+MOST_LOADS_SHARED, MOST_LOADS = 4, 8
+"""Loads from which a value is computed where it is read: by several readers, and by one; Inductor's defaults."""
 
 Reads = dict[int, int]
 """Bytes that are read, by value."""
+Loads = dict[tuple[int, int], int]
+"""The same by value and view of it."""
 
 
 class KeptValues:
@@ -29,7 +31,7 @@ class KeptValues:
     def __init__(self, graph: ValueGraph) -> None:
         self._graph = graph
         self._written: dict[int, bool] = {}
-        self._reads: dict[int, Reads] = {}
+        self._loads: dict[int, Loads] = {}
 
     def is_written(self, number: int) -> bool:
         """Whether a value is in memory after it was computed; inputs and weights are."""
@@ -47,32 +49,36 @@ class KeptValues:
             return True
         if not producer.is_backward and value.late and number not in self.computed_again:
             return True
-        return len(here) > 1 and self._is_costly(value)
-
-    def _is_costly(self, value: Value) -> bool:
-        assert value.producer is not None
-        reads = self.reads_of(value.producer)
-        return len(reads) > MOST_READS
+        return len(self.loads_of(producer)) > (MOST_LOADS_SHARED if len(here) > 1 else MOST_LOADS)
 
     def reads_of(self, op: Op) -> Reads:
         """What a kernel reads from memory to compute an operator; the signs of relus under negative numbers."""
-        if op.number not in self._reads:
-            self._reads[op.number] = self._read_by(op)
-        return self._reads[op.number]
-
-    def _read_by(self, op: Op) -> Reads:
         found: Reads = {}
-        for number, shape in zip(op.reads, op.work.inputs, strict=False):
+        for (number, _), size in self.loads_of(op).items():
+            found[number] = found.get(number, 0) + size
+        return {number: min(size, self._bytes_held(number)) for number, size in found.items()}
+
+    def _bytes_held(self, number: int) -> int:
+        return self._graph.values[number].bytes_held if number >= 0 else self._graph.values[~number].elements
+
+    def loads_of(self, op: Op) -> Loads:
+        """The same, each view of a value apart."""
+        if op.number not in self._loads:
+            self._loads[op.number] = self._loaded_by(op)
+        return self._loads[op.number]
+
+    def _loaded_by(self, op: Op) -> Loads:
+        found: Loads = {}
+        for number, shape, view in zip(op.reads, op.work.inputs, op.views, strict=False):
             value = self._graph.values[number]
             if op.is_backward and number in self.signs:
-                found[~number] = value.elements
+                found[~number, 0] = value.elements
             elif self._is_read(op, number):
                 size = min(value.bytes_held, bytes_of(shape, value.dtype))
-                found[number] = max(found.get(number, 0), size)
+                found[number, view] = max(found.get((number, view), 0), size)
             else:
                 assert value.producer is not None
-                for inner, size in self.reads_of(value.producer).items():
-                    found[inner] = max(found.get(inner, 0), size)
+                found |= self.loads_of(value.producer)
         return found
 
     def _is_read(self, op: Op, number: int) -> bool:

@@ -33,6 +33,7 @@ class Op:
     """Among the steps of its node."""
     run: int
     """Transfers and waits before it: a compiler sees what lies between two of them."""
+    views: tuple[int, ...] = ()
     in_rows: bool = False
 
     @property
@@ -87,9 +88,9 @@ class ValueGraph:
             if number is not None and place in self._made:
                 known[number] = self._made[place]
         self._add(index, node.forward, node.flow.forward, known, is_backward=False)
-        for place, number in enumerate(node.flow.outputs):
-            if number in known:
-                self._made[node.node, place] = known[number]
+        for at, number in enumerate(node.flow.outputs):
+            if number is not None and number in known:
+                self._made[node.node, at] = known[number]
 
     def _backward(self, index: int, node: NodeProgram, known: dict[int, int]) -> None:
         for place, number in enumerate(node.flow.arriving):
@@ -156,7 +157,7 @@ class ValueGraph:
         writes = tuple([known[number] for number in touch.writes])
         called = without_bias(work)
         if called is work:
-            self._note(work, touch.role, reads, writes, is_backward, index, place, touch.in_rows)
+            self._note(work, touch.role, reads, writes, is_backward, index, place, touch.views, touch.in_rows)
             return
         raw = self._value(work.outputs[0], made[0])
         self._note(called, "extern", reads[:2], (raw,), is_backward, index, place)
@@ -176,9 +177,12 @@ class ValueGraph:
         is_backward: bool,
         node: int,
         place: int,
+        views: tuple[int, ...] = (),
         in_rows: bool = False,
     ) -> None:
-        op = Op(len(self.ops), work, role, reads, writes, is_backward, node, place, self._run, in_rows)
+        at = len(self.ops)
+        seen = tuple([-1 - at if view < 0 else view for view in views]) or (0,) * len(reads)
+        op = Op(at, work, role, reads, writes, is_backward, node, place, self._run, seen, in_rows)
         self.ops.append(op)
         for number in dict.fromkeys(reads):
             self.values[number].readers.append(op)

@@ -76,8 +76,8 @@ class Script:
         """With no overlap."""
         return self.compute.value + self.transfers.value
 
-    def replayed(self) -> Script:
-        """Launched by a graph: the host takes no time for single operators."""
+    def launched(self) -> Script:
+        """With all launches made: the host takes no time for single operators."""
         pieces = (p if not isinstance(p, Busy) else Busy(p.seconds, 0.0, p.seconds) for p in self.pieces)
         return Script(tuple(pieces), self.compute, self.transfers)
 

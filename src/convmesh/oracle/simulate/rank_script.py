@@ -97,21 +97,27 @@ class RankLines:
 
     def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[ScriptPart]:
         """A node's steps, and the runtime's Python overhead: compute time where the host itself computes."""
-        takes = self._overheads.forward if phase == "forward" else self._overheads.backward
-        seconds = takes(node.kind, cut_of(steps)) if self._takes_time and not self._replays else 0.0
-        script = self._pricing.script(steps, self.program.rank)
-        script = script.replayed() if self._replays else script
-        if not self._replays and self._beside_host and cut_of(steps) is None:
-            count = sum(isinstance(step, Work) for step in steps)
-            precision, late = self.program.precision, int(phase != "forward")
-            whole = self._overheads.among_others(node.kind, count, precision, late)
-            seconds, script = (seconds, script) if whole is None else (whole, script.replayed())
+        seconds, script = self._with_host(phase, node, steps)
         if self._beside_host:
             yield ScriptPart(key, node.layer, phase, script, seconds)
             return
         if seconds and steps:
             yield replace(self._overhead(("runtime", *key), seconds), layer=node.layer, phase=phase)
         yield ScriptPart(key, node.layer, phase, script)
+
+    def _with_host(self, phase: str, node: NodeProgram, steps: Steps) -> tuple[float, Script]:
+        """The host's seconds for a node besides launches, and its script with those; graphs launch by themselves."""
+        script, cut = self._pricing.script(steps, self.program.rank), cut_of(steps)
+        if self._replays:
+            return 0.0, script.launched()
+        known = self._overheads
+        if self._beside_host and cut is None:
+            count, late = sum(isinstance(step, Work) for step in steps), int(phase != "forward")
+            whole = known.among_others(node.kind, count, self.program.precision, late)
+            if whole is not None:
+                return whole, script.launched()
+        takes = known.forward if phase == "forward" else known.backward
+        return takes(node.kind, cut) if self._takes_time else 0.0, script
 
     def _overhead(self, key: Hashable, seconds: float) -> ScriptPart:
         if self._beside_host or not seconds:

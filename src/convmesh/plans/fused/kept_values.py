@@ -8,6 +8,7 @@ and that can be had from what is kept anyway, and the sign of a relu, for which 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 from convmesh.plans.fused.value_graph import Op, Value, ValueGraph
@@ -80,6 +81,18 @@ class KeptValues:
                 assert value.producer is not None
                 found |= self.loads_of(value.producer)
         return found
+
+    def computed_for(self, op: Op) -> Iterator[Op]:
+        """An operator, and those that are computed with it."""
+        waiting, seen = [op], {op.number}
+        while waiting:
+            one = waiting.pop()
+            yield one
+            for number in one.reads:
+                producer = self._graph.values[number].producer
+                if producer is not None and producer.number not in seen and not self._is_read(one, number):
+                    seen.add(producer.number)
+                    waiting.append(producer)
 
     def _is_read(self, op: Op, number: int) -> bool:
         producer = self._graph.values[number].producer

@@ -33,6 +33,8 @@ class Kernel:
     """Kernels that write what it reads, by identity."""
     waits_for: set[int] = field(default_factory=set)
     """All kernels before it, by identity."""
+    computed: dict[int, Op] = field(default_factory=dict)
+    """All computations inside, by number."""
     is_extern: bool = False
     is_cast: bool = False
 
@@ -99,6 +101,8 @@ class KernelMaker:
         self._take(kernel, op, reads)
 
     def _take(self, kernel: Kernel, op: Op, reads: Reads) -> None:
+        if not kernel.is_extern:
+            kernel.computed |= {inner.number: inner for inner in self._kept.computed_for(op)}
         for number, size in reads.items():
             maker = self._maker.get(number)
             if maker is kernel:

@@ -14,6 +14,9 @@ from convmesh.plans.steps import Shape, Step, Work, bytes_of
 if TYPE_CHECKING:
     from convmesh.plans.program import NodeProgram
 
+TWICE = frozenset({"native_layer_norm_backward", "native_group_norm_backward"})
+"""Operators that go through what they read once for its gradient, and in another order for those of weights."""
+
 Place = tuple[str, int]
 """A node, and which of its outputs."""
 
@@ -155,6 +158,10 @@ class ValueGraph:
         for number, shape, dtype in zip(touch.writes, work.outputs, made, strict=True):
             known[number] = self._value(shape, dtype)
         writes = tuple([known[number] for number in touch.writes])
+        if work.op in TWICE and len(writes) == 3:  # sums for each row, and for each channel
+            self._note(work, "reduction", reads, writes[:1], is_backward, index, place, touch.views, touch.in_rows)
+            self._note(work, "reduction", reads, writes[1:], is_backward, index, place, touch.views)
+            return
         called = without_bias(work)
         if called is work:
             self._note(work, touch.role, reads, writes, is_backward, index, place, touch.views, touch.in_rows)

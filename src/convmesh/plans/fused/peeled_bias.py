@@ -14,5 +14,7 @@ _WITH_BIAS = re.compile(
 
 def without_bias(work: Work) -> Work:
     """The same convolution without a bias; other work as it is."""
+    if work.op != "convolution":
+        return work
     call, found = _WITH_BIAS.subn(r"\1None", work.call)
     return replace(work, inputs=work.inputs[:2], call=call) if found else work

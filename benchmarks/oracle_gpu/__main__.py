@@ -51,7 +51,7 @@ def _measure(options: argparse.Namespace) -> None:
     begin = time.monotonic()
     end = begin + options.seconds
     chosen = [name for name in CASES if not options.cases or name.startswith(tuple(options.cases))]
-    words = [["graphs"], ["host"], *(["fused", f"{n}/3"] for n in range(3)), *(["case", name] for name in chosen)]
+    words = [["graphs"], ["host"], *(["fused", f"{n}/4"] for n in range(4)), *(["case", name] for name in chosen)]
     logs = options.out / "logs"
     logs.mkdir(exist_ok=True)
     workers = {
@@ -77,7 +77,9 @@ class _Run:
 
     def measure_prepared(self, until: float, end: float) -> None:
         """Wait for workers, at most until a time, and measure those that are ready."""
-        ready = [name for name, worker in self.waiting.items() if worker.has_replied(until - time.monotonic())]
+        for worker in self.waiting.values():
+            worker.has_replied(until - time.monotonic())
+        ready = [name for name, worker in self.waiting.items() if worker.has_replied(0)]
         for name in ready:
             print(name, self.waiting.pop(name).receive("prepare", 1), flush=True)
         for worker in self.waiting.values():

@@ -23,6 +23,7 @@ def fused_samples() -> list[Work]:
     """The largest first."""
     works = [*map(_normalising, (*IMAGES, *VOLUMES)), *map(_adding, IMAGES), *map(_activating_backward, IMAGES[::2])]
     works += [*map(_moments, (*IMAGES, *VOLUMES)), *map(_sums, (*IMAGES, *VOLUMES)), *map(_rows, ROWS)]
+    works += map(_bias, (*IMAGES, *VOLUMES))
     return sorted(works, key=lambda work: -work.bytes_moved)
 
 
@@ -47,8 +48,14 @@ def _moments(shape: Shape) -> Work:
 
 
 def _sums(shape: Shape) -> Work:
-    reads = [_bf16(shape), _bf16(shape), ("bool", shape), *[_each_channel(shape)] * 2]
+    """Of a norm's backward: gradient, activation and input."""
+    reads = [_bf16(shape), _bf16(shape), _bf16(shape), *[_each_channel(shape)] * 2]
     return fused("sums", reads, [_each_channel(shape)] * 2)
+
+
+def _bias(shape: Shape) -> Work:
+    """Of a gradient alone."""
+    return fused("sums", [_bf16(shape)], [_each_channel(shape)])
 
 
 def _rows(shape: Shape) -> Work:

@@ -209,14 +209,18 @@ def _small_step(depth: int) -> Callable[[], None]:
     shape = (2, 8, 8, 8)
     chosen = cm.plan(model, shape, cm.Mesh(data=1), "data")
     net = cm.parallelize(model, chosen, loss=nn.functional.mse_loss, compile=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
     x, target = (
         net.shard_input(torch.randn(shape, device=device)),
         net.shard_target(torch.randn(shape, device=device)),
     )
 
     def step() -> None:
-        net.zero_grad()
-        net(x, target).backward()
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = net(x, target)
+        loss.backward()
+        optimizer.step()
 
     return step
 

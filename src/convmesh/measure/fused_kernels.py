@@ -37,11 +37,15 @@ def _moments(reads: Tensors, writes: Tensors) -> list[torch.Tensor]:
 
 
 def _sums(reads: Tensors, writes: Tensors) -> list[torch.Tensor]:
-    """Sums of different values over these dims."""
-    value = _joined(reads)
+    """Sums over these dims: of the first two values, and of their product with the others, as a norm's backward has it.
+
+    What both sums share is of few loads: else a compiler would write it to memory first.
+    """
+    first = _joined(reads[:2])
+    product = first * _joined(reads[2:]) if len(reads) > 2 else first
     dims = [dim for dim, extent in enumerate(writes[0].shape) if extent == 1]
-    powers = [value, value * value, value.abs(), value.relu()]
-    return [power.sum(dims, keepdim=True).to(like.dtype) for power, like in zip(powers, writes, strict=False)]
+    values = [first, product, product.abs(), product.relu()]
+    return [value.sum(dims, keepdim=True).to(like.dtype) for value, like in zip(values, writes, strict=False)]
 
 
 def _rows(reads: Tensors, writes: Tensors) -> list[torch.Tensor]:

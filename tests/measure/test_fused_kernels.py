@@ -2,13 +2,14 @@
 
 import ast
 
+import numpy as np
 import pytest
 import torch
 
 import convmesh as cm
 from convmesh.lowering.lower import lower_plan
 from convmesh.measure.fused_kernels import FORMS
-from convmesh.measure.mixed_networks import MixedNetworks
+from convmesh.measure.mixed_networks import MixedNetworks, not_negative
 from convmesh.measure.operator_times import Repeats, time_works
 from convmesh.measure.overheads import KINDS
 from convmesh.measure.replay import Replay
@@ -62,6 +63,14 @@ def test_a_convolution_among_others_takes_longer_than_nothing(pools: Pools) -> N
     ((kinds, conv, nothing),) = pools[1].run(seconds_among_others)
     assert kinds == list(KINDS)
     assert conv > nothing
+
+
+def test_what_nodes_take_follows_from_networks_and_is_not_negative() -> None:
+    counts = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 3.0], [1.0, 4.0, 2.0], [1.0, 3.0, 3.0]])
+    assert not_negative(counts, counts @ [3.0, 2.0, 0.5]) == pytest.approx([3.0, 2.0, 0.5])
+    found = not_negative(counts, counts @ [3.0, 2.0, -0.5])
+    assert found[2] == 0.0
+    assert min(found) >= 0
 
 
 def test_kinds_that_were_not_timed_take_what_relu_takes_for_each_operator() -> None:

@@ -35,6 +35,7 @@ STEPS = 12
 ROUNDS = 3
 
 Pair = tuple[float, float]
+Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class _Mixed(nn.Module):
@@ -88,9 +89,20 @@ class MixedNetworks:
         gc.unfreeze()
         spent = np.array([step.take() for step in self._steps])
         counts = np.array([[1.0, *(count[kind] for kind in KINDS)] for count in self._counts])
-        found, *_ = np.linalg.lstsq(counts, spent, rcond=None)
-        nodes = {kind: (float(f), float(b)) for kind, (f, b, _) in zip(KINDS, found[1:], strict=True)}
-        return nodes, float(found[0].sum())
+        forward, backward, clearing = (not_negative(counts, column) for column in spent.T)
+        nodes = {kind: (forward[at], backward[at]) for at, kind in enumerate(KINDS, 1)}
+        return nodes, forward[0] + backward[0] + clearing[0]
+
+
+def not_negative(counts: Matrix, spent: Matrix) -> list[float]:
+    """What each column takes, by least squares; those that would take less than nothing take nothing."""
+    taking = list(range(counts.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(counts[:, taking], spent, rcond=None)
+        if min(found) >= 0:
+            break
+        del taking[int(np.argmin(found))]
+    return [float(found[taking.index(at)]) if at in taking else 0.0 for at in range(counts.shape[1])]
 
 
 class _MixedStep:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from convmesh.plans.fused.flow import Flow, Role, Touch
+from convmesh.plans.fused.flow import NodeFlow, Role, Touch
 from convmesh.private_torch.tensor_internals import storage_key
 from convmesh.private_torch.tracing import is_cast
 
@@ -123,8 +123,8 @@ class FlowNotes:
         """Where forward ends, and backward begins."""
         self._outputs, self._arriving = self._of(outputs), self._of(ends)
 
-    def flow(self, gradients: Sequence[torch.Tensor | None]) -> Flow:
-        return Flow(
+    def flow(self, gradients: Sequence[torch.Tensor | None]) -> NodeFlow:
+        return NodeFlow(
             self.forward.touches,
             self.backward.touches,
             self._inputs,

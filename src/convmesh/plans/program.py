@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
-from convmesh.plans.fused.flow import NO_FLOW, Flow, LiveMoment
+from convmesh.plans.fused.flow import NO_FLOW, LiveMoment, NodeFlow
 from convmesh.plans.program_table import render
 from convmesh.plans.steps import NOTHING_HELD, Held, Saved, Shape, Step, Steps, Transfer, Wait, Work, bytes_of
 
@@ -47,7 +47,7 @@ class NodeProgram:
     """The operator, without its number of dims: `conv`, `relu`, `cat`."""
     weight_steps: int = 0
     """Steps at the end of `backward` that compute weight gradients, where a schedule runs them apart."""
-    flow: Flow = field(default=NO_FLOW, repr=False, compare=False)
+    flow: NodeFlow = field(default=NO_FLOW, repr=False, compare=False)
     """Which values its computations read and make, in a program for a compiler."""
 
     @property

@@ -27,7 +27,7 @@ class Touch:
 
 
 @dataclass(frozen=True)
-class Flow:
+class NodeFlow:
     """The computations of a node's forward and backward, by their places in both lists of steps."""
 
     forward: Mapping[int, Touch] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Flow:
     sums: int = 0
     """Steps of backward, behind those for its inputs, that add these to gradients from other readers."""
 
-    def then(self, place: int, other: Flow) -> Flow:
+    def then(self, place: int, other: NodeFlow) -> NodeFlow:
         """With another flow from the same inputs behind forward, whose steps begin at a place."""
         far = 1 + max(
             (n for touch in (*self.forward.values(), *self.backward.values()) for n in touch.writes), default=0
@@ -59,7 +59,7 @@ class Flow:
         return replace(self, forward={**self.forward, **added})
 
 
-NO_FLOW = Flow()
+NO_FLOW = NodeFlow()
 
 
 class LiveMoment(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from convmesh.plans.fused.flow import NO_FLOW
 from convmesh.plans.fused.kernels import Kernel, KernelMaker
 from convmesh.plans.fused.live_values import moments_of
-from convmesh.plans.fused.value_graph import Value, ValueGraph
+from convmesh.plans.fused.value_graph import StepValue, ValueGraph
 from convmesh.plans.steps import Shape, Step, Work
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _steps(steps: Sequence[Step], works_at: object) -> Iterable[Step]:
             yield step
 
 
-def _work(kernel: Kernel, values: Sequence[Value]) -> Work:
+def _work(kernel: Kernel, values: Sequence[StepValue]) -> Work:
     return _in_order(kernel.members[0].work) if kernel.is_extern else _fused_work(kernel, values)
 
 
@@ -90,7 +90,7 @@ def _in_order(work: Work) -> Work:
     return replace(work, call=_STRIDED.sub(order, work.call))
 
 
-def _fused_work(kernel: Kernel, values: Sequence[Value]) -> Work:
+def _fused_work(kernel: Kernel, values: Sequence[StepValue]) -> Work:
     reads, writes = (
         [_tensor(values, number) for number, _ in sorted(sizes.items(), key=lambda pair: -pair[1])]
         for sizes in (kernel.reads, kernel.writes)
@@ -102,7 +102,7 @@ def _fused_work(kernel: Kernel, values: Sequence[Value]) -> Work:
     return replace(fused_work(kernel.form, reads, writes, is_last, moved, parts), flops=flops)
 
 
-def _tensor(values: Sequence[Value], number: int) -> tuple[str, Shape]:
+def _tensor(values: Sequence[StepValue], number: int) -> tuple[str, Shape]:
     """Type and shape; of a sign, which has a negative number, a byte each."""
     value = values[number if number >= 0 else ~number]
     return value.dtype if number >= 0 else "bool", value.shape

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from convmesh.plans.fused.value_graph import Op, Value, ValueGraph
+from convmesh.plans.fused.value_graph import Op, StepValue, ValueGraph
 from convmesh.plans.steps import bytes_each, bytes_of
 
 MOST_OPERATORS, MOST_READ, SMALL = 16, 2, 16
@@ -117,7 +117,7 @@ class KeptValues:
         return asks and self._is_of_forward(value)
 
     @staticmethod
-    def _is_of_forward(value: Value) -> bool:
+    def _is_of_forward(value: StepValue) -> bool:
         return value.producer is not None and value.producer.role == "pointwise" and not value.producer.is_backward
 
     def _is_cheap_cast(self, number: int) -> bool:
@@ -146,7 +146,7 @@ class KeptValues:
         size = sum(self._graph.values[one].bytes_held for one in read)
         return not asked and size <= MOST_READ * value.bytes_held
 
-    def _stays(self, number: int, of: Value) -> bool:
+    def _stays(self, number: int, of: StepValue) -> bool:
         """Whether backward has a value whatever it computes again, or may have it at little cost."""
         value = self._graph.values[number]
         if value.producer is None or value.elements * SMALL <= of.elements:

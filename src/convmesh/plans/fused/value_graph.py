@@ -47,7 +47,7 @@ class Op:
 
 
 @dataclass(slots=True)
-class Value:
+class StepValue:
     """What one computation makes, and others read."""
 
     shape: Shape
@@ -74,7 +74,7 @@ class ValueGraph:
 
     def __init__(self, nodes: Sequence[NodeProgram]) -> None:
         self.ops: list[Op] = []
-        self.values: list[Value] = []
+        self.values: list[StepValue] = []
         self._counts = {node.node: len(node.flow.outputs) or len(node.outputs) for node in nodes}
         self._run = 0
         self._made: dict[Place, int] = {}
@@ -172,7 +172,7 @@ class ValueGraph:
         self._note(added, "pointwise", (raw, reads[2]), writes, is_backward, index, place)
 
     def _value(self, shape: Shape, dtype: str) -> int:
-        self.values.append(Value(shape, dtype))
+        self.values.append(StepValue(shape, dtype))
         return len(self.values) - 1
 
     def _note(

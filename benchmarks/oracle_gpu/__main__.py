@@ -31,12 +31,13 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the registry's small networks")
     parser.add_argument("--seconds", type=float, default=150, help="limit of everything")
     parser.add_argument("--prepare-seconds", type=float, default=80, help="limit of what is compiled at the same time")
-    parser.add_argument("--evaluate", type=Path)
+    parser.add_argument("--evaluate", type=Path, help="folder of results")
+    parser.add_argument("--table", type=Path, help="where to write the shipped table with their timings")
     options = parser.parse_args()
     if options.evaluate is not None:
         from benchmarks.oracle_gpu.evaluation import evaluate
 
-        print(evaluate(options.evaluate))
+        print(evaluate(options.evaluate, options.table))
         return
     os.environ["ORACLE_GPU_DEVICE"] = options.device
     os.environ.update({"ORACLE_GPU_SMALL": "1"} if options.small else {})

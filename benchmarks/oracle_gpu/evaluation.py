@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
 from collections.abc import Iterator
@@ -40,20 +41,41 @@ class Row:
         )
 
 
-def evaluate(folder: Path) -> str:
-    """A table of all steps that were measured, and the mean accuracy."""
-    measured = joined([json.loads(file.read_text()) for file in sorted(folder.rglob("measured.json"))])
+def evaluate(folder: Path, table: Path | None = None) -> str:
+    """A page's table of all steps that were measured, and the mean accuracy."""
+    measured = joined([_read(file) for file in sorted(folder.rglob("measured*.json*"))])
     shipped = System.load("dgx-h200")
     assert shipped.operators is not None
-    table = table_of(measured)
-    table.save(folder / "operators.json.gz")
-    system = replace(shipped, operators=shipped.operators.merged(table))
+    operators = added_to(shipped.operators, table_of(measured))
+    if table is not None:
+        operators.save(table)
+    system = replace(shipped, operators=operators)
     rows = list(_rows(measured["found"], system))
     head = "| network | step | measured ms | quartiles | predicted ms | accuracy |"
     lines = [head, "| --- | --- | --- | --- | --- | --- |", *(row.cells for row in rows)]
     kinds = [(kind, [row.accuracy for row in rows if row.kind == kind]) for kind in ("eager", "compiled")]
     means = [f"Mean accuracy, {kind}: {statistics.mean(found):.1%}." for kind, found in kinds if found]
     return "\n".join([*lines, "", *means])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    read: dict[str, Any] = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
+    return read
+
+
+def added_to(shipped: OperatorTable, table: OperatorTable) -> OperatorTable:
+    """The shipped table with these timings; what it knows of nodes that send stays."""
+    new = table.overheads
+    overheads = replace(
+        shipped.overheads,
+        waits_for_loss=False,  # since then a loss is read during the next step
+        nodes=new.nodes,
+        seconds_step_nodes=new.seconds_step_nodes,
+        seconds_replay=new.seconds_replay,
+        seconds_replay_weight=new.seconds_replay_weight,
+    )
+    return replace(shipped.merged(table), overheads=overheads, about={**shipped.about, **table.about})
 
 
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:

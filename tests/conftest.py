@@ -20,6 +20,8 @@ from tests.draws import examples
 # Where ranks share cores, one that is woken by a message would push the sender off its core while that holds a lock of
 # Gloo's; Gloo's thread then polls. As batch jobs, ranks let each other finish: a third less system time.
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, which torch does late
 os.environ["CONVMESH_SYSTEMS"] = "no-systems-of-the-user-in-tests"
 
 settings.register_profile(

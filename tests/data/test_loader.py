@@ -9,6 +9,7 @@ import torch
 
 import convmesh as cm
 from convmesh.data import Augment, Loader, Order, SampleStore, generator, open_source
+from convmesh.data.converting import convert
 from convmesh.data.making import make
 from convmesh.errors import DataError, DataWarning
 from tests.conftest import Pools
@@ -131,6 +132,8 @@ def test_chunks_that_the_plan_cuts_through_are_warned_of_once_with_the_cost(tmp_
         assert len(first) == 1
         assert "ranks read 2.0 times the bytes they need, 0.0173 instead of 0.00864 MB a sample" in first[0]
         assert f"convmesh data convert {path} NEW.h5" in first[0]
+    convert(Path(path), tmp_path / "new.h5")
+    assert pools[4].run(warned_of, str(tmp_path / "new.h5"), cm.Mesh(depth=2, height=2), "spatial") == [[]] * 4
 
 
 def test_gzipped_volumes_are_warned_of_and_the_advice_keeps_their_labels(tmp_path: Path, pools: Pools) -> None:

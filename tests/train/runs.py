@@ -86,3 +86,9 @@ def spoiled() -> TensorDataset:
     found = images()
     found.tensors[0][17, 0, 3, 3] = torch.nan
     return found
+
+
+def coloured() -> TensorDataset:
+    """Images of three channels."""
+    x, classes = images().tensors
+    return TensorDataset(x.expand(-1, 3, -1, -1), classes)

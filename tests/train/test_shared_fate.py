@@ -44,11 +44,18 @@ def test_what_one_rank_refuses_all_refuse(pools: Pools) -> None:
     assert pools[2].run(refused_by_one) == ["no disk here"] * 2
 
 
-def broken(folder: str) -> str:
-    tables: dict[str, Any] = {"data": {"source": f"{HERE}:spoiled"}}
+def broken(folder: str, source: str = "spoiled") -> str:
+    tables: dict[str, Any] = {"data": {"source": f"{HERE}:{source}"}}
     with pytest.raises(ConvMeshError) as caught:
         train_run(config(**tables), Path(folder))
     return str(caught.value)
+
+
+def test_samples_that_the_network_does_not_take_are_told_with_their_shape(pools: Pools, tmp_path: Path) -> None:
+    for told in pools[2].run(broken, str(tmp_path), "coloured"):
+        assert "layer `0` (Conv2d(1, 4" in told
+        assert "Samples of `data.source` are (3, 8, 8), channels first" in told
+        assert "add_channel = true" in told
 
 
 def test_data_that_are_no_numbers_end_the_run_on_every_rank_and_leave_the_folder_free(

@@ -1,5 +1,7 @@
 """What runs after a step besides training: energy, TensorBoard, and the line that people see."""
 
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,29 @@ def test_tensorboard_has_losses_and_evaluations(pools: Pools, tmp_path: Path) ->
 
 
 def test_the_line_names_data_as_the_bottleneck_and_shows_the_prediction() -> None:
-    progress = Progress(seconds_steps=[0.5], seconds_data=0.2)
-    text = ProgressLine(progress, 10, 0.25).text(record(1, waited=0.2))
-    for part in ("500 ms/step (predicted 250 ms)", "16 samples/s", "data 40%, the bottleneck", "0:04 left", "loss 2"):
+    progress = Progress(seconds_steps=[9.0, 0.5, 0.5, 0.5], seconds_data=[8.0, 0.0, 0.0, 0.2])
+    text = ProgressLine(progress, 10, 0.25).text(record(4, waited=0.2))
+    for part in ("500 ms/step (predicted 250 ms)", "16 samples/s", "data 40%, the bottleneck", "0:03 left", "loss 2"):
         assert part in text
+
+
+def test_the_first_steps_foretell_nothing() -> None:
+    text = ProgressLine(Progress(seconds_steps=[9.0], seconds_data=[8.0]), 10, None).text(record(1, 9.0, 8.0))
+    assert "data 89%" in text
+    assert "left" not in text
+    assert "bottleneck" not in text
+
+
+def test_a_narrow_terminal_shows_the_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with open(its, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        line = ProgressLine(Progress(seconds_steps=[0.5] * 4, seconds_data=[0.2] * 4), 10, 0.25)
+        line.after_step(record(4, waited=0.2))
+        line.close()
+        terminal.flush()
+        shown = " ".join(screen.read(1 << 16).decode().split())
+    for part in ("4/10", "(predicted 250 ms)", "data 40%, the bottleneck", "0:03 left"):
+        assert part in shown

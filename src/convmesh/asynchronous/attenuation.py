@@ -1,12 +1,14 @@
-"""How much a rank's work counts when it arrives: the asynchronous global weight update (AGWU) of BPT-CNN.
+"""How much a rank's work counts when it arrives: an asynchronous update of weights that all ranks share.
 
-Chen et al., "A bi-layered parallel training architecture for large-scale convolutional neural networks", IEEE TPDS
-2019. A rank that trained from version k of the weights to w turns version i - 1 into
+The idea is the asynchronous global weight update (AGWU) of BPT-CNN (Chen et al., "A bi-layered parallel training
+architecture for large-scale convolutional neural networks", IEEE TPDS 2019): late work counts less. The formula is ours
+and has not been compared with the paper's. A rank that trained from version k of the weights to w turns version i - 1
+into
 
     W(i) = W(i-1) + gamma(k) * Q * (w - W(k)),    gamma(k) = exp(k / (i-1)) / sum over ranks of exp(k' / (i-1))
 
-where k' are the versions that the ranks hold, so that late work counts less, and that of n ranks as their mean. Q is
-the rank's accuracy in the paper; here it comes from its loss, which every network has.
+where k' are the versions that the ranks hold, so that the work of n ranks counts as their mean. Q comes from a rank's
+loss, which every network has.
 """
 
 from __future__ import annotations

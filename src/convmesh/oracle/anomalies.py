@@ -126,10 +126,11 @@ def _layers(ratios: Ratios, factors: Mapping[int, float], common: float, compute
     for (layer, phase), ratio in middle.items():
         cell = (layer, phase)
         if ratio > limit:
-            text = f"{layer or 'no layer'} {phase} {ratio:.2g}x: the layer, on every rank."
+            text = f"{part_named(layer, phase)} {ratio:.2g}x: {'the layer, ' if layer else ''}on every rank."
             yield Anomaly("layer", ratio, (ratio - 1) * common * expected[cell], text, layer=layer, phase=phase)
         for rank, own in _off(rest[cell]):
-            text = f"rank {rank}, {layer or 'no layer'} {phase} {own:.2g}x: this layer on this rank only."
+            where = "this layer on this rank only" if layer else "on this rank only"
+            text = f"rank {rank}, {part_named(layer, phase)} {own:.2g}x: {where}."
             lost = (own - 1) * common * expected[cell]
             yield Anomaly("layer", own, lost, text, rank=rank, layer=layer, phase=phase)
 
@@ -222,3 +223,8 @@ def _within(ratio: float, estimate: Estimate) -> bool:
     if not estimate.value:
         return True
     return min(estimate.low / estimate.value, 1 / LEAST) <= ratio <= max(estimate.high / estimate.value, LEAST)
+
+
+def part_named(layer: str, phase: str) -> str:
+    """A part of a step in words; the optimiser's update is no layer's."""
+    return f"{layer} {phase}" if layer else phase

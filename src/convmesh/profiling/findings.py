@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from convmesh.oracle.anomalies import LEAST, Anomaly, Expected, find_anomalies
+from convmesh.oracle.anomalies import LEAST, Anomaly, Expected, find_anomalies, part_named
 from convmesh.profiling.rank_times import RankTimes, TimedRun
 
 _LEAST_SHARE = 0.1
@@ -52,4 +52,4 @@ def _most_of(run: TimedRun, rank: int) -> str:
         for cell, seconds in run.layers(rank).items()
     }
     (layer, phase), seconds = max(more.items(), key=lambda item: item[1], default=(("", ""), 0.0))
-    return f", most in {layer or 'no layer'} {phase} (+{seconds * 1e3:.3g} ms)" if seconds > 0 else ""
+    return f", most in {part_named(layer, phase)} (+{seconds * 1e3:.3g} ms)" if seconds > 0 else ""

@@ -88,7 +88,7 @@ class AsyncLoop:
         done, epoch = run.progress, number // run.steps_epoch + 1
         done.step = number + 1
         done.seconds_steps.append(spent[0])
-        done.seconds_data += spent[1]
+        done.seconds_data.append(spent[1])
         rate = run.stepper.rate(number)
         return StepRecord(number + 1, epoch, LateLoss(self._loss), *spent, run.samples_step, rate, now)
 

@@ -41,18 +41,18 @@ class ProgressLine:
     def text(self, record: StepRecord) -> str:
         """The line for a step."""
         seconds = self._progress.measured_seconds_step or record.seconds_step
-        share = self._progress.data_share
-        left = (self._steps - record.step) * seconds
+        share, is_warm = self._progress.data_share, self._progress.is_warm
         predicted = f" (predicted {_duration(self._predicted)})" if self._predicted else ""
         parts = [
             f"epoch {record.epoch}",
             f"loss {record.loss.value:.4g}",
             f"{_duration(seconds)}/step{predicted}",
             f"{record.samples / seconds:.4g} samples/s",
-            f"data {share:.0%}{', the bottleneck' if share > LARGE_SHARE else ''}",
-            f"{_clock(left)} left",
+            f"data {share:.0%}{', the bottleneck' if is_warm and share > LARGE_SHARE else ''}",
         ]
-        return "  ".join(parts)
+        # The first steps read the first batches and choose kernels: they say nothing of the time that is left.
+        left = [f"{_clock((self._steps - record.step) * seconds)} left"] if is_warm else []
+        return "  ".join(parts + left)
 
     def say(self, text: str) -> None:
         """A line for people, and for log.txt."""
@@ -72,8 +72,10 @@ def _bar(steps: int, done: int) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
+    from rich.table import Column
 
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    text = TextColumn("{task.fields[text]}", table_column=Column(no_wrap=False))  # in lines where terminals are narrow
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), text)
     # No thread of its own: it would compete with ranks for their cores.
     bar = RichProgress(*columns, console=Console(stderr=True), auto_refresh=False)
     bar.add_task("training", total=steps, completed=done, text="")

@@ -16,7 +16,7 @@ from convmesh.balance.balancer import Balancer
 from convmesh.balance.fair_shares import MovePolicy
 from convmesh.data import Augment, Loader, Order, SampleStore, Source
 from convmesh.dist import open_mesh
-from convmesh.errors import ConfigError, ConvMeshError
+from convmesh.errors import CaptureError, ConfigError, ConvMeshError
 from convmesh.models import create, find
 from convmesh.plans import Plan
 from convmesh.runtime import ParallelNet, parallelize
@@ -113,10 +113,18 @@ def _plan(config: RunConfig, model: nn.Module, shape: tuple[int, ...]) -> tuple[
     planned = None
     with together():
         if dist.get_rank() == 0:
-            planned = (
-                alone(model, shape) if config.sync == "async" else decide(config, model, shape, dist.get_world_size())
-            )
+            planned = _decided(config, model, shape)
     return shared_plan(planned.text if planned else None, model, shape), planned
+
+
+def _decided(config: RunConfig, model: nn.Module, shape: tuple[int, ...]) -> Planned:
+    try:
+        return alone(model, shape) if config.sync == "async" else decide(config, model, shape, dist.get_world_size())
+    except CaptureError as error:
+        raise ConfigError(
+            f"{error}. Samples of `data.source` are {shape[1:]}, channels first; volumes of a file that have no "
+            "channels get one by `data.args = { add_channel = true }`."
+        ) from error
 
 
 def build_model(config: RunConfig, sample: tuple[int, ...]) -> nn.Module:
@@ -125,8 +133,8 @@ def build_model(config: RunConfig, sample: tuple[int, ...]) -> nn.Module:
     sizes = {} if ":" in config.model.name else find(config.model.name).sizes_for(sample)
     try:
         model = create(config.model.name, **{**sizes, **config.model.args})
-    except ConvMeshError:
-        raise
+    except ConvMeshError as error:
+        raise ConfigError(f"`model.name` and `model.args`: {error}") from error
     except Exception as error:
         raise ConfigError(
             f"`model.name` (={config.model.name!r}) cannot be built with `model.args` (={config.model.args}): "

@@ -67,18 +67,29 @@ class Progress:
     eval: dict[str, Any] | None = None
     seconds_steps: list[float] = field(default_factory=list)
     """Of this process."""
-    seconds_data: float = 0.0
+    seconds_data: list[float] = field(default_factory=list)
+    """Of them, spent waiting for data."""
     joules: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """What the loop adds to the summary."""
 
     @property
+    def is_warm(self) -> bool:
+        """Whether this process has made steps that tell of those to come."""
+        return len(self.seconds_steps) > WARM_UP
+
+    @property
     def measured_seconds_step(self) -> float | None:
         """The median of the latest steps of this process, without its first few."""
-        steady = self.seconds_steps[WARM_UP:][-LATEST:] or self.seconds_steps
+        steady = _steady(self.seconds_steps)
         return statistics.median(steady) if steady else None
 
     @property
     def data_share(self) -> float:
-        """The fraction of this process's steps that was spent waiting for data."""
-        return self.seconds_data / (sum(self.seconds_steps) or 1.0)
+        """The fraction of the same steps that was spent waiting for data."""
+        return sum(_steady(self.seconds_data)) / (sum(_steady(self.seconds_steps)) or 1.0)
+
+
+def _steady(seconds: list[float]) -> list[float]:
+    """Of the latest steps; of a run that has only the first few, those."""
+    return seconds[WARM_UP:][-LATEST:] or seconds

@@ -30,6 +30,7 @@ from convmesh.runtime.compiled.batch_types import read_as_cast
 from convmesh.runtime.compiled.operand_layout import lay_out_operands
 from convmesh.runtime.compiled.pool_offsets import keep_offsets
 from convmesh.runtime.compiled.recomputed_values import recompute_values
+from convmesh.runtime.compiled.tuned_convolutions import tune_convolutions
 
 Tensors = Sequence[torch.Tensor]
 
@@ -182,7 +183,8 @@ def _for_a_compiler(graph: fx.Graph, recipe: Recipe) -> None:
     keep_offsets(graph)
     recompute_values(graph, *given[: len(recipe.tangents)])
     read_as_cast(given[len(given) - len(recipe.batch) :])
-    lay_out_operands(graph)  # last: the others change formats
+    lay_out_operands(graph)  # behind those that change formats
+    tune_convolutions(graph)
 
 
 def with_values(notes: Sequence[LabelNote], tensors: Iterator[torch.Tensor]) -> list[LabelNote]:

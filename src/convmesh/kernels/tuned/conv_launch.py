@@ -1,0 +1,94 @@
+"""Calls of the kernels for whole tensors: channels-last in, channels-last out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import triton
+
+from convmesh.kernels.memory_format import CHANNELS_LAST
+from convmesh.kernels.tuned import conv_kernels
+from convmesh.kernels.tuned.conv_configs import KernelConfig
+from convmesh.kernels.tuned.conv_shape import ConvShape
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: ConvShape, config: KernelConfig
+) -> torch.Tensor:
+    """The convolution of `shape`."""
+    last = CHANNELS_LAST[x.dim()]
+    x, weight = x.contiguous(memory_format=last), weight.contiguous(memory_format=last)
+    extents = shape.out[3 - (x.dim() - 2) :]
+    y = torch.empty((shape.samples, shape.filters, *extents), dtype=x.dtype, device=x.device, memory_format=last)
+    tiling = Tiling.of(shape, config)
+    grid = (tiling.units * tiling.across, triton.cdiv(shape.filters, config.filters))
+    conv_kernels.forward[grid](
+        x, weight, x if bias is None else bias, y, *shape.extents, *shape.out, tiling.strips, tiling.down,
+        tiling.across, *_constants(shape), *_blocks(shape, config), bias is not None, _precision(),
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return y
+
+
+def input_gradient(grad: torch.Tensor, weight: torch.Tensor, shape: ConvShape, config: KernelConfig) -> torch.Tensor:
+    """The gradient of the input of `shape`, by the mirrored convolution."""
+    mirror = shape.mirrored()
+    assert mirror is not None
+    turned = weight.flip(*range(2, weight.dim())).transpose(0, 1)
+    return convolve(grad, turned, None, mirror, config)
+
+
+def weight_gradient(
+    grad: torch.Tensor, x: torch.Tensor, shape: ConvShape, config: KernelConfig, has_bias: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of weight and bias (empty without one): programs sum some outputs each, then parts are added."""
+    last = CHANNELS_LAST[x.dim()]
+    grad, x = grad.contiguous(memory_format=last), x.contiguous(memory_format=last)
+    tiling = Tiling.of(shape, config)
+    parts = min(triton.cdiv(config.parts, tiling.across), tiling.units) * tiling.across
+    sums = torch.empty((parts, shape.filters, shape.taps), dtype=torch.float32, device=x.device)
+    shifts = torch.empty((parts, shape.filters if has_bias else 0), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(prod(shape.kernel), config.taps), triton.cdiv(shape.filters, config.filters), parts)
+    conv_kernels.weight_gradient[grid](
+        x, grad, sums, shifts, tiling.units, *shape.extents, *shape.out, tiling.strips, tiling.down, tiling.across,
+        *_constants(shape), *_blocks(shape, config), has_bias, _precision(),
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    kernel = shape.kernel[3 - (x.dim() - 2) :]
+    dw = sums.sum(0).to(x.dtype).view(shape.filters, *kernel, shape.channels).movedim(-1, 1)
+    return dw, shifts.sum(0).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How outputs are cut: planes into strips, strips into tiles that lie below each other."""
+
+    units: int
+    """Strips of all planes, for each of the tiles `across`."""
+    strips: int
+    """Of a plane."""
+    down: int
+    across: int
+
+    @staticmethod
+    def of(shape: ConvShape, config: KernelConfig) -> Tiling:
+        depth, height, width = shape.out
+        down, across = triton.cdiv(height, config.rows), triton.cdiv(width, config.columns)
+        strips = triton.cdiv(down, config.walk)
+        return Tiling(shape.samples * depth * strips, strips, down, across)
+
+
+def _constants(shape: ConvShape) -> tuple[int, ...]:
+    return shape.channels, shape.filters, *shape.kernel, *shape.stride, *shape.padding, *shape.dilation
+
+
+def _blocks(shape: ConvShape, config: KernelConfig) -> tuple[int, ...]:
+    channels = triton.next_power_of_2(shape.channels)
+    return config.rows, config.columns, config.filters, config.taps, channels, config.walk, config.flat
+
+
+def _precision() -> str:
+    """Of products in float32: as torch is set for convolutions."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

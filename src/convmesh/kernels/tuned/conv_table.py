@@ -1,0 +1,112 @@
+"""Which convolutions our kernels compute faster than torch's on a kind of GPU, and how: measured, kept in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+from importlib import resources
+from math import prod
+from typing import Literal
+
+from convmesh.kernels.tuned.conv_configs import KernelConfig
+from convmesh.kernels.tuned.conv_shape import ConvShape
+
+FORMAT = 1
+WORTH = 0.95
+"""Of torch's time: what a kernel of ours may take at most to be chosen, as measurements vary."""
+
+Phase = Literal["forward", "input", "weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One phase of a convolution, timed: our best configuration and torch's best memory format."""
+
+    phase: str
+    shape: ConvShape
+    dtype: str
+    config: KernelConfig
+    seconds: float
+    seconds_torch: float
+
+    @property
+    def outputs(self) -> int:
+        return self.shape.samples * prod(self.shape.out)
+
+
+@dataclass(frozen=True)
+class ConvTable:
+    """Measurements of one kind of GPU."""
+
+    device: str
+    rows: tuple[Measured, ...]
+
+    def config_for(self, phase: Phase, shape: ConvShape, dtype: str) -> KernelConfig | None:
+        """The configuration that beats torch for this shape, by the measurement that is nearest; None without any.
+
+        Kernels walk over outputs one row at a time, so that a shape with as many channels and rows as wide, but with
+        more or fewer of them, takes as long for each output: if it still fills the GPU.
+        """
+        alike = [row for row in self.rows if row.phase == phase and row.dtype == dtype and _is_alike(row, shape)]
+        if not alike:
+            return None
+        wanted = shape.samples * prod(shape.out)
+        nearest = min(alike, key=lambda row: abs(row.outputs - wanted))
+        return nearest.config if nearest.seconds <= WORTH * nearest.seconds_torch else None
+
+
+LEAST_OUTPUTS = 1 << 18
+"""Positions of an output that keep a GPU busy: below, launches and the addition of parts weigh in."""
+
+
+def _is_alike(row: Measured, shape: ConvShape) -> bool:
+    if row.shape == shape:
+        return True
+    same = replace(row.shape, samples=shape.samples, extents=shape.extents) == shape
+    enough = shape.samples * prod(shape.out) >= min(LEAST_OUTPUTS, row.outputs)
+    return same and enough and shape.out[2] % row.config.columns == 0
+
+
+@cache
+def shipped_table(device: str) -> ConvTable | None:
+    """The table for a GPU of this name, e.g. `NVIDIA H200`; None if there is none."""
+    name = device.lower().replace(" ", "-")
+    file = resources.files("convmesh.kernels.tuned") / "tables" / f"{name}.json"
+    return parse_table(file.read_text(encoding="utf-8"), device) if file.is_file() else None
+
+
+def parse_table(text: str, device: str) -> ConvTable | None:
+    """A table of this kind of GPU; None if the text is of another one, or of another format."""
+    held = json.loads(text)
+    if held.get("format") != FORMAT or held.get("device") != device:
+        return None
+    return ConvTable(device, tuple(_row(**row) for row in held["rows"]))
+
+
+def _row(phase: str, shape: str, dtype: str, config: list[int], seconds: float, seconds_torch: float) -> Measured:
+    return Measured(phase, ConvShape.parse(shape), dtype, KernelConfig(*config), seconds, seconds_torch)
+
+
+def write_table(table: ConvTable, origin: dict[str, str]) -> str:
+    """A table as a file's text, a row a line; `origin` says where it was measured."""
+    head = json.dumps({"format": FORMAT, "device": table.device, "origin": origin}, indent=1)
+    rows = ",\n".join(map(_line, table.rows))
+    return f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
+
+
+def _line(row: Measured) -> str:
+    values = {"phase": row.phase, "shape": str(row.shape), "dtype": row.dtype, "config": list(astuple(row.config))}
+    times = {"seconds": round(row.seconds, 8), "seconds_torch": round(row.seconds_torch, 8)}
+    return "  " + json.dumps(values | times)
+
+
+def best_rows(rows: Iterable[Measured]) -> tuple[Measured, ...]:
+    """Of each phase of each shape the fastest."""
+    best: dict[tuple[str, ConvShape, str], Measured] = {}
+    for row in rows:
+        key = row.phase, row.shape, row.dtype
+        if key not in best or row.seconds < best[key].seconds:
+            best[key] = row
+    return tuple(best.values())

@@ -75,7 +75,9 @@ def added_to(shipped: OperatorTable, table: OperatorTable) -> OperatorTable:
         seconds_replay=new.seconds_replay,
         seconds_replay_weight=new.seconds_replay_weight,
     )
-    return replace(shipped.merged(table), overheads=overheads, about={**shipped.about, **table.about})
+    what = "under autocast to bfloat16, cudnn.benchmark on; stand-ins of fused kernels; the host's nodes and replays"
+    about = {**shipped.about, "added": f"{table.about['date']}, torch {table.about['torch']}: {what}"}
+    return replace(shipped.merged(table), overheads=overheads, about=about)
 
 
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:

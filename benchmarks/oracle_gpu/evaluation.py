@@ -17,7 +17,7 @@ from convmesh.system import System
 from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
 
 LEFT_OUT = "fused_sums."
-"""Timings that are in the results and not used: of stand-ins for sums that are thought to write a value to memory first."""
+"""Timings that are in the results and not used: of stand-ins for sums that seem to write a value to memory first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import select
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.remote_worker import RemoteWorker
 
 ROUNDS = 7
 SECONDS_READY = 90.0
@@ -19,56 +17,14 @@ SECONDS_ROUNDS = 20.0
 """Kept for the rounds of a case: rivals that are not ready by then take no part."""
 
 
-class Rivalling:
-    """A worker's process, and what is known of it."""
+class Rivalling(RemoteWorker):
+    """A rival's process, and what is known of it."""
 
     def __init__(self, case: str, name: str, logs: Path) -> None:
         self.case, self.name = case, name
-        self.found: dict[str, Any] = {}
         self.seconds: list[float] = []
-        words = [sys.executable, "-m", "benchmarks.gpu_step.worker", case, name]
-        log = (logs / f"{case} {name}.txt".replace(" ", "_")).open("w")
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-
-    @property
-    def is_alive(self) -> bool:
-        return "failed" not in self.found
-
-    def send(self, command: str) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{command}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            self.found["failed"] = "its process ended"
-
-    def receive(self, command: str, seconds: float, limit: float | None = None) -> dict[str, Any]:
-        """The reply to a command within `seconds`, what is left of `limit`; a failure or silence ends the rival."""
-        reply = self._reply(command, seconds, limit or seconds) if self.is_alive else {}
-        if "failed" in reply:
-            self.end()
-        self.found.update(reply)
-        return reply
-
-    def _reply(self, command: str, seconds: float, limit: float) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, seconds))
-        if not readable:
-            return {"failed": f"{command} took more than {limit:.0f} s"}
-        line = self.process.stdout.readline()
-        reply: dict[str, Any] = json.loads(line) if line else {"failed": f"its process ended while asked to {command}"}
-        return reply
-
-    def ask(self, command: str, seconds: float) -> dict[str, Any]:
-        """The reply to a command, or nothing where no time is left."""
-        if not self.is_alive or seconds < 1:
-            return {}
-        self.send(command)
-        return self.receive(command, seconds)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        log = logs / f"{case} {name}.txt".replace(" ", "_")
+        super().__init__("benchmarks.gpu_step.worker", [case, name], log)
 
     def summary(self) -> dict[str, Any]:
         if not self.seconds:

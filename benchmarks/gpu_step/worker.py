@@ -8,13 +8,13 @@ profile  kernels of a step
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
-import traceback
 from typing import Any
+
+from benchmarks.remote_worker import answer_commands
 
 SECONDS_BLOCK = 0.12
 STEPS_BEFORE = 2
@@ -132,18 +132,7 @@ def main() -> None:
     if rest == ["warm"]:
         Worker(case, name).warm()
         return
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what compilers print is no reply
-    worker: Worker | None = None
-    for line in sys.stdin:
-        try:
-            worker = worker or Worker(case, name)
-            reply = getattr(worker, line.strip())()
-        except Exception as error:
-            traceback.print_exc()
-            reply = {"failed": f"{type(error).__name__}: {error}"[:300]}
-        print(json.dumps(reply), file=replies, flush=True)
-    os._exit(0)  # graphs and process groups need no farewell
+    answer_commands(lambda: Worker(case, name))
 
 
 if __name__ == "__main__":

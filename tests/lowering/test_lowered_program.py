@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import convmesh as cm
 from convmesh import Mesh, models
 from convmesh.graph import capture
+from convmesh.kernels.fusing import fusing
 from convmesh.lowering import lower
 from convmesh.lowering.call_text import written
 from convmesh.lowering.operator_calls import FREE
+from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Transfer, Wait, Work
 from convmesh.plans.plan import Precision, Reduction
 from tests.conftest import Pools
@@ -47,16 +50,24 @@ class Step(NamedTuple):
     calls: Counter[str]
 
 
-def step_of(name: str, mesh: Mesh, strategy: str, precision: Precision = "", reduction: Reduction = "bucketed") -> Step:
+def step_of(
+    name: str,
+    mesh: Mesh,
+    strategy: str,
+    precision: Precision = "",
+    reduction: Reduction = "bucketed",
+    fuses: bool = False,
+) -> Step:
+    """With `fuses`, in the operators that a compiler is given."""
     model, x, _, _ = fresh(name)
     if precision:
         model, x = model.float(), x.float()
-    plan = cm.plan(model, tuple(x.shape), mesh, strategy, precision=precision, reduction=reduction)
+    plan = cm.plan(model, tuple(x.shape), mesh, strategy, precision=precision, reduction=reduction, compile=fuses)
     net = cm.parallelize(model, plan)
     shard, cast = net.shard_input(x), torch.autocast("cpu", torch.bfloat16, enabled=bool(precision))
     with cast:
         net(shard)  # the very first step checks that ranks agree
-    with net.mesh.traffic.watch() as seen, _Calls() as calls:
+    with net.mesh.traffic.watch() as seen, fusing() if fuses else nullcontext(), _Calls() as calls:
         with cast:
             y = net(shard)
         y.backward(torch.ones_like(y))
@@ -100,7 +111,8 @@ class _Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it is dispatched again, with the shards inside
-        if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in FREE:
+        is_probe = Probe.is_made or is_probing(args)  # it asks torch for a shape
+        if func.namespace == "aten" and not is_probe and not func.is_view and func.overloadpacket.__name__ not in FREE:
             self.found[written(func, args, kwargs or {})] += 1
         return func(*args, **(kwargs or {}))
 
@@ -118,6 +130,24 @@ def test_what_is_computed_is_what_the_program_says(
         assert (step.calls - step.calls_told, step.calls_told - step.calls) == (Counter(), Counter()), (
             f"rank {rank}: only computed, only in the program"
         )
+
+
+COMPILED = [
+    ("resnet18", "data+spatial", {"data": 2, "height": 2}, ""),
+    ("unet3d", "spatial", {"depth": 2, "height": 2}, "amp-bf16"),
+    ("alexnet", "data+channel", {"data": 2, "channel": 2}, "amp-bf16"),
+]
+
+
+@pytest.mark.parametrize(("name", "strategy", "axes", "precision"), COMPILED)
+def test_what_a_compiler_is_given_is_what_its_program_says(
+    pools: Pools, name: str, strategy: str, axes: dict[str, int], precision: Precision
+) -> None:
+    """Operator by operator, before any is fused; transfers to the byte."""
+    mesh = Mesh(**axes)
+    for rank, step in enumerate(pools[mesh.size].run(step_of, name, mesh, strategy, precision, "bucketed", True)):
+        assert (+step.bytes_sent, +step.messages) == (+step.bytes_told, +step.messages_told), f"rank {rank}"
+        assert (step.calls - step.calls_told, step.calls_told - step.calls) == (Counter(), Counter()), f"rank {rank}"
 
 
 def test_sharded_gradients_are_in_the_program_too(pools: Pools) -> None:

@@ -37,6 +37,8 @@ class PlannedNetwork:
     amp-bf16 and amp-fp16 are torch.autocast: weights, gradients and optimiser states stay float32."""
     batchnorm: Literal["global", "replica"] = "global"
     """Batch statistics over the global batch, or over each replica's samples as in DDP."""
+    compile: bool = False
+    """Price steps as parallelize(compile=True) runs them: fused kernels, launched as a graph."""
 
 
 def subject_without_data(model: str, given: str | None = None) -> Subject:

@@ -77,7 +77,9 @@ def _run(options: PlanOptions) -> int:
         options.objective,
         options.samples,
         options.strategies or None,
-        options=DraftOptions(batchnorm=options.batchnorm, precision=autocast_of(options.precision)),
+        options=DraftOptions(
+            batchnorm=options.batchnorm, precision=autocast_of(options.precision), compile=options.compile
+        ),
         assumptions=Assumptions(optimizer=options.optimizer, tf32=tf32_of(options.precision)),
         progress=progress,
     )

@@ -145,7 +145,8 @@ def _scaled(
 
     assumed = Assumptions(tf32=tf32_of(options.precision))
     report = lambda message: progress(f"{kind} scaling: {message}")  # noqa: E731
-    drafts = DraftOptions(batchnorm=options.batchnorm, precision=autocast_of(options.precision))
+    precision = autocast_of(options.precision)
+    drafts = DraftOptions(batchnorm=options.batchnorm, precision=precision, compile=options.compile)
     return scale(capture, system, counts, options.strategies or SCALED, assumed, report, options=drafts)
 
 

@@ -26,6 +26,8 @@ class StepSettings:
 
     precision: Precision = ""
     """What dry runs take tensors to be computed in; on devices it is `torch.autocast` that says so."""
+    compile: bool = False
+    """Whether dry runs write operators out for a compiler, as the trace of a compiled step does."""
 
     def for_plan(self, plan: Plan) -> StepSettings:
         """The settings of a network that runs under `plan`: a reducer sums its weight gradients."""
@@ -36,6 +38,7 @@ class StepSettings:
             replica_statistics=plan.batchnorm == "replica",
             sums_weights=False,
             precision=plan.precision,
+            compile=plan.compile,
         )
 
     def summing_weights(self) -> StepSettings:

@@ -55,6 +55,7 @@ class Assembly:
                 weights=tuple(weight.name for weight in spec.weights if weight.learns),
                 weight_steps=result.weight_steps,
                 kind=node_kind(spec.op),
+                flow=result.flow,
             )
         )
         used = {name for axes in result.sum_axes for name in axes}
@@ -102,6 +103,7 @@ class Assembly:
     def _program(self, nodes: tuple[NodeProgram, ...], sum_axes: dict[str, Axes]) -> Program:
         weights = weight_programs(self._graph.weights, self._mesh, self._weights.cuts, sum_axes)
         program = Program(self._plan.mesh, self._mesh.rank, nodes, weights, precision=self._plan.precision)
+        program = replace(program, compile=self._plan.compile)
         bytes_inputs, bytes_targets = self._batch_sizes()
         program = replace(program, bytes_inputs=bytes_inputs, bytes_targets=bytes_targets)
         if self._plan.pipeline is not None:  # each stage sums its own

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from convmesh.dist import OpenMesh
 from convmesh.kernels.memory_format import strides_of
 from convmesh.lowering.live_bytes import HeldMoments
 from convmesh.lowering.recorder import recorded
+from convmesh.lowering.value_flow import ValueFlow
 from convmesh.plans import Step
+from convmesh.plans.fused.flow import Touch
 from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
 
 Gradients = list[torch.Tensor | None]
@@ -32,6 +34,8 @@ class Backward:
     """The most that those hold."""
     moments: tuple[tuple[int, ...], ...] = ((0,), (0,))
     """What is held in the course of both."""
+    touches: Mapping[int, Touch] = field(default_factory=dict)
+    """By step: what it reads and makes, where that is asked for."""
 
 
 def run_backward(
@@ -42,6 +46,7 @@ def run_backward(
     weights: Sequence[torch.Tensor],
     storages: HeldMoments,
     splits: bool,
+    flow: ValueFlow | None = None,
 ) -> Backward:
     """Backpropagate from the gradients of the outputs; `splits`: to the sources first, then to the weights."""
     wanted, learning = [t for t in sources if t.requires_grad], [w for w in weights if w.requires_grad]
@@ -49,9 +54,11 @@ def run_backward(
         back = _split_backward(mesh, outputs, ends, wanted, storages)
     else:
         before = storages.start(ends)
-        with recorded(mesh, storages) as steps:
+        with recorded(mesh, storages, flow) as steps:
             found = _gradients(outputs, ends, wanted, learning)
-        back = Backward(steps, found, storages.bytes_peak - before, moments=(storages.above(before), (0,)))
+        touches = {} if flow is None else flow.touches
+        moments = (storages.above(before), (0,))
+        back = Backward(steps, found, storages.bytes_peak - before, moments=moments, touches=touches)
     each = iter(back.gradients)
     return replace(back, gradients=[next(each) if t.requires_grad else None for t in sources])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 
 from convmesh.dist import OpenMesh
 from convmesh.errors import ConvMeshError
+from convmesh.kernels.fusing import fusing
 from convmesh.layout import Mesh
 from convmesh.lowering.any_channels import any_channels
 from convmesh.lowering.any_extent import APART, Extent, for_extent, has_gaps
@@ -23,9 +24,11 @@ from convmesh.lowering.mesh_view import MeshView
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import SavedTensors, recorded
 from convmesh.lowering.samples_apart import SamplesApart, samples_apart
+from convmesh.lowering.value_flow import FlowNotes
 from convmesh.ops.channels.undecided_weight import PlannedWeight
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held
+from convmesh.plans.fused.flow import NO_FLOW
 from convmesh.private_torch import flat_arguments, nested_arguments, tree_leaves
 from convmesh.private_torch.meta_autocast import meta_autocast
 
@@ -91,7 +94,7 @@ class DryRunner:
         """
         leaves, spec, nesting = flat_arguments(*args)
         if call.key is None:
-            return _run(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
+            return _written_for(self.mesh, call.ready(), leaves, spec, arriving, self.splits_backward)
         named = _named(leaves)
         signature = (call.key, nesting, self.splits_backward, arriving, *named)
         if signature not in self._here:
@@ -186,7 +189,7 @@ class DryRunner:
         view, call, seen, spec, arriving, given, wanted = asked
         result = self._known.get(asked.key)
         if result is None:
-            result = _run(view.open, call.ready(), seen, spec, arriving, self.splits_backward)
+            result = _written_for(view.open, call.ready(), seen, spec, arriving, self.splits_backward)
             self._known[call.key, given] = self._known[call.with_choice(result.decided).key, given] = result
         return view.outside(result if wanted is None else self._counted(result, wanted, view.open.mesh))
 
@@ -232,6 +235,12 @@ def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:
     return mesh.rank
 
 
+def _written_for(mesh: OpenMesh, *call: Any) -> DryResult:
+    """A call, in operators for whoever runs them: a compiler, or torch."""
+    with fusing() if mesh.settings.compile else nullcontext():
+        return _run(mesh, *call)
+
+
 def _run(
     mesh: OpenMesh,
     ready: Ready,
@@ -251,7 +260,9 @@ def _run(
     args, kwargs = nested_arguments([next(given) if isinstance(leaf, Dry) else leaf for leaf in leaves], spec)
     originals, kept, storages = [x.local for x in inputs], SavedTensors(), HeldMoments("meta")
     before = storages.start((*originals, *weights))
-    with recorded(mesh, storages) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
+    notes = FlowNotes(originals) if mesh.settings.compile else None
+    flows = (None, None) if notes is None else (notes.forward, notes.backward)
+    with recorded(mesh, storages, flows[0]) as forward, kept.hooks, meta_autocast(cast_on(mesh)):
         value = call(*args, **kwargs)
     outputs = [x.local for x in tree_leaves(value) if isinstance(x, Sharded)]
     shards = _unlisted(other_leaves(outputs, sources), weights)
@@ -259,7 +270,9 @@ def _run(
     bytes_forward, in_forward = storages.bytes_peak - before, storages.above(before)
     saved = kept.listed(originals, outputs, [*weights, *shards])
     ends = _arriving(outputs, arriving)
-    back = run_backward(mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward)
+    if notes is not None:
+        notes.turn(outputs, ends)
+    back = run_backward(mesh, outputs, ends, sources, [*weights, *shards], storages, splits_backward, flows[1])
     held = Held(
         bytes_forward,
         back.bytes_peak,
@@ -278,6 +291,7 @@ def _run(
         weight_steps=back.weight_steps,
         gradients=tuple(None if gradient is None else gradient.stride() for gradient in back.gradients),
         moments=(in_forward, *back.moments),
+        flow=NO_FLOW if notes is None else notes.flow(back.gradients),
     )
 
 

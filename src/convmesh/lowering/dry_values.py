@@ -14,6 +14,7 @@ from convmesh.layout import Layout
 from convmesh.layout.channels import ChannelSplit
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Held, Saved, Step
+from convmesh.plans.fused.flow import NO_FLOW, NodeFlow
 from convmesh.private_torch import tree_leaves, tree_map
 
 Axes = tuple[str, ...]
@@ -70,6 +71,8 @@ class DryResult:
     """Of each tensor that it was given: how the gradient that is found lies in memory."""
     moments: tuple[tuple[int, ...], ...] = ()
     """Bytes held in the course of forward, of backward, and of its work on weights apart: `held` has the peaks."""
+    flow: NodeFlow = NO_FLOW
+    """Which values its computations read and make, if they are for a compiler."""
     counted_from: DryResult | None = field(default=None, repr=False, compare=False)
     """The result for any number of samples that this one was read from."""
 

@@ -62,7 +62,8 @@ class Returning:
         # Whose memory gradients are stays as it was found: one that is a part of another would count whole.
         held, again = node.held, result.held
         held = replace(held, bytes_backward=again.bytes_backward, bytes_weights=again.bytes_weights)
-        return replace(node, backward=(*steps[:end], *sums, *steps[end:]) if sums else steps, held=held)
+        backward = (*steps[:end], *sums, *steps[end:]) if sums else steps
+        return replace(node, backward=backward, held=held, flow=replace(result.flow, sums=len(sums)))
 
     def _pass_on(self, visit: Visit, result: DryResult) -> list[Step]:
         """Give every input's gradient to the node that made it; the sums on the way."""

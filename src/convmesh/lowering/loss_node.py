@@ -17,6 +17,7 @@ from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.lowered import Lowered
 from convmesh.lowering.operator_calls import dtype_name
 from convmesh.lowering.recorder import recorded
+from convmesh.lowering.value_flow import FlowNotes
 from convmesh.plans import NodeProgram, Program
 from convmesh.plans.loss_memory import LOSS
 
@@ -27,7 +28,7 @@ def with_loss(
     """The program with the loss of its last node's output after it, and the look at the loss that the runtime takes."""
     program = lowered.program
     last = program.nodes[-1]
-    settings = StepSettings(precision=lowered.plan.precision)
+    settings = StepSettings(precision=lowered.plan.precision, compile=lowered.plan.compile)
     mesh = dry_mesh(program.mesh, program.rank, lowered.device).with_settings(settings)
     output = Dry(last.outputs[0], lowered.dtypes[last.node], True)
     target = Dry(target_layout(output.layout, tuple(target_shape)), target_dtype, False)
@@ -36,8 +37,10 @@ def with_loss(
 
 
 def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeProgram:
-    with torch.no_grad(), recorded(mesh) as looks:
-        all_finite(output.on(mesh).local)
+    local = output.on(mesh).local
+    notes = FlowNotes([local]) if mesh.settings.compile else None
+    with torch.no_grad(), recorded(mesh, flow=None if notes is None else notes.forward) as looks:
+        all_finite(local)
     value: Dry = result.value
     return NodeProgram(
         node=LOSS,
@@ -50,6 +53,7 @@ def _node(last: NodeProgram, result: DryResult, output: Dry, mesh: Any) -> NodeP
         saved=result.saved,
         sources=(last.node,),
         held=result.held,
+        flow=result.flow if notes is None else result.flow.then(len(result.forward), notes.flow(())),
     )
 
 

@@ -19,6 +19,7 @@ from convmesh.lowering.dry_values import Dry, DryResult
 from convmesh.lowering.graph_walk import Lowering
 from convmesh.lowering.weight_cuts import Axes, Cuts, DecidedCuts
 from convmesh.plans import Plan, Split
+from convmesh.plans.fused.fused_program import fused_alone
 from convmesh.plans.steps import Steps
 from convmesh.private_torch import flat_arguments, tree_leaves
 
@@ -98,7 +99,7 @@ class SingleLowering(Lowering):
             self._call(node, spec)
         except (ConvMeshError, ValueError):
             return None
-        made = self._assembly.nodes[-1]
+        made = fused_alone(self._assembly.nodes[-1])
         steps = (made.forward, made.backward)
         return Single(
             value=self._env[name],

@@ -99,7 +99,7 @@ def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
             _known.clear()
         # An operator that works in place may have changed the shape of an argument.
         is_same = not func.overloadpacket.__name__.endswith("_") or _signature(func, args, kwargs) == signature
-        _known[signature] = _replay_of(result, work, _tensors((*args, *kwargs.values()))) if is_same else None
+        _known[signature] = _replay_of(result, work, tensors_in((*args, *kwargs.values()))) if is_same else None
     return result, work
 
 
@@ -177,14 +177,14 @@ def _result(value: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(value, _Fresh):
         return value.make()
     if isinstance(value, _Given):
-        return _tensors((*args, *kwargs.values()))[value.position]
+        return tensors_in((*args, *kwargs.values()))[value.position]
     return value
 
 
 def _work(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
     values = (*args, *kwargs.values())
-    inputs = _tensors(values)
-    outputs = _tensors(result if isinstance(result, (list, tuple)) else (result,))
+    inputs = tensors_in(values)
+    outputs = tensors_in(result if isinstance(result, (list, tuple)) else (result,))
     tensors = inputs + outputs
     return Work(
         op=func.overloadpacket.__name__,
@@ -228,7 +228,7 @@ def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
     return 2 * int(places.numel()) * int(weight[0].numel()) * sum(map(bool, wanted[:2]))
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among arguments or results, also those in lists."""
     found: list[torch.Tensor] = []
     for value in values:

@@ -11,7 +11,8 @@ import torch
 from convmesh.dist import OpenMesh
 from convmesh.dist.traffic import Awaited, Sent
 from convmesh.lowering.live_bytes import HeldStorages
-from convmesh.lowering.operator_calls import is_view, made_call, result_of, run_call
+from convmesh.lowering.operator_calls import is_view, made_call, result_of, run_call, tensors_in
+from convmesh.lowering.value_flow import ValueFlow
 from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Saved, Step, Transfer, Wait, Work
 from convmesh.private_torch.dispatching import UncompiledDispatchMode
@@ -22,9 +23,9 @@ from convmesh.private_torch.tensor_internals import memory_key
 class _Recorder(UncompiledDispatchMode):
     """Lists the operators that run on meta tensors, without views, and counts the memory of their results."""
 
-    def __init__(self, steps: list[Step], storages: HeldStorages | None) -> None:
+    def __init__(self, steps: list[Step], storages: HeldStorages | None, flow: ValueFlow | None) -> None:
         super().__init__()
-        self._steps, self._storages = steps, storages
+        self._steps, self._storages, self._flow = steps, storages, flow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:
@@ -35,16 +36,19 @@ class _Recorder(UncompiledDispatchMode):
             return result_of(func, args, kwargs or {})  # it has no memory where there is data
         if is_view(func):
             return func(*args, **(kwargs or {}))  # its memory was counted with the tensor that it shows
-        return self._noted(*run_call(func, args, kwargs or {}))
+        return self._noted(*run_call(func, args, kwargs or {}), func, args, kwargs or {})
 
     def _run_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Operators on tensors that torch itself takes apart."""
         if self._storages is not None and any(is_dtensor_type(kind) for kind in types):
             return NotImplemented  # it comes again, with the tensors inside
-        return self._noted(*made_call(func, args, kwargs))
+        return self._noted(*made_call(func, args, kwargs), func, args, kwargs)
 
-    def _noted(self, result: Any, work: Work | None) -> Any:
+    def _noted(self, result: Any, work: Work | None, func: Any, args: Any, kwargs: Any) -> Any:
         if work is not None:
+            if self._flow is not None:
+                made = tensors_in(result if isinstance(result, (list, tuple)) else (result,))
+                self._flow.note(len(self._steps), func, args, tensors_in((*args, *kwargs.values())), made)
             self._steps.append(work)
         if self._storages is not None:
             self._storages.see(result if isinstance(result, (list, tuple)) else (result,))
@@ -52,8 +56,13 @@ class _Recorder(UncompiledDispatchMode):
 
 
 @contextmanager
-def recorded(mesh: OpenMesh, storages: HeldStorages | None = None) -> Iterator[list[Step]]:
-    """The computations, transfers and waits inside the block, in order; `storages` counts what they hold."""
+def recorded(
+    mesh: OpenMesh, storages: HeldStorages | None = None, flow: ValueFlow | None = None
+) -> Iterator[list[Step]]:
+    """The computations, transfers and waits inside the block, in order; `storages` counts what they hold.
+
+    `flow` notes which values the computations read and make.
+    """
     steps: list[Step] = []
     first = mesh.traffic.posted
 
@@ -65,7 +74,7 @@ def recorded(mesh: OpenMesh, storages: HeldStorages | None = None) -> Iterator[l
 
     mesh.traffic.listener, mesh.traffic.steps = note, steps
     try:
-        with _Recorder(steps, storages):
+        with _Recorder(steps, storages, flow):
             yield steps
     finally:
         mesh.traffic.listener = mesh.traffic.steps = None

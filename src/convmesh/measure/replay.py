@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from convmesh.kernels.memory_format import CHANNELS_LAST
+from convmesh.measure.fused_kernels import FORMS, fused_call
 
 Call = Callable[[], object]
 
@@ -138,4 +139,5 @@ _SPECIAL: dict[str, Callable[..., Call]] = {
     "native_batch_norm_backward": _batch_norm_backward,
     "max_pool2d_with_indices_backward": _max_pool_backward("max_pool2d"),
     "max_pool3d_with_indices_backward": _max_pool_backward("max_pool3d"),
+    **{form: fused_call(form) for form in FORMS},
 }

@@ -20,6 +20,7 @@ from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.oracle.simulate.pipeline_clocks import CoreSharing
 from convmesh.oracle.simulate.step import Scheduled, schedule
 from convmesh.oracle.simulate.timeline import Timeline
+from convmesh.plans.fused.fused_program import fused
 from convmesh.plans.program import Program
 from convmesh.system import System
 
@@ -111,12 +112,14 @@ def predict_programs(
 ) -> Prediction:
     """Price the programs of a few ranks that stand for all."""
     mesh = next(iter(programs.values())).mesh
-    return Prediction(mesh, system, programs, assumptions or Assumptions())
+    running = {rank: fused(program) for rank, program in programs.items()}
+    return Prediction(mesh, system, running, assumptions or Assumptions())
 
 
 def seconds_of(programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None) -> float:
     """The step's time alone, as `predict_programs` finds it."""
-    return _scheduled(programs, system, assumptions or Assumptions()).step.value
+    running = {rank: fused(program) for rank, program in programs.items()}
+    return _scheduled(running, system, assumptions or Assumptions()).step.value
 
 
 def _scheduled(programs: Mapping[int, Program], system: System, assumed: Assumptions) -> Scheduled:

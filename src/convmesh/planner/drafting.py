@@ -33,6 +33,7 @@ class DraftOptions:
     attention: Attention | None = None
     sub_batches: int | None = None
     precision: Precision = ""
+    compile: bool = False
     preset: PresetOptions = field(default_factory=PresetOptions)
     stages: StageOptions = field(default_factory=StageOptions)
 
@@ -51,6 +52,7 @@ def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: Draft
         attention=options.attention or "gather",
         sub_batches=options.sub_batches or _sub_batches(name, captured, mesh),
         precision=options.precision,
+        compile=options.compile,
         signature=captured.graph.signature,
         notes=notes,
         source=captured,

@@ -40,6 +40,7 @@ def plan(
     schedule: Schedule = "1f1b",
     bytes_stage: int | None = None,
     precision: Precision | None = None,
+    compile: bool | None = None,  # noqa: A002 - as in `parallelize`
 ) -> Plan:
     """A plan for training `model` on global batches like `sample` (a tensor or a shape; several in a list).
 
@@ -53,7 +54,8 @@ def plan(
     there are samples to cut instead), or at the layer `spatial_until`. On a mesh with a pipe axis, layers go into
     stages of about equal predicted time, within `bytes_stage` of weights and activations if that is given, and the
     batch goes through them in `microbatches` (default: up to four a stage) by `schedule`. With
-    `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
+    `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`. With `compile` it is
+    planned as `parallelize(..., compile=True)` runs it.
     """
     captured = network_of(model, sample)
     options = DraftOptions(
@@ -65,10 +67,12 @@ def plan(
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),
         stages=StageOptions(microbatches, schedule, bytes_stage),
         precision=precision or "",
+        compile=bool(compile),
     )
     if isinstance(strategy, Plan) and gpus is None:
         bound = _bound(strategy, captured, mesh or strategy.mesh)
         bound = bound if precision is None else replace(bound, precision=precision)
+        bound = bound if compile is None else replace(bound, compile=compile)
         return decided(captured, bound, _device_kind(system))
     if mesh is None or gpus is not None or isinstance(strategy, Plan):
         return _searched(captured, mesh, strategy, gpus, system, options)

@@ -49,16 +49,18 @@ def predict(
     loss: Callable[..., Any] | None = None,
     target: torch.Tensor | None = None,
     precision: Precision | None = None,
+    compile: bool | None = None,  # noqa: A002 - as in `parallelize`
 ) -> Prediction:
     """What one training step of `plan` costs on a system, given as a value, a name or the path of a file.
 
     A plan does not know the loss; it counts too if `loss` and a `target` of the global batch (meta will do) are given.
     `precision` stands in for the plan's own: "amp-bf16" and "amp-fp16" are steps under `torch.autocast`, "" is one in
-    the types of the weights.
+    the types of the weights. So does `compile`: True is a step as `parallelize(..., compile=True)` runs it.
     """
     if (loss is None) != (target is None):
         raise PlanError("`loss` and `target` go together: give both, or neither to leave the loss out.")
     plan = plan if precision is None else replace(plan, precision=precision)
+    plan = plan if compile is None else replace(plan, compile=compile)
     known = System.load(system) if isinstance(system, str) else system
     criterion = None if loss is None or target is None else Criterion(loss, target)
     ranks = [*representatives(plan.mesh, borders=True), *busiest_in_rings(plan)]

@@ -53,6 +53,7 @@ def search(
     samples: int | None = None,
     strategies: Sequence[str] | None = None,
     precision: Precision = "",
+    compile: bool = False,  # noqa: A002 - as in `parallelize`
     assumptions: Assumptions | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SearchResult:
@@ -60,9 +61,10 @@ def search(
 
     `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
     `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
-    With `precision` "amp-bf16" or "amp-fp16" steps run under `torch.autocast`.
+    With `precision` "amp-bf16" or "amp-fp16" steps run under `torch.autocast`; with `compile`, as
+    `parallelize(..., compile=True)` runs them.
     """
-    captured, options = network_of(model, sample), DraftOptions(precision=precision)
+    captured, options = network_of(model, sample), DraftOptions(precision=precision, compile=compile)
     return search_captured(
         captured,
         system,

@@ -68,6 +68,8 @@ class Plan:
     """Parts in which a batch is sent to dense layers that are cut over the batch's own axis."""
     precision: Precision = ""
     """What its step is predicted for. What runs follows `torch.autocast` alone."""
+    compile: bool = False
+    """Whether its step is predicted as `parallelize(..., compile=True)` runs it; that argument alone says what runs."""
     signature: str = ""
     """Of the network that the plan was made for; empty fits any network with its layers."""
     notes: tuple[str, ...] = ()

@@ -73,6 +73,7 @@ def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _IS_KIND: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
     "a list of texts": _is_list(lambda value: isinstance(value, str)),
     "a list of shapes": _is_list(_is_list(_is_count)),
     "a positive whole number": _is_count,
@@ -91,6 +92,7 @@ _KINDS = {
     "attention": "text",
     "sub_batches": "a positive whole number",
     "precision": "text",
+    "compile": "true or false",
     "signature": "text",
     "shares": "a table of lists of positive whole numbers",
     "pipeline": "a table",

@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from convmesh.plans.plan import Plan
 
 FIELDS = (
-    "strategy", "shapes", "batchnorm", "checkpoint", "reduction", "attention", "sub_batches", "precision", "signature",
+    "strategy", "shapes", "batchnorm", "checkpoint", "reduction", "attention", "sub_batches", "precision", "compile",
+    "signature",
 )  # fmt: skip
 """Fields of a plan that are keys at the top of its file."""
 
-LEFT_OUT = ((), "", 1, "gather")
-"""Values that go without saying."""
+LEFT_OUT = ("()", "''", "1", "'gather'", "False")
+"""Values that go without saying, as Python writes them: 1 and True are equal, but not the same."""
 
 
 def dumps(plan: Plan) -> str:
     """The plan's text: the most common split as the default for all layers, then the others."""
     lines = [f"# {note}" for note in plan.notes]
-    lines += [f"{name} = {_value(getattr(plan, name))}" for name in FIELDS if getattr(plan, name) not in LEFT_OUT]
+    lines += [f"{name} = {_value(getattr(plan, name))}" for name in FIELDS if repr(getattr(plan, name)) not in LEFT_OUT]
     lines += ["", "[mesh]", *(f"{name} = {size}" for name, size in plan.mesh.axes.items())]
     if plan.mesh.shares:
         lines += ["", "[shares]", *(f"{name} = {_value(parts)}" for name, parts in plan.mesh.shares.items())]

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from convmesh.layout import Layout, Mesh
+from convmesh.plans.fused.flow import NO_FLOW, LiveMoment, NodeFlow
 from convmesh.plans.program_table import render
 from convmesh.plans.steps import NOTHING_HELD, Held, Saved, Shape, Step, Steps, Transfer, Wait, Work, bytes_of
 
@@ -46,6 +47,8 @@ class NodeProgram:
     """The operator, without its number of dims: `conv`, `relu`, `cat`."""
     weight_steps: int = 0
     """Steps at the end of `backward` that compute weight gradients, where a schedule runs them apart."""
+    flow: NodeFlow = field(default=NO_FLOW, repr=False, compare=False)
+    """Which values its computations read and make, in a program for a compiler."""
 
     @property
     def backward_apart(self) -> tuple[Steps, Steps]:
@@ -146,6 +149,10 @@ class Program:
     """This rank's part of the network's inputs, whichever stage uses them; of one micro-batch."""
     precision: str = ""
     """Autocast, as plans name it; empty: layers compute in the types of their weights."""
+    compile: bool = False
+    """Whether a compiler runs its computations: they are elementary, and `fused` makes kernels of them."""
+    live: tuple[LiveMoment, ...] = field(default=(), repr=False)
+    """What its kernels hold, one after another; empty where a compiler has not fused it."""
     bytes_targets: int = 0
     """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 

@@ -71,6 +71,28 @@ class Overheads:
     depending on what its transfers cut: `conv space`, `conv channels`, `batchnorm samples`."""
     seconds_sending: float = 0.0
     """Extra time, in forward and in backward, of a node that sends and whose kind and cut were not measured."""
+    nodes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Forward and backward time of a node among others, the launches of its operators included, by its kind; under
+    autocast `conv amp`. Where it is known, it stands for what `kinds` and operators take."""
+    seconds_step_nodes: float = 0.0
+    """What a step takes besides, where nodes are timed so."""
+    seconds_replay: float = 0.0
+    """Of a compiled step, whose operators graphs launch;"""
+    seconds_replay_weight: float = 0.0
+    """and more for each of its weights."""
+
+    def among_others(self, kind: str, works: int, precision: str, phase: int) -> float | None:
+        """The whole time of a node with so many operators; None where nodes were not timed so.
+
+        A kind that was not timed takes what relu takes, for each of its operators.
+        """
+        suffix = " amp" if precision and f"{kind or 'relu'} amp" in self.nodes else ""
+        if found := self.nodes.get(f"{kind}{suffix}"):
+            return max(0.0, found[phase])
+        one, none = self.nodes.get("relu"), self.nodes.get("identity")
+        if one is None or none is None:
+            return None
+        return max(0.0, none[phase]) + works * max(0.0, one[phase] - none[phase])
 
     def forward(self, kind: str, cut: str | None = None) -> float:
         """Time of one node; `cut` is what its transfers cut, None if it has no transfers."""
@@ -175,5 +197,6 @@ class OperatorTable:
         timings = (Timing(**{**row, "inputs": tuple(map(tuple, row["inputs"]))}) for row in rows)
         updates = {name: UpdateTiming(**timing) for name, timing in plain["updates"].items()}
         overheads = dict(plain["overheads"])
-        overheads["kinds"] = {name: tuple(times) for name, times in overheads.get("kinds", {}).items()}
+        for field_name in ("kinds", "nodes"):
+            overheads[field_name] = {name: tuple(times) for name, times in overheads.get(field_name, {}).items()}
         return cls(plain["device"], tuple(timings), updates, Overheads(**overheads), plain["about"])

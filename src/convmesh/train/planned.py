@@ -74,7 +74,7 @@ def decide(config: RunConfig, model: nn.Module, shape: Shape, ranks: int) -> Pla
 
 def _decided(config: RunConfig, plan: PlanConfig, model: nn.Module, shape: Shape, ranks: int) -> Planned:
     system = _system_for(plan, ranks)
-    made = made_plan(plan, model, shape, ranks, system, planned_precision(config.precision))
+    made = made_plan(plan, model, shape, ranks, system, planned_precision(config.precision), _is_fused(config))
     if system is None or not plan.predict:
         return Planned(dumps(made), unpredicted="`plan.predict` is false")
     if system.node.turns(ranks) > 1:
@@ -122,8 +122,19 @@ def decided_plan(config: PlanConfig, model: nn.Module, sample: Sample, ranks: in
     return dumps(made_plan(config, model, sample, ranks, _system_for(config, ranks)))
 
 
+def _is_fused(config: RunConfig) -> bool:
+    """Whether a compiler makes kernels of the run's steps."""
+    return bool(config.compile) and config.compile != "eager"
+
+
 def made_plan(
-    config: PlanConfig, model: nn.Module, shape: Sample, ranks: int, system: System | None, precision: Precision = ""
+    config: PlanConfig,
+    model: nn.Module,
+    shape: Sample,
+    ranks: int,
+    system: System | None,
+    precision: Precision = "",
+    compile: bool = False,  # noqa: A002 - as in `parallelize`
 ) -> Plan:
     """The plan that a section of a run file stands for."""
     options: dict[str, Any] = {
@@ -131,9 +142,10 @@ def made_plan(
         "reduction": config.reduction,
         "checkpoint": config.recompute,
         "precision": precision,
+        "compile": compile,
     }
     if config.strategy.endswith(".toml"):
-        return make_plan(model, shape, strategy=load_plan(config.strategy), precision=precision)
+        return make_plan(model, shape, strategy=load_plan(config.strategy), precision=precision, compile=compile)
     mesh = Mesh(**config.mesh) if config.mesh else None
     if config.strategy != "auto":
         chosen = mesh or mesh_for(config.strategy, ranks, _dims(shape) - 2)

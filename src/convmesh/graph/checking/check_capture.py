@@ -18,7 +18,7 @@ from convmesh.graph.checking.trial_step import StepResults, TrialStep
 from convmesh.graph.graph import Graph
 from convmesh.graph.unchanged_module import unchanged
 
-SECONDS_OF_A_MOMENT = 0.5
+SECONDS_OF_A_MOMENT = 2.0
 """Of processor time. A step with gradients takes three times as long as forward, and both networks make one."""
 
 

@@ -74,6 +74,9 @@ def memory_of(
     ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
     _hold_state(program, assumptions or Assumptions(), ledger)
     _hold_batch(program, ledger)
+    if program.live and program.stages == 1 and not any(node.block for node in program.nodes):
+        _hold_values(program, ledger)
+        return _memory(ledger, program.mesh.size if device == "cuda" else 0)
     if device == "cuda" and any(work.op in PRODUCTS for work in program.works()):
         ledger.hold("workspace", BYTES_PRODUCTS, "buffers")
     stages = {stage: [node for node in program.nodes if node.stage == stage] for stage in own_stages(program)}
@@ -86,6 +89,19 @@ def memory_of(
         _pass(program, stages[turn.stage], turn, ledger)
     ledger.moment("update", "")
     return _memory(ledger, program.mesh.size if device == "cuda" else 0)
+
+
+def _hold_values(program: Program, ledger: Ledger) -> None:
+    """Go through the kernels of a compiled step; gradients that are summed go into buckets at once."""
+    stay = not program.buckets
+    for moment in program.live:
+        ledger.hold("values", moment.bytes_held - moment.bytes_gradients, "activations")
+        ledger.hold("computed gradients", moment.bytes_gradients if stay else 0, "gradients")
+        ledger.moment("backward" if moment.is_backward else "forward", program.nodes[moment.node].layer)
+        ledger.release("values")
+        ledger.release("computed gradients")
+    ledger.hold("computed gradients", program.live[-1].bytes_gradients if stay else 0, "gradients")
+    ledger.moment("update", "")
 
 
 def own_stages(program: Program) -> list[int]:

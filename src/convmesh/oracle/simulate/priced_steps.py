@@ -76,6 +76,11 @@ class Script:
         """With no overlap."""
         return self.compute.value + self.transfers.value
 
+    def launched(self) -> Script:
+        """With all launches made: the host takes no time for single operators."""
+        pieces = (p if not isinstance(p, Busy) else Busy(p.seconds, 0.0, p.seconds) for p in self.pieces)
+        return Script(tuple(pieces), self.compute, self.transfers)
+
     def stretched(self, factor: float) -> Script:
         """With computation `factor` times as long."""
         pieces = (p if not isinstance(p, Busy) else Busy(*(factor * s for s in astuple(p))) for p in self.pieces)

@@ -12,7 +12,7 @@ from convmesh.oracle.simulate.priced_steps import Busy, Pricing, Script
 from convmesh.oracle.simulate.rank_clocks import Join, ScriptPart
 from convmesh.oracle.simulate.transfer_cuts import cut_of
 from convmesh.plans.program import BucketProgram, NodeProgram, Program
-from convmesh.plans.steps import Steps
+from convmesh.plans.steps import Steps, Work
 from convmesh.system.operator_table import Overheads
 
 Lines = Iterator[ScriptPart | Join]
@@ -27,6 +27,7 @@ class RankLines:
         self._overheads = pricing.compute.overheads
         self._takes_time = self._overheads != Overheads()
         self._beside_host = pricing.compute.works_beside_host
+        self._replays = program.compile
 
     def whole(self) -> Lines:
         """A step without a pipeline."""
@@ -43,8 +44,12 @@ class RankLines:
         yield from self.update()
 
     def begin(self) -> ScriptPart:
-        """Placing inputs, checking the loss, clearing gradients."""
-        return self._overhead("step", self._overheads.seconds_step)
+        """Placing inputs, checking the loss, clearing gradients; the launch of graphs, where they are replayed."""
+        known = self._overheads
+        if self._replays and known.seconds_replay:
+            learning = sum(1 for weight in self.program.weights if weight.learns)
+            return self._overhead("step", known.seconds_replay + learning * known.seconds_replay_weight)
+        return self._overhead("step", known.seconds_step_nodes if known.nodes else known.seconds_step)
 
     def loss(self) -> ScriptPart:
         """Between forward and backward, where the host may wait for the device."""
@@ -92,15 +97,27 @@ class RankLines:
 
     def _node(self, phase: str, key: tuple[object, ...], node: NodeProgram, steps: Steps) -> Iterator[ScriptPart]:
         """A node's steps, and the runtime's Python overhead: compute time where the host itself computes."""
-        takes = self._overheads.forward if phase == "forward" else self._overheads.backward
-        seconds = takes(node.kind, cut_of(steps)) if self._takes_time else 0.0
-        script = self._pricing.script(steps, self.program.rank)
+        seconds, script = self._with_host(phase, node, steps)
         if self._beside_host:
             yield ScriptPart(key, node.layer, phase, script, seconds)
             return
         if seconds and steps:
             yield replace(self._overhead(("runtime", *key), seconds), layer=node.layer, phase=phase)
         yield ScriptPart(key, node.layer, phase, script)
+
+    def _with_host(self, phase: str, node: NodeProgram, steps: Steps) -> tuple[float, Script]:
+        """The host's seconds for a node besides launches, and its script with those; graphs launch by themselves."""
+        script, cut = self._pricing.script(steps, self.program.rank), cut_of(steps)
+        if self._replays:
+            return 0.0, script.launched()
+        known = self._overheads
+        if self._beside_host and cut is None:
+            count, late = sum(isinstance(step, Work) for step in steps), int(phase != "forward")
+            whole = known.among_others(node.kind, count, self.program.precision, late)
+            if whole is not None:
+                return whole, script.launched()
+        takes = known.forward if phase == "forward" else known.backward
+        return takes(node.kind, cut) if self._takes_time else 0.0, script
 
     def _overhead(self, key: Hashable, seconds: float) -> ScriptPart:
         if self._beside_host or not seconds:

@@ -1,6 +1,6 @@
 """Whole training steps of eight networks on one GPU, compared with the oracle's predictions from operator times.
 
-python -m benchmarks.oracle_gpu [--out FOLDER] [NETWORK ...]     writes table, runs and page to the folder
+python -m benchmarks.oracle_gpu.plain_types [--out FOLDER] [NETWORK ...]     writes table, runs and page to the folder
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Whole training steps on one GPU beside the oracle's predictions of them."""

@@ -9,8 +9,8 @@ import convmesh
 
 ROOT = Path(convmesh.__file__).parent
 MAY_IMPORT_LATE = ("cli", "__init__.py", "graph/__init__.py", "kernels/tuned/conv_ops.py")
-"""For start-up time: the command line, and the two packages that load torch on first use. What runs Triton, which need not
-be installed where its operators are known."""
+"""For start-up time: the command line, and the two packages that load torch on first use; and what runs Triton, which
+need not be installed where its operators are known."""
 
 
 def _trees() -> Iterator[tuple[Path, ast.Module]]:

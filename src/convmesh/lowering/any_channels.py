@@ -20,7 +20,7 @@ from convmesh.dist import OpenMesh
 from convmesh.kernels.memory_format import channels_last_order
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT
-from convmesh.lowering.any_extent import MANY, MOST_BYTES, MOST_ELEMENTS, uncut
+from convmesh.lowering.any_extent import MANY, MOST_BYTES, MOST_ELEMENTS, counts_alone, uncut
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_values import Dry
 from convmesh.ops.norm.rows import pieces_of_channel
@@ -41,7 +41,7 @@ class AnyChannels(NamedTuple):
 def any_channels(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> AnyChannels | None:
     """The call for `MANY` channels; None if it may depend on their number otherwise than by counting."""
     given = [leaf for leaf in leaves if isinstance(leaf, Dry)]
-    if mesh.stands_for != "cuda" or not given or not all(_counts_channels(x, mesh) for x in given):
+    if not counts_alone(mesh) or not given or not all(_counts_channels(x, mesh) for x in given):
         return None
     if call.finds_statistics and _pieces(given[0], mesh) > 1:
         return None

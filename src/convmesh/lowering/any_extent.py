@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from convmesh.dist import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
 from convmesh.layout import Layout, Mesh
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
@@ -37,6 +38,14 @@ APART = 268_435_399
 
 _HALF, _DIGITS = MANY // 2, str(MANY)
 _LONG = re.compile(r"(?<![\w.])\d{9,}(?![\w.])")
+
+
+def counts_alone(mesh: OpenMesh) -> bool:
+    """Whether calls on a mesh do the same for each sample and channel, however many there are.
+
+    Kernels of processors are chosen by size, and so is in a compiled step whether work waits for halos.
+    """
+    return mesh.stands_for == "cuda" and not mesh.settings.compile
 
 
 class Extent(NamedTuple):

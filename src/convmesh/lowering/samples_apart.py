@@ -15,7 +15,7 @@ from typing import Any
 from convmesh.dist import OpenMesh
 from convmesh.layout import Layout
 from convmesh.layout.layout import LAYOUTS_KEPT, Cut
-from convmesh.lowering.any_extent import MANY, MOST_ELEMENTS, uncut
+from convmesh.lowering.any_extent import MANY, MOST_ELEMENTS, counts_alone, uncut
 from convmesh.lowering.dry_call import DryCall
 from convmesh.lowering.dry_values import Dry, DryResult, dries_in, mapped
 
@@ -40,7 +40,7 @@ class SamplesApart:
         dries = [leaf for leaf in self.leaves if isinstance(leaf, Dry)]
         is_large = any(math.prod(leaf.layout.box(mesh.rank).shape[1:]) > MOST_ELEMENTS for leaf in dries)
         is_cut_again = self.call.uses_sub_batches and mesh.settings.sub_batches > 1
-        if self.samples < 2 or is_large or is_cut_again or mesh.stands_for != "cuda" or not self.call.counts_samples:
+        if self.samples < 2 or is_large or is_cut_again or not counts_alone(mesh) or not self.call.counts_samples:
             return None
         many = uncut(MANY)
         return tuple(x.lying_in(_with_samples(x.layout, many)) if isinstance(x, Dry) else x for x in self.leaves)

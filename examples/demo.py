@@ -136,7 +136,7 @@ def told_recovery(folder: Path) -> str:
     lost = next(event for event in events if event["kind"] == "lost")
     again = next(event for event in events[events.index(lost) :] if event["kind"] == "resumed")
     ranks = f"{again['ranks_after']} rank{'' if again['ranks_after'] == 1 else 's'}"
-    return f"{lost['step'] - again['step']} steps lost, goes on with {ranks}"
+    return f"{lost['step'] - again['step']} steps lost,\ngoes on with {ranks}"
 
 
 def show_cluster(folder: Path) -> None:

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from convmesh.dist import OpenMesh, init, open_mesh
+from convmesh.dist.told_values import values_of_all
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.layout import Mesh
 from convmesh.private_torch.gloo_groups import THREADS
@@ -117,18 +119,17 @@ def test_a_report_counts_the_ranks_of_the_mesh_in_its_own_order() -> None:
 
 
 def agreed_twice() -> int:
-    """The number of messages of a repeated check."""
+    """How often ranks tell each other values in a repeated check."""
     mesh: OpenMesh = open_mesh(Mesh(width=2))
     count = 0
-    real = dist.all_gather_object
 
-    def spy(*args: object, **kwargs: object) -> None:
+    def spy(*args: Any) -> list[Any]:
         nonlocal count
         count += 1
-        real(*args, **kwargs)
+        return values_of_all(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_gather_object", spy)
+        patch.setattr("convmesh.dist.agreement.values_of_all", spy)
         for _ in range(3):
             mesh.agree_once("`it`", "value")
         mesh.agree_once("`it`", "another")

@@ -27,12 +27,10 @@ MESHES: list[tuple[str, tuple[dict[str, int], dict[int, str]]]] = [
     ("nothing cut", ({}, {})),
 ]
 
-_image = torch.randn(4, 8, 8, 8)
 _weight, _square, _norm = torch.randn(8, 8, 3, 3), torch.randn(8, 8), torch.ones(8)
 CALLED: dict[str, Callable[[Any], Any]] = {
     "conv2d": lambda x: F.conv2d(x, _weight, _norm, padding=1),
     "relu": F.relu,
-    "relu, behind a plain conv2d": lambda x: (F.conv2d(_image, _weight, _norm, padding=1), F.relu(x)),
     "add": lambda x: x + x,
     "batch_norm (replica)": lambda x: F.batch_norm(x, None, None, _norm, _norm, training=True),
     "cat": lambda x: torch.cat([x, x], 1),

@@ -69,7 +69,7 @@ def test_the_first_difference_is_named() -> None:
 def differing() -> str:
     """Rank 1 forgets a layer."""
     mesh = opened(Mesh(height=2))
-    plan = cm.plan(network(), (6, 3, 16, 16), Mesh(height=2), "spatial", least_rows=2)
+    plan = cm.plan(network(), (6, 3, 16, 16), Mesh(height=2), "spatial")
     program = lower(capture(network(), (6, 3, 16, 16)), plan, mesh.rank).program
     program = replace(program, nodes=program.nodes[:-3]) if mesh.rank else program
     with pytest.raises(DisagreementError) as caught:

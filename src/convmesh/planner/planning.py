@@ -16,6 +16,7 @@ from convmesh.planner.searching import best_on, decided, loaded, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
 from convmesh.plans.plan import Attention, BatchNorm, Precision, Reduction, Schedule
+from convmesh.plans.space_rows import LEAST_ROWS
 from convmesh.system import System
 
 Strategy = str | Plan | Splits
@@ -34,7 +35,7 @@ def plan(
     reduction: Reduction = "bucketed",
     attention: Attention | None = None,
     sub_batches: int | None = None,
-    least_rows: int | None = None,
+    least_rows: int = LEAST_ROWS,
     spatial_until: str | None = None,
     microbatches: int | None = None,
     schedule: Schedule = "1f1b",
@@ -50,12 +51,11 @@ def plan(
     gather all keys and values for attention, or with `attention="ring"` pass them round; "auto" takes what is predicted
     to be faster, or to fit. `sub_batches` parts of a batch travel one by one to dense layers that are cut over the
     axis that cuts samples. `checkpoint` names modules whose activations are computed again in backward. A spatial
-    strategy stops where a rank would have fewer than `least_rows` rows (by default 2, and behind larger layers 16 if
-    there are samples to cut instead), or at the layer `spatial_until`. On a mesh with a pipe axis, layers go into
-    stages of about equal predicted time, within `bytes_stage` of weights and activations if that is given, and the
-    batch goes through them in `microbatches` (default: up to four a stage) by `schedule`. With
-    `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`. With `compile` it is
-    planned as `parallelize(..., compile=True)` runs it.
+    strategy stops where a rank would have fewer than `least_rows` rows, or at the layer `spatial_until`. On a mesh
+    with a pipe axis, layers go into stages of about equal predicted time, within `bytes_stage` of weights and
+    activations if that is given, and the batch goes through them in `microbatches` (default: up to four a stage) by
+    `schedule`. With `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
+    With `compile` it is planned as `parallelize(..., compile=True)` runs it.
     """
     captured = network_of(model, sample)
     options = DraftOptions(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from convmesh.processor import avoid_hidden_tiles
+
 if TYPE_CHECKING:
     from convmesh import data, models
     from convmesh.asynchronous.async_weights import AsyncWeights
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from convmesh.train.run_config import RunConfig
     from convmesh.train.trainer import Intervals, Trainer
     from convmesh.verification import verify
+
+avoid_hidden_tiles()  # before torch computes anything
 
 _HOME = {
     **dict.fromkeys(["OpenMesh", "dry_mesh", "init", "open_mesh"], "convmesh.dist"),

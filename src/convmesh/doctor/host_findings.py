@@ -13,6 +13,7 @@ from torch import distributed as dist
 from convmesh.doctor.finding import Finding
 from convmesh.measure.energy_counters import POWERCAP, energy_meter
 from convmesh.measure.machine import this_machine
+from convmesh.processor import ONEDNN_LIMIT, hides_tiles, this_core
 
 LEAST_FILES = 1024
 """File descriptors of a rank: connections to the ranks of its groups, and files of samples."""
@@ -20,12 +21,19 @@ LEAST_FILES = 1024
 LEAST_BYTES_SHARED = 1 << 30
 """NCCL and Gloo pass messages between the ranks of one host through /dev/shm."""
 
+HIDDEN_TILES = (
+    f"this virtual machine announces AMX but not its tiles; torch is kept from it ({ONEDNN_LIMIT})",
+    "Ask for a CPU template that passes CPUID leaf 0x1D on: products in bf16 are faster with AMX.",
+)
+
 
 def hardware() -> Iterator[Finding]:
     """What ranks run on."""
     machine = this_machine()
     kind, memory = "host" if machine.gpus else machine.kind, f"{machine.bytes_host / 2**30:.0f} GiB of memory"
     yield Finding("processor", "ok", f"{machine.cores} cores ({kind}), {memory}")
+    if hides_tiles(this_core()):
+        yield Finding("AMX", "missing", *HIDDEN_TILES)
     yield _gpus()
     yield _backends()
     yield _shared_memory()

@@ -1,0 +1,42 @@
+"""Instructions that a processor announces and a virtual machine takes away again: torch is told before it uses them."""
+
+from __future__ import annotations
+
+import os
+from itertools import takewhile
+from pathlib import Path
+
+ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
+"""What oneDNN, the library of torch's convolutions and products on processors, may use at most."""
+
+TILE_LEAF = 0x1D
+"""Of CPUID: how large the tiles of AMX may be. oneDNN asks for it, and the processor refuses tiles of no size."""
+
+
+def avoid_hidden_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """Keep oneDNN from AMX where a virtual machine hides its tiles' sizes: a product in bf16 would end by SIGILL."""
+    if hides_tiles(described := _first_core(cpuinfo)):
+        os.environ.setdefault(ONEDNN_LIMIT, "AVX512_CORE_FP16" if "avx512_fp16" in _flags(described) else "AVX512_CORE")
+
+
+def hides_tiles(described: dict[str, str]) -> bool:
+    """Whether a core, as Linux describes it, has AMX but does not answer how large its tiles may be."""
+    return "amx_tile" in _flags(described) and int(described.get("cpuid level", TILE_LEAF)) < TILE_LEAF
+
+
+def this_core() -> dict[str, str]:
+    """The first core as Linux describes it; empty on other systems."""
+    return _first_core(Path("/proc/cpuinfo"))
+
+
+def _first_core(cpuinfo: Path) -> dict[str, str]:
+    try:
+        with cpuinfo.open() as lines:
+            pairs = [line.partition(":") for line in takewhile(str.strip, lines)]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _flags(described: dict[str, str]) -> set[str]:
+    return set(described.get("flags", "").split())

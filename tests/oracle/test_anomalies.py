@@ -54,6 +54,11 @@ def only(found: list[Anomaly]) -> Anomaly:
     return found[0]
 
 
+def test_what_was_not_seen_to_take_time_is_not_judged(profile: Profile, prediction: Prediction) -> None:
+    assert find_anomalies(slower_links(profile, 0.0, lambda _: True), prediction) == []
+    assert find_anomalies(slower(profile, 0.0, lambda *_: True), prediction) == []
+
+
 def test_a_profile_as_predicted_has_no_anomalies(profile: Profile, prediction: Prediction) -> None:
     assert find_anomalies(profile, prediction) == []
 

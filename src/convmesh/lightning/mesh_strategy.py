@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from convmesh.dist.barriers import wait_for_all
 from convmesh.layout import Mesh
 from convmesh.lightning.job import all_reduced, batch_words, joined, same_random_numbers
 from convmesh.lightning.lightning_package import part
@@ -182,7 +183,7 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
     def barrier(self, name: str | None = None) -> None:
         del name
         if dist.is_initialized():
-            dist.barrier()
+            wait_for_all()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         told = [obj]

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from convmesh.dist.barriers import wait_for_all
 from convmesh.measure.operator_times import Repeats, clock_on
 from convmesh.system.operator_table import UpdateTiming, update_key
 from convmesh.testing import run_ranks
@@ -74,5 +74,5 @@ def _stepped(
         weight.grad = torch.randn_like(weight) * 1e-3
     optimizer = make(weights)
     if active > 1:
-        dist.barrier()  # else some would still draw numbers while others are timed
+        wait_for_all()  # else some would still draw numbers while others are timed
     return clock_on(device)([optimizer.step], Repeats(most=10), active)

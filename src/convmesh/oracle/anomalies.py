@@ -30,7 +30,8 @@ DEVIATIONS = 4.0
 """Robust standard deviations from the median beyond which a value is off."""
 
 NEGLIGIBLE = 1e-4
-"""Share of the step below which a part is ignored."""
+"""Share of the step below which a part is ignored; so is one of which no time was measured, as of a transfer on a GPU
+that was there before its stream came to it."""
 
 
 class Expected(Protocol):
@@ -84,7 +85,7 @@ def _layer_ratios(profile: Profile, timeline: Timeline, crowd: Crowd, least: flo
         rank: {
             cell: (seconds / expected[crowd.stand_in(rank)][cell], expected[crowd.stand_in(rank)][cell])
             for cell, seconds in layers.items()
-            if expected[crowd.stand_in(rank)].get(cell, 0.0) > least
+            if seconds and expected[crowd.stand_in(rank)].get(cell, 0.0) > least
         }
         for rank, layers in profile.layers.items()
     }
@@ -142,7 +143,7 @@ def _links(profile: Profile, prediction: Expected, crowd: Crowd, least: float) -
     by_axes = defaultdict(lambda: defaultdict(list))
     for transfer in profile.transfers:
         seconds = expected.get((crowd.stand_in(transfer.rank), transfer.cell), 0.0)
-        if seconds > least:
+        if transfer.seconds and seconds > least:
             kind = (transfer.carrier, transfer.axes)
             by_axes[kind][transfer.rank].append((transfer.seconds / seconds, seconds, transfer))
     for of_ranks in by_axes.values():

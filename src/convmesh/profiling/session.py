@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from torch.optim import Optimizer
 
+from convmesh.dist.barriers import wait_for_all
 from convmesh.dist.stamps import clock_for
 from convmesh.dist.transfer_watch import add_watch, remove_watch
 from convmesh.profiling.rank_profile import RankProfile, TimedStep
@@ -29,7 +29,7 @@ class ProfileSession:
 
     def attach(self) -> None:
         """Time steps from here on."""
-        dist.barrier()
+        wait_for_all(self._net.mesh.everyone)
         self._origin = time.perf_counter()
         device = self._net.mesh.device
         self._recorder = StepRecorder(clock_for(device), asks_futures=device.type == "cpu")

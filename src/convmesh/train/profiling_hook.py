@@ -42,8 +42,8 @@ class StepProfiles:
             save_profile(self._session.profile, self._run)
 
     def _start(self) -> None:
-        self._is_on = True
         self._session.attach()
+        self._is_on = True
 
 
 def keep_prediction(prediction: Prediction | None, run: Path) -> None:

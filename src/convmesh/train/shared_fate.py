@@ -59,6 +59,13 @@ def shared_fate() -> Iterator[None]:
         raise
 
 
+def _break_connections() -> None:
+    """NCCL would wait here for the ranks that wait for this one, and they would notice nothing: on GPUs it is the end
+    of this process that ends the others, by whoever started them."""
+    if dist.get_backend() != "nccl":
+        dist.destroy_process_group()
+
+
 @dataclass(frozen=True)
 class _Fate:
     """The end of a run, as ranks write it to the job's store, which may go with the rank that serves it."""
@@ -84,7 +91,7 @@ class _Fate:
                 self.store.set(self.key, f"rank {rank} failed: {kind}{error}")
             self.store.add(f"{self.key}/know", 1)
             if not self._within(_SECONDS_ALIKE, self._all_know):
-                dist.destroy_process_group()
+                _break_connections()
                 self._within(_SECONDS_FAREWELL if rank == 0 else 0.0, self._all_know)
 
     def _all_know(self) -> bool:

@@ -19,7 +19,7 @@ def host(folder: Path, port: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def _await_server(port: int) -> None:
+def await_server(port: int) -> None:
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -32,7 +32,7 @@ def test_a_lost_host_is_done_without_and_comes_back(tmp_path: Path) -> None:
     port = free_port()
     first = host(tmp_path, port)
     assert first.stderr is not None
-    _await_server(port)
+    await_server(port)
     second = host(tmp_path, port)
     while not (tmp_path / "fault0").exists():
         time.sleep(0.01)

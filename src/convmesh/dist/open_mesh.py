@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import Tell, agree, agree_on_lists
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.dist.job_store import job_store
 from convmesh.dist.meeting import meet, telling_refusals
 from convmesh.dist.new_groups import new_group
 from convmesh.dist.step_settings import StepSettings
@@ -138,11 +139,12 @@ def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None
     if chosen == "nccl":
         _take_gpu()
     timeout = timedelta(seconds=seconds_timeout)
-    if int(os.environ["WORLD_SIZE"]) == 1:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(chosen, store=store, rank=0, world_size=1, timeout=timeout)
-    else:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.HashStore() if ranks == 1 else job_store(os.environ, timeout)  # type: ignore[attr-defined]
+    if store is None:
         dist.init_process_group(chosen, timeout=timeout)
+    else:
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=ranks, timeout=timeout)
     _timeouts[dist.group.WORLD] = timeout
 
 

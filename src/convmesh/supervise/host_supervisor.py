@@ -14,6 +14,7 @@ from convmesh.supervise.meeting_store import StoreLostError
 from convmesh.supervise.outcome import UNWRITABLE, Ending, Outcome
 from convmesh.supervise.policy import Job, Policy
 from convmesh.supervise.rendezvous import Rendezvous, port_here
+from convmesh.supervise.run_token import run_token
 from convmesh.supervise.signals import hearing
 from convmesh.supervise.slots import Slots
 from convmesh.supervise.telling import Telling
@@ -29,7 +30,7 @@ class HostSupervisor:
         self._job, self._policy = job, policy
         self._slots = Slots(policy.ranks, policy.seconds_backoff)
         self._telling = Telling(job.folder)
-        self._meeting = Rendezvous(endpoints, policy)
+        self._meeting = Rendezvous(endpoints, policy, run_token(job.folder))
         self._coordinator = self._coordinating(hosts)
         self._port = port_here(self._meeting.address)
         self._generation: Generation | None = None

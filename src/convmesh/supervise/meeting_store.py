@@ -1,7 +1,8 @@
 """A few keys that one supervisor serves to those of other hosts: lines of JSON over TCP, one answer for each question.
 
 torch's store waits for a host that is silent until the system gives up on the connection; this one has a time limit for
-every question, and needs no torch. Nothing that comes from the network is unpickled or run.
+every question, and needs no torch. Nothing that comes from the network is unpickled or run. Who cannot prove that it
+knows the run's token gets no answer; neither does a client go on with a server that cannot.
 """
 
 from __future__ import annotations
@@ -10,35 +11,72 @@ import contextlib
 import json
 import socket
 import threading
-from typing import Any
+import time
+from collections.abc import Iterator
+from typing import IO, Any
 
-_MOST_BYTES = 1 << 20
-"""Of a line: a stranger may connect too."""
+from convmesh.supervise.run_token import RunToken, drawn_number
+
+_MOST_BYTES, _MOST_BYTES_STRANGER = 1 << 20, 1 << 10
+"""Of a line."""
+
+_SECONDS_PROOF, _MOST_STRANGERS = 10.0, 64
+"""How long those who connect may take to prove who they are, and how many may be about it at a time."""
+
+_SECONDS_PAUSE = 0.1
 
 
 class StoreLostError(ConnectionError):
     """The supervisor that serves the store does not answer."""
 
 
+class OtherTokenError(ConnectionError):
+    """A supervisor answers that has another token: it is of another run."""
+
+
 class StoreServer:
     """Serves from its constructor until the process ends, each client in a thread of its own."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener, self._lock = listener, threading.Lock()
+    def __init__(self, listener: socket.socket, token: RunToken) -> None:
+        self._listener, self._token, self._lock = listener, token, threading.Lock()
+        self._strangers = threading.Semaphore(_MOST_STRANGERS)
         self._values: dict[str, Any] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # one that has left already, or no file is free: those who are here are served
+                time.sleep(_SECONDS_PAUSE)
+                continue
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         """Until the client leaves, or says what is no question."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError), connection:
             lines = connection.makefile("rb")
+            if not self._is_of_this_run(connection, lines):
+                return
             while line := lines.readline(_MOST_BYTES):
-                connection.sendall(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+                _send(connection, self._answer(json.loads(line)))
+
+    def _is_of_this_run(self, connection: socket.socket, lines: IO[bytes]) -> bool:
+        """Have the client prove it, in time; then prove it too."""
+        try:
+            connection.settimeout(_SECONDS_PROOF)
+            _send(connection, {"number": (number := drawn_number())})
+            said = json.loads(lines.readline(_MOST_BYTES_STRANGER))
+            numbers = number, str(said["number"])
+            is_proven = self._token.is_proven(said["proof"], "client", numbers)
+            _send(connection, {"proof": self._token.proof("server", numbers) if is_proven else None})
+            connection.settimeout(None)
+            return is_proven
+        finally:
+            self._strangers.release()
 
     def _answer(self, question: dict[str, Any]) -> Any:
         key, value = question["key"], question.get("value")
@@ -54,13 +92,18 @@ class StoreServer:
 class StoreClient:
     """One connection to a server."""
 
-    def __init__(self, address: tuple[str, int], seconds_connect: float, seconds_call: float) -> None:
+    def __init__(self, address: tuple[str, int], token: RunToken, seconds_connect: float, seconds_call: float) -> None:
         self._place = "{}:{}".format(*address)
         self._socket = socket.create_connection(address, seconds_connect)
         self._socket.settimeout(seconds_call)
         self._lines = self._socket.makefile("rb")
         self.own_address = str(self._socket.getsockname()[0])
         """This host's, on the way to the server."""
+        try:
+            self._prove(token)
+        except BaseException:
+            self.close()
+            raise
 
     def set(self, key: str, value: Any) -> None:
         self._ask(do="set", key=key, value=value)
@@ -80,12 +123,35 @@ class StoreClient:
         self._lines.close()
         self._socket.close()
 
+    def _prove(self, token: RunToken) -> None:
+        """Show that this is a supervisor of the run, and see that the server is one."""
+        with self._telling_loss():
+            numbers = str(self._heard()["number"]), drawn_number()
+            _send(self._socket, {"number": numbers[1], "proof": token.proof("client", numbers)})
+            proof = self._heard()["proof"]
+        if not token.is_proven(proof, "server", numbers):
+            raise OtherTokenError(f"the supervisor at {self._place} has another token than this one ({token.origin})")
+
     def _ask(self, **question: Any) -> Any:
+        with self._telling_loss():
+            _send(self._socket, question)
+            return self._heard()
+
+    def _heard(self) -> Any:
+        line = self._lines.readline(_MOST_BYTES)
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError("the connection was closed")
+        return json.loads(line)
+
+    @contextlib.contextmanager
+    def _telling_loss(self) -> Iterator[None]:
         try:
-            self._socket.sendall(json.dumps(question).encode() + b"\n")
-            line = self._lines.readline()
-            if not line.endswith(b"\n"):
-                raise ConnectionResetError("the connection was closed")
+            yield
         except OSError as error:
             raise StoreLostError(f"lost {self._place} ({error})") from error
-        return json.loads(line)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StoreLostError(f"lost {self._place} (it is no supervisor)") from error
+
+
+def _send(connection: socket.socket, value: Any) -> None:
+    connection.sendall(json.dumps(value).encode() + b"\n")

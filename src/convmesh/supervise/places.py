@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from convmesh.errors import RunError
-from convmesh.supervise.meeting_store import StoreClient, StoreLostError, StoreServer
+from convmesh.supervise.meeting_store import OtherTokenError, StoreClient, StoreServer
+from convmesh.supervise.run_token import VARIABLE, RunToken
 
 SECONDS_START = 60.0
 """How long to wait at the start for places that come earlier."""
@@ -44,8 +45,8 @@ class Waiting:
 class Places:
     """The endpoints that the user named; one of them may be on this host."""
 
-    def __init__(self, endpoints: str, seconds_call: float) -> None:
-        self.endpoints, self._seconds_call = endpoints, seconds_call
+    def __init__(self, endpoints: str, token: RunToken, seconds_call: float) -> None:
+        self.endpoints, self._token, self._seconds_call = endpoints, token, seconds_call
         self._places = [_parsed(each) for each in endpoints.split(",")]
         self._sockets = {index: found for index, place in enumerate(self._places) if (found := _bound(place))}
         self._own = min(self._sockets, default=len(self._places))
@@ -87,16 +88,16 @@ class Places:
         return self._own in self._sockets and waited >= sum(before)
 
     def _probe(self, place: int) -> StoreClient | Silence:
-        try:
-            client = StoreClient(self._places[place], _SECONDS_PROBE, _SECONDS_PROBE)
+        try:  # it must answer, too: a process that is stopped has connections
+            client = StoreClient(self._places[place], self._token, _SECONDS_PROBE, _SECONDS_PROBE)
+        except OtherTokenError as error:
+            raise RunError(
+                f"`--rendezvous` (={self.endpoints!r}): {error}, so it is of another run; "
+                f"give both the same run folder, or the same `{VARIABLE}`, or meet elsewhere."
+            ) from None
         except (ConnectionRefusedError, ConnectionResetError):
             return Silence.REFUSES
         except OSError:
-            return Silence.SILENT
-        try:
-            client.get("members")  # a process that is stopped has connections too
-        except StoreLostError:
-            client.close()
             return Silence.SILENT
         client.wait_at_most(self._seconds_call)
         return client
@@ -104,9 +105,9 @@ class Places:
     def _serve(self) -> StoreClient | None:
         with contextlib.suppress(OSError):  # another supervisor of this host was first
             self._sockets[self._own].listen()
-            StoreServer(self._sockets.pop(self._own))
+            StoreServer(self._sockets.pop(self._own), self._token)
             self.current = self._own
-            return StoreClient(self._places[self._own], _SECONDS_PROBE, self._seconds_call)
+            return StoreClient(self._places[self._own], self._token, _SECONDS_PROBE, self._seconds_call)
         return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from convmesh.supervise.meeting_store import StoreLostError
 from convmesh.supervise.places import SECONDS_START, Places, Waiting
 from convmesh.supervise.policy import Policy
+from convmesh.supervise.run_token import RunToken
 from convmesh.supervise.world import LOOPBACK, free_port
 
 SECONDS_FAREWELL = 10.0
@@ -24,9 +25,9 @@ SECONDS_FAREWELL = 10.0
 class Rendezvous:
     """One supervisor's view of the store."""
 
-    def __init__(self, endpoints: str, policy: Policy) -> None:
+    def __init__(self, endpoints: str, policy: Policy, token: RunToken) -> None:
         self._policy = policy
-        self._places = Places(endpoints, policy.seconds_host)
+        self._places = Places(endpoints, token, policy.seconds_host)
         self._join(Waiting(SECONDS_START, SECONDS_START * len(self._places)), lambda: True)
 
     def move(self, may_serve: Callable[[], bool]) -> None:

@@ -35,7 +35,7 @@ class World:
         threads = max(1, len(os.sched_getaffinity(0)) // len(self.slots))
         defaults = {"OMP_NUM_THREADS": str(threads)}
         if interface := interface_of(self.here):  # a host's name may stand for an address that others cannot reach
-            defaults["GLOO_SOCKET_IFNAME"] = interface
+            defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
         place = {
             "RANK": self.first + index, "WORLD_SIZE": self.ranks,
             "LOCAL_RANK": self.slots[index], "LOCAL_WORLD_SIZE": len(self.slots),

@@ -21,7 +21,8 @@ from convmesh.lowering.call_text import written
 from convmesh.lowering.operator_calls import FREE
 from convmesh.ops.core.probe import Probe, is_probing
 from convmesh.plans import Transfer, Wait, Work
-from convmesh.plans.plan import Precision, Reduction
+from convmesh.plans.plan import Precision
+from convmesh.plans.summing import Reduction
 from tests.conftest import Pools
 from tests.runtime.training import fresh
 

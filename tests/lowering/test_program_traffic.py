@@ -11,6 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import convmesh as cm
 from convmesh import Mesh, models
 from convmesh.dist.traffic import Sent
+from convmesh.lowering import lower_plan
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Program
 from convmesh.testing import RankPool
@@ -92,6 +93,42 @@ def test_what_is_sent_along_which_axes_is_predicted(
             for (_, along), size in sent.items():
                 by_axes[along] += size
             assert by_axes == +Counter(predicted[rank])
+
+
+COMPRESSED = [
+    ("alexnet", "data", {"data": 2}, {"compression": "bf16"}),
+    ("alexnet", "data", {"data": 2}, {"compression": "powersgd-2"}),
+    ("lenet5", "data", {"data": 2}, {"compression": "bf16", "reduction": "sharded"}),
+    ("lenet5", "data", {"data": 2}, {"compression": "bf16", "reduction": "broadcast"}),
+    ("resnet18", "data+spatial", {"data": 2, "height": 2}, {"compression": "powersgd-4"}),
+    ("alexnet", "data+filter", {"data": 2, "filter": 2}, {"compression": "powersgd-1"}),
+    ("alexnet", "data+pipeline", {"pipe": 2, "data": 2}, {"compression": "powersgd-4"}),
+]
+
+
+def sent_compressed(name: str, mesh: Mesh, strategy: str, options: dict[str, Any]) -> tuple[ByAxes, ByAxes]:
+    model, x, target, _ = fresh(name)
+    loss = local_sum if "pipe" in mesh.axes else None
+    net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy, **options), loss=loss)
+    return step(net, x, target if loss else None), told(net.program)
+
+
+@pytest.mark.parametrize(("name", "strategy", "axes", "options"), COMPRESSED)
+def test_what_is_sent_of_compressed_gradients_is_predicted(
+    pools: Pools, name: str, strategy: str, axes: dict[str, int], options: dict[str, Any]
+) -> None:
+    mesh = Mesh(**axes)
+    for rank, (sent, program) in enumerate(pools[mesh.size].run(sent_compressed, name, mesh, strategy, options)):
+        assert sent == program, f"rank {rank}"
+
+
+@pytest.mark.parametrize(("compression", "most"), [("bf16", 1 / 4), ("powersgd-1", 1 / 30), ("powersgd-4", 1 / 9)])
+def test_compressed_gradients_are_small(compression: Any, most: float) -> None:
+    """Of float64 weights: the small alexnet's, most of which are in matrices."""
+    model, x, _, _ = fresh("alexnet")
+    plans = (cm.plan(model, tuple(x.shape), Mesh(data=2), "data", compression=c) for c in ("none", compression))
+    whole, compressed = (sum(sent.bytes_sent for sent in lower_plan(plan).program.reduction) for plan in plans)
+    assert compressed <= most * whole
 
 
 def sent_among_4096(rank: int, axes: dict[str, int], strategy: str) -> tuple[ByAxes, ByAxes]:

@@ -12,7 +12,7 @@ from convmesh.graph import Captured, capture
 from convmesh.lowering import dry_run, lower
 from convmesh.lowering.summed_axes import SummedAxes
 from convmesh.plans import Program, Transfer
-from convmesh.plans.plan import Reduction
+from convmesh.plans.summing import Reduction
 
 SHAPE = (8, 4, 16, 16)
 

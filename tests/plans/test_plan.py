@@ -88,6 +88,14 @@ def test_exact_names_count_before_patterns_and_later_patterns_before_earlier() -
             '[mesh]\ndata = 2\n[pipeline]\nschedule = "2f2b"\n[layers]\n"*" = {}',
             "`schedule` \\(='2f2b'\\) must be one of",
         ),
+        (
+            'compression = "zip"\n[mesh]\ndata = 2\n[layers]\n"*" = {}',
+            "`compression` \\(='zip'\\) must be one of none, bf16",
+        ),
+        (
+            'compression = "powersgd-2"\nreduction = "sharded"\n[mesh]\ndata = 2\n[layers]\n"*" = {}',
+            "`compression` \\(='powersgd-2'\\) needs `reduction` 'bucketed' \\(it is 'sharded'\\)",
+        ),
         ('batchnorm = "local"\n[mesh]\ndata = 2\n[layers]\n"*" = {}', "`batchnorm` \\(='local'\\) must be one of"),
     ],
 )

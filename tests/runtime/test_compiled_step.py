@@ -86,7 +86,7 @@ CASES: dict[str, list[Case]] = {
     "alone": [(Mesh(), "data", {"checkpoint": ["0", "4", "6"]})],
     "space and recomputation": [(Mesh(height=2), "spatial", {"checkpoint": ["0", "4", "6"]})],
     "channels": [(Mesh(filter=2), "filter", {})],
-    "samples": [(Mesh(data=2), "hybrid", {})],
+    "samples": [(Mesh(data=2), "hybrid", {}), (Mesh(data=2), "data", {"compression": "powersgd-1"})],
 }
 MORE_CASES: list[Case] = [
     (Mesh(), "data", {}),
@@ -94,6 +94,7 @@ MORE_CASES: list[Case] = [
     (Mesh(data=2), "data", {"batchnorm": "replica"}),
     (Mesh(data=2), "data", {"reduction": "sharded"}),
     (Mesh(data=2), "data", {"reduction": "broadcast"}),
+    (Mesh(data=2), "data", {"compression": "bf16"}),
     (Mesh(height=2), "spatial", {}),
     (Mesh(channel=2), "channel", {}),
 ]

@@ -18,7 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 import convmesh as cm
 from convmesh import Mesh
 from convmesh.errors import LayoutError
-from convmesh.plans.plan import Reduction
+from convmesh.plans.summing import Reduction
 from convmesh.private_torch.graph_sources import sources_kept
 from convmesh.testing import opened
 from tests.conftest import Pools

@@ -108,9 +108,7 @@ class SummedBucket:
         self.slots, self.axes, self.mesh = slots, axes, mesh
         self.is_started = False
         locals_ = [local_of(slot.parameter) for slot in slots]
-        sizes = [local.numel() for local in locals_]
-        self.buffer = FlatBuffer(sum(sizes) + len(sizes), dtype, mesh)
-        *runs, self._counts = self.buffer.values.split([*sizes, len(sizes)])
+        runs = self._lay_out(locals_, dtype)
         self._places = {s: shaped_like(run, local) for s, run, local in zip(slots, runs, locals_, strict=True)}
         self._views = {
             slot: as_gradient_of(slot.parameter, place)
@@ -122,6 +120,13 @@ class SummedBucket:
         self._copies_at_once = mesh.device.type == "cuda"
         self._present: list[bool] = []
         self._flight = Flight()
+
+    def _lay_out(self, locals_: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        """Make the buffer; where the values of each parameter go."""
+        sizes = [local.numel() for local in locals_]
+        self.buffer = FlatBuffer(sum(sizes) + len(sizes), dtype, self.mesh)
+        *runs, self._counts = self.buffer.values.split([*sizes, len(sizes)])
+        return list(runs)
 
     @property
     def elements(self) -> int:

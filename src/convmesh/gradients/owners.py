@@ -22,6 +22,7 @@ class Owner(Protocol):
     """A reducer, as seen from its parameters."""
 
     mesh: OpenMesh
+    remembers: bool
 
     def held(self, parameter: torch.Tensor) -> Held:
         """What this rank holds of a parameter's gradient, and where."""

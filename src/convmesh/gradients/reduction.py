@@ -46,11 +46,14 @@ class GradientReducer:
 
     `axes_of` names every parameter in the order in which forward uses them, with the axes along which its gradient is
     partial; () for those that need no sum. Gradients accumulate over backward passes as on one device. `dtype_reduce`
-    is the type in which gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own. One
-    that does not watch backward sums when it is told to (`reduce_now`).
+    is the type in which real gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own.
+    One that does not watch backward sums when it is told to (`reduce_now`).
 
     Whoever makes a reducer keeps it: the parameters do not, and when it is freed its hooks are gone.
     """
+
+    remembers: bool = False
+    """Whether a sum depends on the gradients of earlier steps."""
 
     def __init__(
         self,
@@ -86,11 +89,15 @@ class GradientReducer:
     def _make_buckets(self, bytes_bucket: int, bytes_first: int) -> list[Bucket]:
         mesh = self.mesh
         shared = [(p, axes) for p, axes in self.axes_of.items() if p.requires_grad and mesh.mesh.extent(axes) > 1]
-        keys = [(axes, p.dtype, self.dtype_reduce or p.dtype) for p, axes in shared]
+        keys = [(axes, p.dtype, self._travels_as(p.dtype)) for p, axes in shared]
         slots = [Slot(p, speaks=root_of(mesh, axes) == mesh.rank) for p, axes in shared]
         bytes_ = [local_of(p).numel() * key[2].itemsize for (p, _), key in zip(shared, keys, strict=True)]
         planned = plan_buckets(keys, bytes_, bytes_bucket, bytes_first)
         return [self._bucket([slots[i] for i in plan], keys[plan[0]][0], keys[plan[0]][2]) for plan in planned]
+
+    def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which the gradients of weights of a type are summed."""
+        return dtype if self.dtype_reduce is None or dtype.is_complex else self.dtype_reduce
 
     def _bucket(self, slots: list[Slot], axes: Axes, dtype: torch.dtype) -> Bucket:
         return SummedBucket(slots, self.mesh, axes, dtype)

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from convmesh.dist import OpenMesh, all_reduce
-from convmesh.errors import LayoutError
+from convmesh.errors import LayoutError, UnsupportedError
 from convmesh.gradients.local_gradients import local_gradient, local_of
-from convmesh.gradients.owners import mesh_of
+from convmesh.gradients.owners import mesh_of, owner_of
 from convmesh.private_torch.dtensors import is_dtensor
 from convmesh.private_torch.unscaling import OpenGradScaler
 
@@ -31,6 +31,7 @@ class GradScaler(OpenGradScaler):
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale what this rank holds; then every rank learns whether any has an overflow."""
+        _refuse_memory(optimizer)
         mesh = self._mesh or _mesh_of(optimizer)
         groups = [{"params": [_held(p) for p in group["params"]]} for group in optimizer.param_groups]
         local_view: Any = SimpleNamespace(param_groups=groups)
@@ -38,6 +39,16 @@ class GradScaler(OpenGradScaler):
         here = torch.stack([flag.to(found_inf.device) for flag in flags.values()]).max() if flags else found_inf
         everywhere = all_reduce(here.float().reshape(1), mesh, tuple(mesh.mesh.axes), dist.ReduceOp.MAX)
         return {found_inf.device: everywhere[0]}
+
+
+def _refuse_memory(optimizer: torch.optim.Optimizer) -> None:
+    """What is kept from one step for the next is scaled by the step's factor, and an overflow would stay in it."""
+    owners = (owner_of(p) for group in optimizer.param_groups for p in group["params"])
+    if any(owner is not None and owner.remembers for owner in owners):
+        raise UnsupportedError(
+            "`GradScaler` cannot scale gradients that are summed in low rank: what a step leaves for the next would "
+            "have another scale, and an overflow would stay; use autocast to bfloat16, or `compression` 'bf16'."
+        )
 
 
 def _mesh_of(optimizer: torch.optim.Optimizer) -> OpenMesh:

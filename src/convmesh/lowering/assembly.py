@@ -108,7 +108,7 @@ class Assembly:
         program = replace(program, bytes_inputs=bytes_inputs, bytes_targets=bytes_targets)
         if self._plan.pipeline is not None:  # each stage sums its own
             return program
-        return with_sums(program, sum_axes, self._mesh, self._plan.reduction)
+        return with_sums(program, sum_axes, self._mesh, self._plan.summing)
 
     def _batch_sizes(self) -> tuple[int, int]:
         """Bytes of this rank's inputs, and of targets that are a class for each sample or voxel of its outputs."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from convmesh.dist import OpenMesh
 from convmesh.dist.flat_buffers import root_of
-from convmesh.gradients.reducers import REDUCERS
+from convmesh.gradients.reducers import reducer_of
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.root_update import BroadcastReducer
 from convmesh.gradients.scattered import ShardedReducer
@@ -21,7 +21,7 @@ from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.recorder import recorded
 from convmesh.lowering.summed_axes import SummedAxes
 from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightProgram
-from convmesh.plans.plan import Reduction
+from convmesh.plans.summing import Reduction, Summing
 
 MOST_SUMS = 256
 """Sums that are kept: those of a search's meshes, or of the same meshes in two scaling curves."""
@@ -40,16 +40,16 @@ class Sums:
 _known: RecentResults[Any, Sums] = RecentResults(MOST_SUMS)
 
 
-def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, name: Reduction) -> Program:
+def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, summing: Summing) -> Program:
     """The program with what sums the gradients of a backward pass in which every weight got one, and what follows."""
     held = {weight.name: weight for weight in program.weights}
-    alike = SummedAxes.of(mesh, sum_axes.values(), name)
+    alike = SummedAxes.of(mesh, sum_axes.values(), summing.reduction)
     inside = {weight: alike.inside(axes) for weight, axes in sum_axes.items()}
     summed = tuple((weight, held[weight].local_shape, held[weight].dtype, axes) for weight, axes in inside.items())
-    key = (name, summed, alike.open.mesh, _place(alike.open, inside, name), mesh.stands_for)
+    key = (summing, summed, alike.open.mesh, _place(alike.open, inside, summing.reduction), mesh.stands_for)
     sums = _known.get(key)
     if sums is None:
-        sums = _known[key] = _reduced({weight: held[weight] for weight in inside}, inside, alike.open, name)
+        sums = _known[key] = _reduced({weight: held[weight] for weight in inside}, inside, alike.open, summing)
     sums = _outside(sums, alike)
     weights = tuple([_updating(weight, sums.updated.get(weight.name)) for weight in program.weights])
     return replace(program, weights=weights, buckets=sums.buckets, shown=sums.shown, bytes_buckets=sums.bytes_buckets)
@@ -74,7 +74,7 @@ def _place(mesh: OpenMesh, sum_axes: Mapping[str, tuple[str, ...]], name: Reduct
 
 
 def _reduced(
-    held: Mapping[str, WeightProgram], sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, name: Reduction
+    held: Mapping[str, WeightProgram], sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, summing: Summing
 ) -> Sums:
     parameters = {weight: _parameter(program) for weight, program in held.items()}
     names = {parameter: weight for weight, parameter in parameters.items()}
@@ -82,7 +82,7 @@ def _reduced(
     before = storages.start(parameters.values())
     with storages:
         axes_of = [(parameters[weight], axes) for weight, axes in sum_axes.items()]
-        reducer = REDUCERS[name](mesh, axes_of, watches=False)
+        reducer = reducer_of(summing)(mesh, axes_of, watches=False)
     bytes_buckets = storages.bytes_held - before
     for parameter in parameters.values():
         parameter.grad = lying(parameter, None)

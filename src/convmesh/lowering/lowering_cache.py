@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """What lowering depends on: a plan's strategy and notes change nothing."""
         p = self.plan
-        kept = (p.batchnorm, p.pipeline, p.checkpoint, p.reduction, p.sub_batches, p.attention, p.precision, p.compile)
+        kept = (p.batchnorm, p.pipeline, p.checkpoint, p.summing, p.sub_batches, p.attention, p.precision, p.compile)
         chosen = (p.mesh, p.splits, *kept)
         return *chosen, self.rank, self.samples, self.device, self.of_stage
 

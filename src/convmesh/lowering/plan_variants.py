@@ -12,15 +12,15 @@ from convmesh.plans import Plan, Program
 
 def without_variant(plan: Plan) -> Plan:
     """The plan with the usual sums, and nothing computed again: its layers do the same."""
-    return replace(plan, reduction="bucketed", checkpoint=())
+    return replace(plan, reduction="bucketed", compression="none", checkpoint=())
 
 
 def with_variant(lowered: Lowered, plan: Plan, mesh: OpenMesh) -> Lowered:
     """A lowering of `without_variant(plan)` as that of the plan itself."""
     program = _recomputing(lowered.program, plan) if plan.checkpoint else lowered.program
-    if plan.pipeline is None and plan.reduction != lowered.plan.reduction:  # stages sum for themselves
-        program = with_sums(program, lowered.sum_axes, mesh, plan.reduction)
-    chosen = replace(lowered.plan, reduction=plan.reduction, checkpoint=plan.checkpoint)
+    if plan.pipeline is None and plan.summing != lowered.plan.summing:  # stages sum for themselves
+        program = with_sums(program, lowered.sum_axes, mesh, plan.summing)
+    chosen = replace(lowered.plan, reduction=plan.reduction, compression=plan.compression, checkpoint=plan.checkpoint)
     return replace(lowered, plan=chosen, program=program)
 
 

@@ -77,7 +77,7 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
         stages=len(bounds) - 1,
         schedule=pipeline.schedule,
     )
-    return replace(lowered, program=with_sums(program, sums, mesh, lowered.plan.reduction))
+    return replace(lowered, program=with_sums(program, sums, mesh, lowered.plan.summing))
 
 
 def _shifted(node: NodeProgram, shift: int) -> NodeProgram:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from convmesh.dist import OpenMesh, dry_mesh
 from convmesh.dist.flat_buffers import root_of
 from convmesh.layout import Mesh
-from convmesh.plans.plan import Reduction
 from convmesh.plans.steps import Steps, Transfer
+from convmesh.plans.summing import Reduction
 
 Axes = tuple[str, ...]
 

@@ -14,7 +14,8 @@ from convmesh.graph import Captured, capture
 from convmesh.layout import Mesh
 from convmesh.planner.staging import StageOptions, with_stages
 from convmesh.plans import Plan, PresetOptions, Split, preset, split_of
-from convmesh.plans.plan import Attention, BatchNorm, Precision, Reduction
+from convmesh.plans.plan import Attention, BatchNorm, Precision
+from convmesh.plans.summing import Compression, Reduction
 
 Sample = torch.Tensor | Sequence[int] | Sequence[torch.Tensor]
 Splits = Mapping[str, Split | Mapping[str, Any]]
@@ -30,6 +31,7 @@ class DraftOptions:
     batchnorm: BatchNorm = "global"
     checkpoint: tuple[str, ...] = ()
     reduction: Reduction = "bucketed"
+    compression: Compression = "none"
     attention: Attention | None = None
     sub_batches: int | None = None
     precision: Precision = ""
@@ -49,6 +51,7 @@ def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: Draft
         batchnorm=options.batchnorm,
         checkpoint=options.checkpoint,
         reduction=options.reduction,
+        compression=options.compression,
         attention=options.attention or "gather",
         sub_batches=options.sub_batches or _sub_batches(name, captured, mesh),
         precision=options.precision,

@@ -126,7 +126,7 @@ def _alone(lowered: Lowered, made: Plan) -> Program:
     weights = tuple(weight for weight in program.weights if weight.name.startswith(f"{LAYER}."))
     sums = {weight.name: weight.sum_axes for weight in weights if weight.sum_axes}
     alone = replace(program, nodes=nodes, weights=weights, buckets=())
-    return with_sums(alone, sums, mesh, made.reduction)
+    return with_sums(alone, sums, mesh, made.summing)
 
 
 def _sent(program: Program) -> dict[str, int]:

@@ -20,6 +20,7 @@ from convmesh.oracle.simulate.priced_steps import Pricing
 from convmesh.planner.predicting import representatives
 from convmesh.plans import Program, WeightProgram
 from convmesh.plans.steps import bytes_each
+from convmesh.plans.summing import Summing
 from convmesh.system import System
 
 
@@ -58,7 +59,7 @@ class NodePrices:
             shape = (BYTES_BUCKET // bytes_each(dtype),)
             weight = WeightProgram("bucket", shape, shape, dtype, True, sum_axes=axes)
             program = Program(self._open.mesh, self._open.rank, (), (weight,))
-            buckets = with_sums(program, {"bucket": axes}, self._open, "bucketed").buckets
+            buckets = with_sums(program, {"bucket": axes}, self._open, Summing()).buckets
             legs = (self._pricing.script(leg, self._open.rank) for bucket in buckets for leg in bucket.legs)
             self._buckets[axes, dtype] = math.fsum(leg.seconds for leg in legs)
         return self._buckets[axes, dtype]

@@ -15,8 +15,9 @@ from convmesh.planner.drafting import DraftOptions, Sample, Splits, draft, netwo
 from convmesh.planner.searching import best_on, decided, loaded, search_captured
 from convmesh.planner.staging import StageOptions
 from convmesh.plans import Plan, PresetOptions
-from convmesh.plans.plan import Attention, BatchNorm, Precision, Reduction, Schedule
+from convmesh.plans.plan import Attention, BatchNorm, Precision, Schedule
 from convmesh.plans.space_rows import LEAST_ROWS
+from convmesh.plans.summing import Compression, Reduction
 from convmesh.system import System
 
 Strategy = str | Plan | Splits
@@ -33,6 +34,7 @@ def plan(
     batchnorm: BatchNorm = "global",
     checkpoint: Sequence[str] = (),
     reduction: Reduction = "bucketed",
+    compression: Compression = "none",
     attention: Attention | None = None,
     sub_batches: int | None = None,
     least_rows: int = LEAST_ROWS,
@@ -50,9 +52,10 @@ def plan(
     be fastest on `system`; with `gpus` in place of a mesh, the best mesh too. Ranks that have parts of the tokens
     gather all keys and values for attention, or with `attention="ring"` pass them round; "auto" takes what is predicted
     to be faster, or to fit. `sub_batches` parts of a batch travel one by one to dense layers that are cut over the
-    axis that cuts samples. `checkpoint` names modules whose activations are computed again in backward. A spatial
-    strategy stops where a rank would have fewer than `least_rows` rows, or at the layer `spatial_until`. On a mesh
-    with a pipe axis, layers go into stages of about equal predicted time, within `bytes_stage` of weights and
+    axis that cuts samples. `checkpoint` names modules whose activations are computed again in backward. For slow links
+    `compression` sums gradients in bfloat16 ("bf16") or in low rank ("powersgd-4"), which changes what is trained. A
+    spatial strategy stops where a rank would have fewer than `least_rows` rows, or at the layer `spatial_until`. On a
+    mesh with a pipe axis, layers go into stages of about equal predicted time, within `bytes_stage` of weights and
     activations if that is given, and the batch goes through them in `microbatches` (default: up to four a stage) by
     `schedule`. With `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
     With `compile` it is planned as `parallelize(..., compile=True)` runs it.
@@ -62,6 +65,7 @@ def plan(
         batchnorm=batchnorm,
         checkpoint=tuple(checkpoint),
         reduction=reduction,
+        compression=compression,
         attention=attention,
         sub_batches=sub_batches,
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),

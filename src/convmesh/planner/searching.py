@@ -27,6 +27,7 @@ from convmesh.planner.predicting import busiest_in_rings, predict, programs_of, 
 from convmesh.plans import STRATEGIES, Plan, Program, Transfer, strategy_for
 from convmesh.plans.plan import Precision
 from convmesh.plans.presets import AXES_OF
+from convmesh.plans.summing import Summing
 from convmesh.system import System
 
 DEFAULT_SYSTEM = "dgx-a100"
@@ -207,7 +208,8 @@ class Bench:
 
     def _variants(self, candidate: Candidate) -> list[DraftOptions]:
         variants = [self.options]
-        if self.options.reduction == "bucketed" and "data" in candidate.mesh.axes:
+        summing = Summing(self.options.reduction, self.options.compression)
+        if summing.reduction == "bucketed" and not summing.low_rank and "data" in candidate.mesh.axes:
             variants.append(replace(self.options, reduction="sharded"))
         if not self.options.checkpoint and self._blocks:
             variants.append(replace(variants[-1], checkpoint=self._blocks))

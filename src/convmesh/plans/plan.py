@@ -17,9 +17,9 @@ from convmesh.plans.pipeline_rules import check_pipeline
 from convmesh.plans.plan_text import dumps
 from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, has_own_weights, is_table, sharers
 from convmesh.plans.split import Split
+from convmesh.plans.summing import Compression, Reduction, Summing
 
 BatchNorm = Literal["global", "replica"]
-Reduction = Literal["bucketed", "sharded", "broadcast"]
 Attention = Literal["gather", "ring"]
 Precision = Literal["", "amp-bf16", "amp-fp16"]
 """The types of a step: those of the weights, or autocast, which keeps weights and their gradients as they are."""
@@ -62,6 +62,8 @@ class Plan:
     """Patterns of modules whose activations are recomputed in backward."""
     reduction: Reduction = "bucketed"
     """Where gradients are summed: on every rank, in the shards of an optimiser over `data`, or on one root."""
+    compression: Compression = "none"
+    """What of a gradient travels to be summed: all of it, or less, for slow links, which changes what is trained."""
     attention: Attention = "gather"
     """How ranks that have parts of the tokens look at all keys: gathered, or passed round, each rank's in its turn."""
     sub_batches: int = 1
@@ -80,8 +82,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batchnorm not in get_args(BatchNorm):
             raise PlanError(f"`batchnorm` (={self.batchnorm!r}) must be one of {', '.join(get_args(BatchNorm))}.")
-        if self.reduction not in get_args(Reduction):
-            raise PlanError(f"`reduction` (={self.reduction!r}) must be one of {', '.join(get_args(Reduction))}.")
+        _ = self.summing
         if self.attention not in get_args(Attention):
             raise PlanError(f"`attention` (={self.attention!r}) must be one of {', '.join(get_args(Attention))}.")
         check_precision(self.precision)
@@ -94,6 +95,11 @@ class Plan:
                         f"layer {pattern!r} is cut by axis {name!r}, but the plan's mesh is {self.mesh}; "
                         f"add {name}= to the mesh or take the axis out of the layer."
                     )
+
+    @property
+    def summing(self) -> Summing:
+        """How gradients are summed; refuses what does not go together."""
+        return Summing(self.reduction, self.compression)
 
     def split(self, layer: str) -> Split:
         """The split of a layer."""

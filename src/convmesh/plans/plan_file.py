@@ -89,6 +89,7 @@ _KINDS = {
     "batchnorm": "text",
     "checkpoint": "a list of texts",
     "reduction": "text",
+    "compression": "text",
     "attention": "text",
     "sub_batches": "a positive whole number",
     "precision": "text",

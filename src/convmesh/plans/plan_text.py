@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from convmesh.plans.plan import Plan
 
 FIELDS = (
-    "strategy", "shapes", "batchnorm", "checkpoint", "reduction", "attention", "sub_batches", "precision", "compile",
-    "signature",
+    "strategy", "shapes", "batchnorm", "checkpoint", "reduction", "compression", "attention", "sub_batches",
+    "precision", "compile", "signature",
 )  # fmt: skip
 """Fields of a plan that are keys at the top of its file."""
 
-LEFT_OUT = ("()", "''", "1", "'gather'", "False")
+LEFT_OUT = ("()", "''", "1", "'gather'", "'none'", "False")
 """Values that go without saying, as Python writes them: 1 and True are equal, but not the same."""
 
 

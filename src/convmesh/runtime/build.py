@@ -81,7 +81,7 @@ def parallelize(
         lowered=lowered,
         mesh=opened,
         engine=engine,
-        reducer=reducer_for(model, lowered.sum_axes, opened, plan.reduction) if is_materialised(model) else None,
+        reducer=reducer_for(model, lowered.sum_axes, opened, plan.summing) if is_materialised(model) else None,
         inputs=inputs,
         outputs=outputs,
         check=LossCheck(opened, ends_on_nan=check_loss),

@@ -288,7 +288,7 @@ class ParallelNet(nn.Module):
         run = self._running
         if not is_materialised(self):
             materialise(self, run.mesh.device)
-            run.reducer = reducer_for(self, run.lowered.sum_axes, run.mesh, run.lowered.plan.reduction)
+            run.reducer = reducer_for(self, run.lowered.sum_axes, run.mesh, run.lowered.plan.summing)
             run.engine.rebind(self)
 
     @property

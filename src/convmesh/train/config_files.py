@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from convmesh.errors import ConfigError
+from convmesh.plans.summing import LOW_RANK
 from convmesh.toml_files import NotTomlError, parse_toml
 from convmesh.train.run_config import RunConfig
 
@@ -191,6 +192,7 @@ def _of_async(config: RunConfig) -> list[tuple[bool, str]]:
         ),
         (config.accumulate > 1, f"{needs} `accumulate` = 1 (it is {config.accumulate}); use a smaller `batch`."),
         (config.plan.reduction != "bucketed", f"{needs} `plan.reduction` = 'bucketed': optimisers are whole too."),
+        (config.plan.compression != "none", f"{needs} `plan.compression` = 'none': no gradients are summed."),
         (
             config.balance.mode != "off",
             f"{needs} `balance.mode` = 'off': ranks take batches at their own pace already.",
@@ -213,6 +215,16 @@ def _of_parts(config: RunConfig) -> list[tuple[bool, str]]:
             layerwise and config.plan.reduction == "sharded",
             f"`optimizer.name` (={config.optimizer.name!r}) needs whole weights; with `plan.reduction` (='sharded') "
             "each rank has runs of them: use sgd or adamw, or reduction = 'bucketed'.",
+        ),
+        (
+            config.plan.compression.startswith(LOW_RANK) and config.plan.reduction != "bucketed",
+            f"`plan.compression` (={config.plan.compression!r}) needs `plan.reduction` = 'bucketed', "
+            "or use 'bf16', which works with both.",
+        ),
+        (
+            config.plan.compression.startswith(LOW_RANK) and config.precision == "fp16",
+            f"`plan.compression` (={config.plan.compression!r}) cannot be used with `precision` = 'fp16', whose "
+            "gradients are scaled: what a step leaves for the next would have another scale; use bf16 for one of them.",
         ),
         (
             config.optimizer.nesterov and not config.optimizer.momentum,

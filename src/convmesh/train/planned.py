@@ -140,6 +140,7 @@ def made_plan(
     options: dict[str, Any] = {
         "batchnorm": config.batchnorm,
         "reduction": config.reduction,
+        "compression": config.compression,
         "checkpoint": config.recompute,
         "precision": precision,
         "compile": compile,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from convmesh.balance.fair_shares import MEASURED
+from convmesh.plans.summing import Compression
 from convmesh.train.field_spellings import Compile, Precision
 from convmesh.train.flag_tables import Counts, Table
 
@@ -79,6 +80,8 @@ class PlanConfig(Section):
     """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     reduction: Literal["bucketed", "sharded"] = "bucketed"
     """Sharded: the optimiser's state is cut over the data axis (ZeRO stage 1)."""
+    compression: Compression = "none"
+    """For slow links: gradients are summed in bf16, or in low rank (PowerSGD), which changes what is trained."""
     recompute: tuple[str, ...] = ()
     """Modules whose activations are computed again in backward, e.g. ["down.*"]."""
     system: str = "auto"

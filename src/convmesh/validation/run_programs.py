@@ -125,7 +125,7 @@ def _on(mesh: Mesh, rank: int, lowered: Lowered) -> Program:
     """A rank of the first group, on a mesh with another number of groups."""
     sums = {weight: tuple(name for name in axes if name in mesh.axes) for weight, axes in lowered.sum_axes.items()}
     summed = {weight: axes for weight, axes in sums.items() if axes}
-    return with_sums(replace(lowered.program, mesh=mesh), summed, dry_mesh(mesh, rank), lowered.plan.reduction)
+    return with_sums(replace(lowered.program, mesh=mesh), summed, dry_mesh(mesh, rank), lowered.plan.summing)
 
 
 def _captured(problem: _Problem) -> Captured:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
+import pytest
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from convmesh.dist import dry_mesh
 from convmesh.layout import Mesh
@@ -67,3 +71,25 @@ def test_a_record_lists_every_call_and_no_view() -> None:
             x.t().reshape(2, 8).relu_()
     ops = [step.op for step in steps if isinstance(step, Work)]
     assert ops == ["clone", "relu_"] * 3
+
+
+@pytest.mark.parametrize(
+    ("func", "shapes"),
+    [
+        (aten.mm.default, ((3, 5), (5, 7))),
+        (aten.bmm.default, ((2, 3, 5), (2, 5, 7))),
+        (aten.addmm.default, ((7,), (3, 5), (5, 7))),
+        (aten.baddbmm.default, ((2, 3, 7), (2, 3, 5), (2, 5, 7))),
+    ],
+)
+def test_products_have_as_many_operations_as_torch_counts(func: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+    args = [meta(*shape) for shape in shapes]
+    result, work = run_call(func, args, {})
+    assert work is not None
+    assert work.flops == flop_registry[func.overloadpacket](*args, out_val=result)
+
+
+def test_planning_does_not_wait_for_triton() -> None:
+    code = "import sys, convmesh.planner; print('triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

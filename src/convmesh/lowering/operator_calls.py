@@ -7,12 +7,12 @@ fifty times as long to derive the shapes of a convolution's gradients as to make
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from convmesh.graph.tracing.shape_shortcuts import made
 from convmesh.lowering.call_text import in_kernel_format, written
@@ -29,6 +29,12 @@ FREE = ALIASING | {"empty", "empty_like", "empty_permuted", "empty_strided", "ne
 
 MOST_CALLS = 1 << 15
 """Different calls that are kept; a search for one network makes a few thousand."""
+
+_PRODUCTS = {torch.ops.aten.mm: 0, torch.ops.aten.bmm: 0, torch.ops.aten.addmm: 1, torch.ops.aten.baddbmm: 1}
+"""Matrix products, and which of their arguments is multiplied from the left."""
+
+_TORCH_COUNTS = re.compile("attention|conv|scaled_mm")
+"""Names of the other operators whose operations torch counts."""
 
 Signature = tuple[Any, ...]
 
@@ -207,6 +213,15 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return 2 * int(places.numel()) * int(args[1][0].numel())  # as torch counts, in fifty times as long
     if func.overloadpacket in FOURIER_KERNELS:
         return _fourier_flops(args[0], args[1], result)
+    if func.overloadpacket in _PRODUCTS:
+        return 2 * int(result.numel()) * int(args[_PRODUCTS[func.overloadpacket]].shape[-1])
+    return _torch_flops(func, args, kwargs, result) if _TORCH_COUNTS.search(func.overloadpacket.__name__) else 0
+
+
+def _torch_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """As torch counts: for attention, and convolutions by their other names."""
+    from torch.utils.flop_counter import flop_registry  # which imports all of Triton
+
     count = flop_registry.get(COUNTED_AS.get(func.overloadpacket, func.overloadpacket))
     if count is None:
         return 0

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import convmesh as cm
 from benchmarks.gpu_step.cases import CASES, DEVICE, Case
 from benchmarks.gpu_step.trainings import Step, training
+from convmesh.dist.barriers import wait_for_all
 
 RANKS = 2
 STEPS_BEFORE = 6
@@ -61,7 +62,7 @@ def _rank(rank: int, store: str, name: str, out: Path) -> None:
 
 
 def _timed(step: Step, count: int) -> float:
-    dist.barrier()
+    wait_for_all()
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(count):

@@ -55,8 +55,9 @@ def measure(rivals: Sequence[Rivalling], deadline: float) -> Iterator[None]:
         for rival in ready:
             _take_turn(rival, deadline)
         yield
-    for rival in ready:
-        rival.ask("profile", min(SECONDS_BLOCK, deadline - time.monotonic()))
+    for command in ("energy", "profile"):
+        for rival in ready:
+            rival.ask(command, min(SECONDS_BLOCK, deadline - time.monotonic()))
         yield
     for rival in rivals:
         rival.end()

@@ -3,6 +3,7 @@
 prepare  make the model, and compile where that is asked for; without cuDNN's benchmark: other processes are at work
 ready    run in the measured setting, capture where the rival is a graph; peak memory
 time     seconds of a step, over one block
+energy   joules of a step, where the GPU tells
 profile  kernels of a step
 """
 
@@ -17,6 +18,8 @@ from typing import Any
 from benchmarks.remote_worker import answer_commands
 
 SECONDS_BLOCK = 0.12
+SECONDS_ENERGY = 1.0
+"""The GPU counts its energy every 20 to 100 ms."""
 STEPS_BEFORE = 2
 """Steps that ConvMesh runs before it captures one."""
 
@@ -120,6 +123,14 @@ class Worker:
     def time(self) -> dict[str, Any]:
         self._once()
         return {"seconds": self._timed(self.count)}
+
+    def energy(self) -> dict[str, Any]:
+        from convmesh.measure.energy_counters import EnergyMeter, gpu_counters
+
+        steps = max(2, round(SECONDS_ENERGY / self._timed(2)))
+        with EnergyMeter(gpu_counters([0])).window() as used:
+            self._timed(steps)
+        return {"joules": None if used.joules_total is None else used.joules_total / steps}
 
     def profile(self) -> dict[str, Any]:
         from benchmarks.gpu_step.kernels import kernels_of

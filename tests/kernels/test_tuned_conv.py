@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,14 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import fx
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from convmesh.kernels.memory_format import CHANNELS_LAST
-from convmesh.kernels.tuned.conv_configs import KernelConfig, forward_configs, weight_configs
+from convmesh.kernels.tuned.conv_configs import KernelConfig, cover, forward_configs, weight_configs
 from convmesh.kernels.tuned.conv_shape import ConvShape
-from convmesh.kernels.tuned.conv_table import ConvTable, Measured, best_rows, parse_table, write_table
-from convmesh.runtime.compiled.tuned_convolutions import tune_convolutions
+from convmesh.kernels.tuned.conv_table import ConvTable, Measured, best_rows, parse_table, shipped_table, write_table
+from convmesh.runtime.compiled.tuned_convolutions import choose, has_triton, tune_convolutions
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -57,6 +62,14 @@ def _gradients(
     return dx, dw, db
 
 
+def _small_groups(shape: ConvShape) -> Iterator[KernelConfig]:
+    """As for large volumes, in tiles that the interpreter gets through."""
+    for group in ((1, 1, 1), (1, 2, 4), (2, 3, 2)):
+        columns = cover(prod(group) * shape.filters)
+        for numbers in (16, 64):
+            yield KernelConfig(2, 16, columns, numbers, 4, 1, 1, 0, deep=group[0], high=group[1], wide=group[2])
+
+
 @settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])  # the interpreter is slow
 @given(convolutions(), st.data())
 def test_kernels_compute_what_torch_computes(shape: ConvShape, data: st.DataObject) -> None:
@@ -68,7 +81,7 @@ def test_kernels_compute_what_torch_computes(shape: ConvShape, data: st.DataObje
         _drawn(shape.filters, shape.channels, *shape.kernel),
     )
     bias, grad = torch.randn(shape.filters, device=DEVICE), _drawn(shape.samples, shape.filters, *shape.out)
-    config = data.draw(st.sampled_from(list(forward_configs(shape))))
+    config = data.draw(st.sampled_from([*forward_configs(shape), *_small_groups(shape)]))
     y = conv_launch.convolve(x, weight, bias, shape, config)
     rest = (shape.stride, shape.padding, shape.dilation)
     expected = torch.conv3d(x.double(), weight.double(), bias.double(), *rest)
@@ -80,7 +93,12 @@ def test_kernels_compute_what_torch_computes(shape: ConvShape, data: st.DataObje
     torch.testing.assert_close(of_bias.double(), db, rtol=1e-5, atol=1e-4)
     mirror = shape.mirrored()
     if mirror is not None:
-        config = data.draw(st.sampled_from(list(forward_configs(mirror))))
+        config = data.draw(st.sampled_from([*weight_configs(mirror, 4)]))
+        swapped = replace(config, swapped=1)
+        of_weight, of_bias = conv_launch.weight_gradient(grad, x, shape, swapped, has_bias=True)
+        torch.testing.assert_close(of_weight.double(), dw, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(of_bias.double(), db, rtol=1e-5, atol=1e-4)
+        config = data.draw(st.sampled_from([*forward_configs(mirror), *_small_groups(mirror)]))
         of_input = conv_launch.input_gradient(grad, weight, shape, config)
         torch.testing.assert_close(of_input.double(), dx, rtol=1e-5, atol=1e-4)
 
@@ -120,6 +138,30 @@ def test_a_step_computes_the_same_with_our_kernels(phases: tuple[str, ...], dims
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_sum_for_a_bias_is_taken_where_the_gradient_is_read_anyway(late: bool) -> None:
+    rest: list[Any] = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+
+    def step(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        early = None if late else grad.sum([0, 2, 3]) * 3
+        dw = torch.ops.aten.convolution_backward(grad, x, weight, [4], *rest, [False, True, False])[1]
+        return dw * 2, grad.sum([0, 2, 3]) * 3 if early is None else early
+
+    torch.manual_seed(1)
+    last = torch.channels_last
+    sizes = ((1, 3, 4, 4), (4, 3, 3, 3), (1, 4, 4, 4))
+    inputs = [torch.randn(size, device=DEVICE).contiguous(memory_format=last) for size in sizes]
+    module = make_fx(step, tracing_mode="fake")(*inputs)
+    expected = module(*inputs)
+    tune_convolutions(module.graph, lambda *_: CONFIG)
+    module.graph.lint()
+    module.recompile()
+    sums = module.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+    assert len(sums) == (0 if late else 1)  # what is needed before the kernel stays
+    for got, wanted in zip(module(*inputs), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_groups_transposed_and_plain_tensors_are_left_to_torch() -> None:
     module, _ = _traced(2, False)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
@@ -137,7 +179,46 @@ def test_a_table_is_read_as_it_was_written() -> None:
     table = ConvTable("A GPU", (Measured("forward", SHAPE, "bfloat16", WIDE, 1e-3, 4e-3),))
     text = write_table(table, {"date": "today"})
     assert parse_table(text, "A GPU") == table
-    assert parse_table(text, "Another GPU") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"format": 1, "device": "Another GPU", "rows": []}', "its device is 'Another GPU', not 'A GPU'"),
+        ('{"format": 0, "device": "A GPU", "rows": []}', "its format is 0, not 1"),
+        ('{"format": 1, "device": "A GPU", "rows": [{"phase": "forward"}]}', "missing 5 required positional arguments"),
+        ('{"format": 1, "device": "A GPU"}', "'rows'"),
+        ('{"format": 1,', "Expecting property name"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_ignored_with_one_line_that_says_why(
+    text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert parse_table(text, "A GPU") is None
+    [line] = caplog.messages
+    assert line.startswith("The table of tuned convolutions for A GPU is ignored, torch computes them:")
+    assert why in line
+
+
+def test_a_gpu_without_a_table_is_left_to_torch_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "convmesh"):
+        assert shipped_table("Imaginary GPU") is None
+        assert shipped_table("Imaginary GPU") is None  # asked for every convolution of a step
+    assert caplog.messages == ["There is no table of tuned convolutions for Imaginary GPU: torch computes them"]
+
+
+def test_without_triton_torch_computes_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
+    has_triton.cache_clear()
+    try:
+        with FakeTensorMode(), caplog.at_level(logging.INFO, "convmesh"):
+            x = torch.empty(1, 4, 8, 8, 8, device="cuda")
+            assert [choose("forward", SHAPE, x) for _ in range(2)] == [None, None]
+    finally:
+        has_triton.cache_clear()
+    assert caplog.messages == ["Triton is not installed: torch computes all convolutions"]
 
 
 def test_of_several_measurements_the_fastest_is_kept() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from convmesh.kernels.tuned.conv_shape import ConvShape
+from convmesh.kernels.tuned.conv_shape import ConvShape, Three
 
 LEAST = 16
 """The least extent of a matrix product on tensor cores."""
@@ -20,7 +20,11 @@ REGISTERS_OF_SUM = 128
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """A tile of outputs, the filters and taps of one product, and how the compiler schedules them."""
+    """A tile of outputs, the filters and taps of one product, and how the compiler schedules them.
+
+    Where outputs are grouped, a tile is one of groups, `filters` counts the columns of the product (outputs of a group
+    x filters), and `taps` the numbers of a line of the group's window that are multiplied at a time.
+    """
 
     rows: int
     columns: int
@@ -34,11 +38,30 @@ class KernelConfig:
     """Whether neighbouring threads read the taps of one output (1) or the same tap of neighbouring outputs (0)."""
     parts: int = 1
     """Of a weight's gradient: among how many programs the outputs are dealt."""
+    swapped: int = 0
+    """Of a weight's gradient: whether windows are taken of the output's gradient (1) or of the input (0)."""
+    deep: int = 0
+    """Extents of a group of outputs; 0: they are not grouped."""
+    high: int = 0
+    wide: int = 0
+
+    @property
+    def group(self) -> Three:
+        return self.deep, self.high, self.wide
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.wide > 0
+
+    @property
+    def width(self) -> int:
+        """Columns of outputs that a tile takes."""
+        return self.columns * max(1, self.wide)
 
 
 def forward_configs(shape: ConvShape) -> Iterator[KernelConfig]:
     """Tiles that may suit a convolution."""
-    filters = min(128, _cover(shape.filters))
+    filters = min(128, cover(shape.filters))
     for rows, columns in _tiles(shape, (64, 128, 256)):
         for taps in _tap_blocks(shape, 128 if shape.channels > 8 else 256):
             walk = 16 if prod(shape.kernel) <= taps else 1
@@ -49,7 +72,7 @@ def forward_configs(shape: ConvShape) -> Iterator[KernelConfig]:
 
 def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
     """Tiles that may suit the gradient of a weight, dealt so that `processors` of a GPU have a few programs each."""
-    filters = min(128, _cover(shape.filters))
+    filters = min(128, cover(shape.filters))
     for taps in _tap_blocks(shape, 256):
         programs = -(-prod(shape.kernel) // taps) * -(-shape.filters // filters)
         parts = max(1, processors * 4 // programs)
@@ -70,8 +93,8 @@ def _tiles(shape: ConvShape, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]
     """Rows and columns of tiles of some sizes: as wide as the output allows."""
     height, width = shape.out[1:]
     for size in sizes:
-        columns = min(size, _cover(width))
-        if size // columns <= _cover(height):
+        columns = min(size, cover(width))
+        if size // columns <= cover(height):
             yield size // columns, columns
 
 
@@ -90,6 +113,6 @@ def _padded(channels: int) -> int:
     return 1 << (channels - 1).bit_length()
 
 
-def _cover(count: int) -> int:
+def cover(count: int) -> int:
     """The least power of two that is not below `count`, nor below what tensor cores take."""
     return max(LEAST, 1 << (count - 1).bit_length())

@@ -150,7 +150,7 @@ def weight_gradient(
     t0 = tl.program_id(0) * BT
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     total = tl.zeros((BT * BC, BF), tl.float32)
-    shift = tl.zeros((BF,), tl.float32)
+    shift = tl.zeros((BH * BW, BF), tl.float32)  # each thread adds up its own: a sum over a tile makes warps wait
     for unit in range(part // tiles_w, units, parted // tiles_w):
         n, d, first, behind = _strip(unit, OD, strips, tiles_h, WALK)
         plane = (n * OD + d).to(tl.int64) * OH * OW * F
@@ -164,9 +164,9 @@ def weight_gradient(
             )  # fmt: skip
             total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
             if HAS_BIAS:
-                shift += tl.sum(b.to(tl.float32), 0)
+                shift += b.to(tl.float32)
     if HAS_BIAS:
-        tl.store(sums + part * F + f, shift, mask=f < tl.where(tl.program_id(0) == 0, F, 0))
+        tl.store(sums + part * F + f, tl.sum(shift, 0), mask=f < tl.where(tl.program_id(0) == 0, F, 0))
     row = tl.arange(0, BT * BC)
     tap, c = t0 + row // BC, row % BC
     kept = ((tap < KD * KH * KW) & (c < C))[:, None] & (f < F)[None, :]

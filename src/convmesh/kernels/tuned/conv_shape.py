@@ -69,6 +69,14 @@ class ConvShape:
         outputs = self.samples * self.filters * prod(self.out)
         return itemsize * (inputs + outputs + self.taps * self.filters)
 
+    def window_of(self, group: Three) -> Three:
+        """Extents of the input that a group of neighbouring outputs reads."""
+        first, second, third = (
+            (r - 1) * s + (k - 1) * d + 1
+            for r, k, s, d in zip(group, self.kernel, self.stride, self.dilation, strict=True)
+        )
+        return first, second, third
+
     def mirrored(self) -> ConvShape | None:
         """The convolution of an output's gradient that gives the input's; None where it is no plain convolution."""
         padding = tuple(d * (k - 1) - p for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True))

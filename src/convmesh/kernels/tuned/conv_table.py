@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from functools import cache
@@ -12,6 +13,8 @@ from typing import Literal
 
 from convmesh.kernels.tuned.conv_configs import KernelConfig
 from convmesh.kernels.tuned.conv_shape import ConvShape
+
+_log = logging.getLogger(__name__)
 
 FORMAT = 1
 WORTH = 0.95
@@ -44,7 +47,12 @@ class ConvTable:
     rows: tuple[Measured, ...]
 
     def config_for(self, phase: Phase, shape: ConvShape, dtype: str) -> KernelConfig | None:
-        """The configuration that beats torch for this shape, by the measurement that is nearest; None without any.
+        """The configuration that beats torch for this shape; None without any."""
+        row = self.row_for(phase, shape, dtype)
+        return None if row is None else row.config
+
+    def row_for(self, phase: Phase, shape: ConvShape, dtype: str) -> Measured | None:
+        """The measurement that is nearest to a shape, if our kernel beat torch's in it.
 
         Kernels walk over outputs one row at a time, so that a shape with as many channels and rows as wide, but with
         more or fewer of them, takes as long for each output: if it still fills the GPU.
@@ -54,7 +62,7 @@ class ConvTable:
             return None
         wanted = shape.samples * prod(shape.out)
         nearest = min(alike, key=lambda row: abs(row.outputs - wanted))
-        return nearest.config if nearest.seconds <= WORTH * nearest.seconds_torch else None
+        return nearest if nearest.seconds <= WORTH * nearest.seconds_torch else None
 
 
 LEAST_OUTPUTS = 1 << 18
@@ -66,23 +74,31 @@ def _is_alike(row: Measured, shape: ConvShape) -> bool:
         return True
     same = replace(row.shape, samples=shape.samples, extents=shape.extents) == shape
     enough = shape.samples * prod(shape.out) >= min(LEAST_OUTPUTS, row.outputs)
-    return same and enough and shape.out[2] % row.config.columns == 0
+    return same and enough and shape.out[2] % row.config.width == 0
 
 
 @cache
 def shipped_table(device: str) -> ConvTable | None:
-    """The table for a GPU of this name, e.g. `NVIDIA H200`; None if there is none."""
+    """The table for a GPU of this name, e.g. `NVIDIA H200`; None, with a line in the log, if there is none."""
     name = device.lower().replace(" ", "-")
     file = resources.files("convmesh.kernels.tuned") / "tables" / f"{name}.json"
-    return parse_table(file.read_text(encoding="utf-8"), device) if file.is_file() else None
+    if not file.is_file():
+        _log.info("There is no table of tuned convolutions for %s: torch computes them", device)
+        return None
+    return parse_table(file.read_text(encoding="utf-8"), device)
 
 
 def parse_table(text: str, device: str) -> ConvTable | None:
-    """A table of this kind of GPU; None if the text is of another one, or of another format."""
-    held = json.loads(text)
-    if held.get("format") != FORMAT or held.get("device") != device:
+    """A table of this kind of GPU; None, with a line that says why, if the text is something else."""
+    try:
+        held = json.loads(text)
+        for name, wanted in (("format", FORMAT), ("device", device)):
+            if held.get(name) != wanted:
+                raise ValueError(f"its {name} is {held.get(name)!r}, not {wanted!r}")
+        return ConvTable(device, tuple(_row(**row) for row in held["rows"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _log.warning("The table of tuned convolutions for %s is ignored, torch computes them: %s", device, error)
         return None
-    return ConvTable(device, tuple(_row(**row) for row in held["rows"]))
 
 
 def _row(phase: str, shape: str, dtype: str, config: list[int], seconds: float, seconds_torch: float) -> Measured:

@@ -18,6 +18,8 @@ _OPERANDS = {torch.ops.aten.convolution.default: 2, torch.ops.aten.convolution_b
 
 def lay_out_operands(graph: fx.Graph) -> None:
     """Give each convolution all its operands channels-last if one of them is, else plain, and without gaps."""
+    inputs: dict[tuple[Any, Any], fx.Node] = {}
+    """Copies of inputs by what they were made from and by the weights: backward reads the one that forward made."""
     for target, count in _OPERANDS.items():
         for node in graph.find_nodes(op="call_function", target=target):
             operands: list[Any] = list(node.args[:count])
@@ -25,8 +27,13 @@ def lay_out_operands(graph: fx.Graph) -> None:
             last = any(map(is_channels_last, values))
             wanted = CHANNELS_LAST[values[0].dim()] if last else torch.contiguous_format
             for place, value in enumerate(values[:-1]):  # weights are copied in their own format already
-                if not value.is_contiguous(memory_format=wanted):
-                    node.update_arg(place, _copied(node, operands[place], wanted))
+                if value.is_contiguous(memory_format=wanted):
+                    continue
+                pair = operands[place], operands[-1]
+                known = inputs.get(pair) if place == count - 2 else None
+                copy = _copied(node, operands[place], wanted) if known is None else known
+                node.update_arg(place, copy)
+                inputs[pair] = copy
 
 
 def _copied(before: fx.Node, operand: fx.Node, wanted: torch.memory_format) -> fx.Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,8 @@ from convmesh.kernels.tuned.conv_configs import KernelConfig
 from convmesh.kernels.tuned.conv_shape import ConvShape
 from convmesh.kernels.tuned.conv_table import Phase, shipped_table
 
+_log = logging.getLogger(__name__)
+
 aten = torch.ops.aten
 
 Choose = Callable[[Phase, ConvShape, torch.Tensor], KernelConfig | None]
@@ -24,17 +27,18 @@ Choose = Callable[[Phase, ConvShape, torch.Tensor], KernelConfig | None]
 
 def choose(phase: Phase, shape: ConvShape, x: torch.Tensor) -> KernelConfig | None:
     """By the table for the GPU at hand, if there is one, and Triton."""
-    if x.device.type != "cuda" or not _has_triton():
+    if x.device.type != "cuda" or not has_triton():
         return None
     table = shipped_table(torch.cuda.get_device_name(x.device))
     return None if table is None else table.config_for(phase, shape, str(x.dtype).removeprefix("torch."))
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     try:
         import triton
     except ImportError:
+        _log.info("Triton is not installed: torch computes all convolutions")
         return False
     return triton is not None
 
@@ -69,10 +73,13 @@ def _tune_backward(node: fx.Node, choice: Choose) -> None:
         args = (grad, x, weight, *rest[:3], conv_ops.numbers(for_x))
         _replace(_part(node, 0), _called(node, torch.ops.convmesh.conv_input_gradient.default, args))
     if for_w is not None:
-        args = (grad, x, weight, *rest[:3], wants_b, conv_ops.numbers(for_w))
+        total = None if wants_b or for_w.swapped else _sum_for_bias(grad, node)
+        args = (grad, x, weight, *rest[:3], wants_b or total is not None, conv_ops.numbers(for_w))
         both = _called(node, torch.ops.convmesh.conv_weight_gradient.default, args)
         for place in (1, 2) if wants_b else (1,):
             _replace(_part(node, place), _called(node, operator.getitem, (both, place - 1)))
+        if total is not None:
+            _replace(total, _called(node, operator.getitem, (both, 1)))
     left = [wants_x and for_x is None, wants_w and for_w is None, wants_b and for_w is None]
     if any(left):
         node.update_arg(len(node.args) - 1, left)
@@ -81,6 +88,18 @@ def _tune_backward(node: fx.Node, choice: Choose) -> None:
         for user in list(node.users):
             graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _sum_for_bias(grad: fx.Node, before: fx.Node) -> fx.Node | None:
+    """The sum of a gradient that a bias takes, if it is a call of its own that nothing needs before the kernel."""
+    value = _value(grad)
+    for user in grad.users:
+        if user.target is aten.sum.dim_IntList and len(user.args) == 2 and not user.kwargs:
+            dims: Any = user.args[1]
+            over = sorted(dim % value.dim() for dim in dims)
+            if over == [0, *range(2, value.dim())] and all(before < later for later in user.users):
+                return user
+    return None
 
 
 def _shape(x: torch.Tensor, weight: torch.Tensor, rest: list[Any]) -> ConvShape | None:

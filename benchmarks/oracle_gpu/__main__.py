@@ -1,6 +1,7 @@
 """Whole training steps of several networks on one GPU, eager and compiled, beside the oracle's predictions.
 
 python -m benchmarks.oracle_gpu [--out FOLDER] [CASE ...]            measures on this machine; results go to the folder
+python -m benchmarks.oracle_gpu [CASE ...] --steps [CASE ...]        of these the compiled steps, without operators
 python -m benchmarks.oracle_gpu --device cpu --small [CASE ...]      tries that out without a GPU, on small networks
 python -m benchmarks.oracle_gpu --evaluate FOLDER                    the page from a folder of results; needs no GPU
 """
@@ -19,6 +20,12 @@ from typing import Any
 
 from benchmarks.remote_worker import RemoteWorker
 
+COMMANDS = {
+    "measure": ("case", "steps", "graphs", "host", "fused"),
+    "profile": ("case", "steps"),
+    "operators": ("case",),
+}
+"""What is asked of all workers before the next is, and of which kinds of workers."""
 SECONDS_LAST = 15.0
 """Kept for the measurement of what was late to be ready."""
 
@@ -31,6 +38,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the registry's small networks")
     parser.add_argument("--seconds", type=float, default=150, help="limit of everything")
     parser.add_argument("--prepare-seconds", type=float, default=80, help="limit of what is compiled at the same time")
+    parser.add_argument("--steps", nargs="*", default=[], help="networks whose compiled steps alone are measured")
+    parser.add_argument("--without-samples", action="store_true", help="no fused kernels, no nodes of the host")
+    parser.add_argument("--wait-for", type=Path, help="begin to measure, and to count seconds, when this file is there")
     parser.add_argument("--evaluate", type=Path, help="folder of results")
     parser.add_argument("--table", type=Path, help="where to write the shipped table with their timings")
     options = parser.parse_args()
@@ -49,10 +59,10 @@ def main() -> None:
 def _measure(options: argparse.Namespace) -> None:
     from benchmarks.oracle_gpu.cases import CASES
 
-    begin = time.monotonic()
-    end = begin + options.seconds
     chosen = [name for name in CASES if not options.cases or name.startswith(tuple(options.cases))]
-    words = [["graphs"], ["host"], *(["fused", f"{n}/4"] for n in range(4)), *(["case", name] for name in chosen)]
+    steps = [name for name in CASES if name.startswith(tuple(options.steps)) and name not in chosen]
+    samples = [] if options.without_samples else [["host"], *(["fused", f"{n}/4"] for n in range(4))]
+    words = [["graphs"], *samples, *(["case", name] for name in chosen), *(["steps", name] for name in steps)]
     logs = options.out / "logs"
     logs.mkdir(exist_ok=True)
     workers = {
@@ -61,6 +71,10 @@ def _measure(options: argparse.Namespace) -> None:
     }
     for worker in workers.values():
         worker.send("prepare")
+    while options.wait_for is not None and not options.wait_for.exists():
+        time.sleep(0.1)
+    begin = time.monotonic()
+    end = begin + options.seconds
     run = _Run(options.out, workers, begin)
     run.measure_prepared(min(begin + options.prepare_seconds, end), end)
     run.measure_prepared(end - SECONDS_LAST, end)
@@ -85,17 +99,19 @@ class _Run:
             print(name, self.waiting.pop(name).receive("prepare", 1), flush=True)
         for worker in self.waiting.values():
             worker.pause()
+        for command, kinds in COMMANDS.items():
+            for name in ready:
+                if name.split()[0] in kinds:
+                    self._ask(name, command, end)
         for name in ready:
-            self._measure(name, end)
             self._workers[name].end()
         for worker in self.waiting.values():
             worker.go_on()
 
-    def _measure(self, name: str, end: float) -> None:
-        for command in ("measure", "operators", "profile") if name.startswith("case") else ("measure",):
-            reply = self._workers[name].ask(command, end - time.monotonic())
-            print(f"{time.monotonic() - self._begin:.0f} s", name, command, str(reply)[:160], flush=True)
-            _keep(self._out / "measured.json", {n: w.found for n, w in self._workers.items()})
+    def _ask(self, name: str, command: str, end: float) -> None:
+        reply = self._workers[name].ask(command, end - time.monotonic())
+        print(f"{time.monotonic() - self._begin:.0f} s", name, command, str(reply)[:160], flush=True)
+        _keep(self._out / "measured.json", {n: w.found for n, w in self._workers.items()})
 
 
 def _keep(file: Path, found: dict[str, Any]) -> None:

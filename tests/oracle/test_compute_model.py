@@ -9,7 +9,7 @@ from convmesh.oracle.pricing.compute_model import ComputeModel
 from convmesh.oracle.pricing.roofline import Product, Roofline
 from convmesh.plans import Work
 from convmesh.system import Figure, System
-from convmesh.system.operator_table import OperatorTable, Timing, UpdateTiming
+from convmesh.system.operator_table import OperatorTable, Timing, UpdateTiming, tuned_call
 
 H200 = System.load("dgx-h200")
 BARE = replace(H200, operators=None)
@@ -128,3 +128,22 @@ def test_tensor_cores_take_what_torch_gives_them() -> None:
     by_default, never, always = (Roofline(BARE.device, Assumptions(tf32=told)) for told in (None, False, True))
     assert by_default.seconds(conv) == always.seconds(conv) < never.seconds(conv)
     assert by_default.seconds(product) == never.seconds(product) > always.seconds(product)
+
+
+def test_compiled_steps_are_priced_by_our_own_kernels_where_these_were_timed() -> None:
+    work, other = convolution(32), convolution(64)
+    tuned = replace(timed(work, 1e-4), call=tuned_call(work.call))
+    compute = ComputeModel(on_cores(1, timed(work, 1e-3), timed(other, 2e-3), tuned))
+    assert compute.priced(work)[0].value == 1e-3
+    assert compute.priced(work, compiled=True)[0].value == 1e-4
+    assert compute.priced(other, compiled=True)[0].value == 2e-3
+    assert compute.priced(work)[0].value == 1e-3  # what is kept of one is not taken for the other
+
+
+def test_our_own_kernels_say_nothing_of_operators_that_were_not_timed() -> None:
+    known, tuned = (
+        timed(convolution(32), 1e-3),
+        replace(timed(convolution(64), 1e-6), call="tuned.convolution.default()"),
+    )
+    found = ComputeModel(on_cores(1, known, tuned)).work(convolution(48))
+    assert found.value == pytest.approx(1.5e-3, rel=0.2)

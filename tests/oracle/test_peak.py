@@ -52,6 +52,7 @@ CASES = [
     (UNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
     (ALEXNET, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     (ALEXNET, "data", {"data": 2}, {}),
+    (ALEXNET, "data", {"data": 2}, {"compression": "powersgd-4"}),
     (ALEXNET, "hybrid", {"data": 2}, {}),
     (CAST_RESNET, "spatial", {"height": 2}, {}),
     (CAST_UNET, "data", {"data": 2}, {}),

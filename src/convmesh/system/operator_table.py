@@ -50,6 +50,15 @@ class UpdateTiming:
     active: int = 1
 
 
+TUNED = "tuned"
+"""The operator of such timings as `tuned_call` names."""
+
+
+def tuned_call(call: str) -> str:
+    """How the table names a call that a compiled step makes by a kernel of our own."""
+    return f"{TUNED}.{call}"
+
+
 def update_key(optimizer: str, dtype: str, active: int = 1) -> str:
     """`momentum float32`, or `momentum float32 x4` if four ranks were active."""
     return f"{optimizer} {dtype}" + (f" x{active}" if active > 1 else "")

@@ -68,8 +68,8 @@ class CalibratedCompute(ComputeModel):
         super().__init__(system, assumptions)
         self._factor = factor
 
-    def priced(self, work: Work) -> tuple[Estimate, float]:
-        seconds, host = super().priced(work)
+    def priced(self, work: Work, compiled: bool = False) -> tuple[Estimate, float]:
+        seconds, host = super().priced(work, compiled)
         return seconds.scaled(self._factor), host
 
 

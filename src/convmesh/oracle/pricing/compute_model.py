@@ -10,7 +10,7 @@ from convmesh.oracle.pricing.interpolation import Interpolation, Near
 from convmesh.oracle.pricing.roofline import Roofline
 from convmesh.plans.steps import Work
 from convmesh.system import System
-from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming
+from convmesh.system.operator_table import OperatorTable, Overheads, Timing, UpdateTiming, tuned_call
 
 SPREAD_MODEL = 0.5
 """Relative error of a price from a device's figures alone."""
@@ -30,8 +30,8 @@ class ComputeModel:
         self._interpolation = None if self._table is None else Interpolation(self._table, self._roofline)
         self._level, self._turns = _level(self._table, active, _cores(system))
         self._active = active
-        self._prices: dict[Work, tuple[Estimate, float]] = {}
-        self._seen: dict[int, tuple[Work, tuple[Estimate, float]]] = {}
+        self._prices: dict[tuple[Work, bool], tuple[Estimate, float]] = {}
+        self._seen: dict[tuple[int, bool], tuple[Work, tuple[Estimate, float]]] = {}
         self._contention: dict[str, float] = {}
         self._updates: dict[tuple[int, str], Estimate] = {}
 
@@ -43,11 +43,14 @@ class ComputeModel:
         """Seconds of the host to launch it; 0 where the host itself computes."""
         return self.priced(work)[1]
 
-    def priced(self, work: Work) -> tuple[Estimate, float]:
-        """Both. Programs share the values of equal work, mostly: comparing them takes longer than the price."""
-        seen = self._seen.get(id(work))
+    def priced(self, work: Work, compiled: bool = False) -> tuple[Estimate, float]:
+        """Both. Programs share the values of equal work, mostly: comparing them takes longer than the price.
+
+        A compiled step computes by kernels of our own where these were timed.
+        """
+        seen = self._seen.get((id(work), compiled))
         if seen is None:  # keep the work, so that no other gets its id
-            seen = self._seen[id(work)] = work, self._of_equal(work)
+            seen = self._seen[id(work), compiled] = work, self._of_equal(work, compiled)
         return seen[1]
 
     @property
@@ -87,14 +90,16 @@ class ComputeModel:
     def _update(self, dtype: str) -> UpdateTiming | None:
         return None if self._table is None else self._table.update(self._assumed.optimizer, dtype, self._level)
 
-    def _of_equal(self, work: Work) -> tuple[Estimate, float]:
-        if work not in self._prices:
-            self._prices[work] = self._price(work)
-        return self._prices[work]
+    def _of_equal(self, work: Work, compiled: bool) -> tuple[Estimate, float]:
+        if (work, compiled) not in self._prices:
+            self._prices[work, compiled] = self._price(work, compiled)
+        return self._prices[work, compiled]
 
-    def _price(self, work: Work) -> tuple[Estimate, float]:
+    def _price(self, work: Work, compiled: bool) -> tuple[Estimate, float]:
         if self._table is None or self._interpolation is None:
             return Estimate.of(self._roofline.seconds(work) * self._turns, "model", SPREAD_MODEL), 0.0
+        if compiled and (own := self._table.find(tuned_call(work.call), self._level)):
+            return self._measured(own, 1.0)
         if timing := self._table.find(work.call, self._level) or self._table.find(work.call, self._active):
             return self._measured(timing, 1.0)
         if timing := self._table.find(work.call, 1):

@@ -87,7 +87,7 @@ class Script:
         return Script(tuple(pieces), self.compute.scaled(factor), self.transfers)
 
 
-_without_transfers: WeakKeyDictionary[ComputeModel, dict[int, tuple[Steps, Script]]] = WeakKeyDictionary()
+_without_transfers: WeakKeyDictionary[ComputeModel, dict[tuple[int, bool], tuple[Steps, Script]]] = WeakKeyDictionary()
 """Scripts of computations alone, which are the same on all meshes."""
 
 
@@ -96,16 +96,16 @@ class Pricing:
 
     def __init__(self, compute: ComputeModel, transfer: TransferModel) -> None:
         self.compute, self.transfer = compute, transfer
-        self._known: dict[tuple[int, int], tuple[Steps, Script]] = {}
+        self._known: dict[tuple[int, int, bool], tuple[Steps, Script]] = {}
         self._anywhere = _without_transfers.setdefault(compute, {})
 
-    def script(self, steps: Steps, rank: int) -> Script:
-        key = (id(steps), rank)
-        known = self._known.get(key) or self._anywhere.get(id(steps))
+    def script(self, steps: Steps, rank: int, compiled: bool = False) -> Script:
+        key = (id(steps), rank, compiled)
+        known = self._known.get(key) or self._anywhere.get((id(steps), compiled))
         if known is None:  # keep the steps, so that no other list gets their id
-            known = steps, self._priced(steps, rank)
+            known = steps, self._priced(steps, rank, compiled)
             if all(isinstance(step, Work) for step in steps):  # neither the mesh nor the rank matters
-                self._anywhere[id(steps)] = known
+                self._anywhere[id(steps), compiled] = known
             else:
                 self._known[key] = known
         return known[1]
@@ -118,7 +118,7 @@ class Pricing:
         busy = Busy.of((estimate.value, host) for estimate, host in priced)
         return Script((busy,), Estimate.total(estimate for estimate, _ in priced), Estimate.exactly(0.0))
 
-    def _priced(self, steps: Steps, rank: int) -> Script:
+    def _priced(self, steps: Steps, rank: int, compiled: bool) -> Script:
         batches = _batches(steps)
         pieces: list[Piece] = []
         computed: list[Estimate] = []
@@ -133,15 +133,15 @@ class Pricing:
                 number += 1
             posted = self._pieces(step, number, batches, rank, sent)
             if posted and stretch:
-                pieces.append(self._busy(stretch, computed))
+                pieces.append(self._busy(stretch, computed, compiled))
                 stretch = []
             pieces += posted
         if stretch:
-            pieces.append(self._busy(stretch, computed))
+            pieces.append(self._busy(stretch, computed, compiled))
         return Script(tuple(pieces), Estimate.total(computed), Estimate.total(sent))
 
-    def _busy(self, stretch: Iterable[Work], computed: list[Estimate]) -> Busy:
-        priced = [self.compute.priced(work) for work in stretch]
+    def _busy(self, stretch: Iterable[Work], computed: list[Estimate], compiled: bool) -> Busy:
+        priced = [self.compute.priced(work, compiled) for work in stretch]
         computed += [estimate for estimate, _ in priced]
         return Busy.of((estimate.value, host) for estimate, host in priced)
 

@@ -107,7 +107,7 @@ class RankLines:
 
     def _with_host(self, phase: str, node: NodeProgram, steps: Steps) -> tuple[float, Script]:
         """The host's seconds for a node besides launches, and its script with those; graphs launch by themselves."""
-        script, cut = self._pricing.script(steps, self.program.rank), cut_of(steps)
+        script, cut = self._pricing.script(steps, self.program.rank, self._replays), cut_of(steps)
         if self._replays:
             return 0.0, script.launched()
         known = self._overheads

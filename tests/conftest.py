@@ -36,7 +36,7 @@ settings.register_profile("noshrink", settings.get_profile("ranks"), phases=[Pha
 settings.load_profile("ranks")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A rank that stands still would not notice that the tests were killed."""
     death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
@@ -49,7 +49,7 @@ class TurnPool(RankPool):
 
     def __init__(self, n: int) -> None:
         super().__init__(n, seconds_timeout=900)
-        self.run(_end_with_parent)
+        self.run(end_with_parent)
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         if TurnPool._awake is not self:

@@ -11,7 +11,8 @@ import convmesh as cm
 from convmesh import Mesh
 from convmesh.balance.busy_meter import BusyMeter
 from convmesh.dist.stamps import DeviceClock, clock_for
-from convmesh.testing import RankPool, run_ranks
+from convmesh.testing import run_ranks
+from tests.gpu.conftest import Ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,9 +70,8 @@ def shares_of(slow: int) -> dict[str, tuple[int, ...]]:
     return balancer.shares
 
 
-def test_samples_leave_the_rank_whose_gpu_is_slower(backend: str) -> None:
+def test_samples_leave_the_rank_whose_gpu_is_slower(ranks: Ranks) -> None:
     """Ranks that share a GPU take turns on it, which slows both alike."""
-    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
-        found = pool.run(shares_of, 1)
+    found = ranks(2).run(shares_of, 1)
     assert found[0] == found[1]
     assert found[0]["data"][0] > found[0]["data"][1]

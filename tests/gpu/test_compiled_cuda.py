@@ -1,5 +1,6 @@
 """Compiled steps on a GPU: ranks that share one device train as eagerly, and a user can capture a compiled step."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import convmesh as cm
 from convmesh import Mesh
 from convmesh.runtime.compiled.step_calls import StepCall
 from convmesh.testing import RankPool, run_ranks
+from tests.gpu.conftest import SECONDS_TIMEOUT, Ranks
 
 from .test_parallelize_cuda import MESHES, network, replayed, steps
 
@@ -29,9 +31,9 @@ def split(mesh: Mesh, strategy: str, compiling: bool) -> tuple[list[float], list
 
 
 @pytest.mark.parametrize(("mesh", "strategy"), MESHES, ids=str)
-def test_losses_are_those_of_eager_steps(mesh: Mesh, strategy: str, backend: str) -> None:
-    with RankPool(mesh.size, seconds_timeout=280, backend=backend) as pool:
-        eager, compiled = (pool.run(split, mesh, strategy, compiling) for compiling in (False, True))
+def test_losses_are_those_of_eager_steps(mesh: Mesh, strategy: str, ranks: Ranks) -> None:
+    pool = ranks(mesh.size)
+    eager, compiled = (pool.run(split, mesh, strategy, compiling) for compiling in (False, True))
     for (expected, _), (found, told) in zip(eager, compiled, strict=True):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=1e-9)
         assert told == []
@@ -89,9 +91,11 @@ def accumulated(mesh: Mesh, strategy: str, compiling: bool) -> tuple[list[torch.
 
 
 @pytest.mark.parametrize(("mesh", "strategy"), [(Mesh(), "data"), *MESHES], ids=str)
-def test_captured_steps_accumulate_overlap_and_follow_weights(mesh: Mesh, strategy: str, backend: str) -> None:
-    with RankPool(mesh.size, seconds_timeout=280, backend=backend) as pool:
-        eager, compiled = (pool.run(accumulated, mesh, strategy, compiling) for compiling in (False, True))
+def test_captured_steps_accumulate_overlap_and_follow_weights(
+    mesh: Mesh, strategy: str, ranks: Ranks, backend: str
+) -> None:
+    pool = ranks(mesh.size)
+    eager, compiled = (pool.run(accumulated, mesh, strategy, compiling) for compiling in (False, True))
     for (expected, _), (found, by_graphs) in zip(eager, compiled, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
         assert by_graphs == (mesh.size == 1 or backend == "nccl")
@@ -110,6 +114,7 @@ def interrupted(mesh: Mesh, where: str) -> tuple[list[torch.Tensor], list[str]]:
     net = cm.parallelize(model, cm.plan(model, x, mesh, "data"), loss_of, mesh=opened, compile=bool(where))
     args = net.shard_input(x), net.shard_target(target)
     losses = steps(net, lambda: net(*args), 2)
+    warnings.simplefilter("ignore")  # the line that says why; `told` has it
     if where:
         (step,) = net._running.engine._steps.values()  # type: ignore[attr-defined]
         parts = [step._calls.forward, *(piece.calls for piece in step._calls.pieces)]
@@ -121,7 +126,8 @@ def interrupted(mesh: Mesh, where: str) -> tuple[list[torch.Tensor], list[str]]:
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_that_cannot_be_captured_goes_on_without_graphs(where: str, backend: str) -> None:
-    with RankPool(2, seconds_timeout=280, backend=backend) as pool:
+    """Ranks of their own: what a broken capture leaves behind is not for other tests."""
+    with RankPool(2, seconds_timeout=SECONDS_TIMEOUT, backend=backend) as pool:
         eager, compiled = (pool.run(interrupted, Mesh(data=2), part) for part in ("", where))
     for (expected, _), (found, told) in zip(eager, compiled, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)

@@ -9,7 +9,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from convmesh import Mesh, init, open_mesh, shard
-from convmesh.testing import RankPool, SplitCase, run_ranks
+from convmesh.testing import SplitCase, run_ranks
+from tests.gpu.conftest import Ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,12 +35,11 @@ MESHES = [Mesh(), Mesh(depth=2), Mesh(depth=2, height=2), Mesh(data=2, width=2),
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_network_on_one_gpu(mesh: Mesh, dtype: torch.dtype, backend: str) -> None:
+def test_network_on_one_gpu(mesh: Mesh, dtype: torch.dtype, ranks: Ranks) -> None:
     fn = small_network if dtype == torch.float64 else convolve
     params = ((4, 3, 3, 3, 3), (4, 4, 3, 3, 3), (4,), (4,)) if dtype == torch.float64 else ((4, 3, 3, 3, 3),)
     case = SplitCase(fn, mesh, ((2, 3, 9, 8, 11),), params, dtype=dtype, device="cuda")
-    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
-        pool.run(SplitCase.check, case)
+    ranks(mesh.size).run(SplitCase.check, case)
 
 
 def nccl_alone() -> str:

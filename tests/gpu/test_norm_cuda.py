@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from convmesh import Mesh, open_mesh, shard
-from convmesh.testing import RankPool, SplitCase
+from convmesh.testing import SplitCase
+from tests.gpu.conftest import Ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,9 +66,8 @@ def all_cases(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(height=2), Mesh(data=2, height=2)], ids=str)
-def test_norms_reductions_and_softmax(mesh: Mesh, backend: str) -> None:
-    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
-        pool.run(all_cases, mesh)
+def test_norms_reductions_and_softmax(mesh: Mesh, ranks: Ranks) -> None:
+    ranks(mesh.size).run(all_cases, mesh)
 
 
 def types_under_autocast(mesh: Mesh) -> list[tuple[torch.dtype, torch.dtype]]:
@@ -85,7 +85,6 @@ def types_under_autocast(mesh: Mesh) -> list[tuple[torch.dtype, torch.dtype]]:
         return [(f(x).dtype, f(sharded).dtype) for f in functions]
 
 
-def test_types_under_autocast(backend: str) -> None:
-    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
-        for pairs in pool.run(types_under_autocast, Mesh(height=2)):
-            assert [found for _, found in pairs] == [expected for expected, _ in pairs]
+def test_types_under_autocast(ranks: Ranks) -> None:
+    for pairs in ranks(2).run(types_under_autocast, Mesh(height=2)):
+        assert [found for _, found in pairs] == [expected for expected, _ in pairs]

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 import convmesh as cm
 from convmesh import Mesh
-from convmesh.testing import RankPool, opened
+from convmesh.testing import opened
+from tests.gpu.conftest import Ranks
 from tests.runtime.pipelines import gradients_of, small, worst
 
 pytestmark = [
@@ -44,7 +45,6 @@ def error(mesh: Mesh, schedule: str, compiling: bool) -> float:
 
 @pytest.mark.parametrize("compiling", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("mesh", [Mesh(pipe=2), Mesh(pipe=2, data=2)], ids=str)
-def test_gradients_are_those_of_one_device(mesh: Mesh, compiling: bool, backend: str) -> None:
-    with RankPool(mesh.size, seconds_timeout=280, backend=backend) as pool:
-        for schedule in SCHEDULES:
-            assert max(pool.run(error, mesh, schedule, compiling)) < 1e-9, schedule
+def test_gradients_are_those_of_one_device(mesh: Mesh, compiling: bool, ranks: Ranks) -> None:
+    for schedule in SCHEDULES:
+        assert max(ranks(mesh.size).run(error, mesh, schedule, compiling)) < 1e-9, schedule

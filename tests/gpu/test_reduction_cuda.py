@@ -1,4 +1,4 @@
-"""The three reductions with weights on a GPU: buckets go through the host, over Gloo."""
+"""The three reductions with weights on a GPU: over Gloo buckets go through the host."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from convmesh.gradients.root_update import BroadcastReducer
 from convmesh.gradients.scaler import GradScaler
 from convmesh.gradients.scattered import ShardedReducer
 from convmesh.gradients.sharded_optimizer import ShardedOptimizer
-from convmesh.testing import RankPool, opened
+from convmesh.testing import opened
+from tests.gpu.conftest import GpuPools, Ranks
 from tests.gradients.partial_nets import Towers, assert_same, batches
 
 pytestmark = [
@@ -56,11 +57,9 @@ def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=2, height=2), Mesh(data=2, channel=2)], ids=str)
-def test_weights_are_those_of_one_device(mesh: Mesh, backend: str) -> None:
-    with RankPool(1, seconds_timeout=240) as pool:
-        expected = pool.run(trained, None)[0]
-    with RankPool(mesh.size, seconds_timeout=240, backend=backend) as pool:
-        for reduction in REDUCTIONS:
-            for rank, found in enumerate(pool.run(trained, mesh, reduction)):
-                shard = expected["cut"].chunk(mesh.extent(["channel"]))[mesh.coordinates(rank).get("channel", 0)]
-                assert_same(found, {**expected, "cut": shard})
+def test_weights_are_those_of_one_device(mesh: Mesh, ranks: Ranks, pools: GpuPools) -> None:
+    (expected,) = pools.of(1, "gloo").run(trained, None)
+    for reduction in REDUCTIONS:
+        for rank, found in enumerate(ranks(mesh.size).run(trained, mesh, reduction)):
+            shard = expected["cut"].chunk(mesh.extent(["channel"]))[mesh.coordinates(rank).get("channel", 0)]
+            assert_same(found, {**expected, "cut": shard})

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from convmesh import Mesh, open_mesh, shard
-from convmesh.testing import RankPool, SplitCase
+from convmesh.testing import SplitCase
+from tests.gpu.conftest import Ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,9 +46,8 @@ def nearest_everywhere() -> list[tuple[Any, ...]]:
     return wrong
 
 
-def test_nearest_indices_are_those_of_cuda(backend: str) -> None:
-    with RankPool(2, seconds_timeout=240, backend=backend) as pool:
-        assert pool.run(nearest_everywhere) == [[], []]
+def test_nearest_indices_are_those_of_cuda(ranks: Ranks) -> None:
+    assert ranks(2).run(nearest_everywhere) == [[], []]
 
 
 CASES = [
@@ -75,8 +75,6 @@ def check_all(cases: list[SplitCase]) -> None:
             raise AssertionError(f"{case.mesh} {case.inputs} {case.fn.keywords} {case.dtype}: {error}") from error  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_resizing(ranks: int, backend: str) -> None:
-    """One pool for all cases: starting CUDA takes longer than they do."""
-    with RankPool(ranks, seconds_timeout=240, backend=backend) as pool:
-        pool.run(check_all, [case for case in CASES if case.mesh.size == ranks])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_resizing(count: int, ranks: Ranks) -> None:
+    ranks(count).run(check_all, [case for case in CASES if case.mesh.size == count])

@@ -8,7 +8,9 @@ import torch
 
 import convmesh as cm
 from convmesh import Mesh, models
-from convmesh.testing import RankPool, opened
+from convmesh.plans.presets import STRATEGIES
+from convmesh.testing import opened
+from tests.gpu.conftest import Ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"),
 ]
 
-NETWORKS = ["resnet18", "unet3d", "cosmoflow", "mobilenet-v2", "convnext-tiny"]
+NETWORKS = ["resnet18", "unet3d", "cosmoflow", "mobilenet-v2", "convnext-tiny", "vit"]
 SPLITS = {
     2: [
         (Mesh(data=2), "data"),
@@ -34,11 +36,16 @@ SPLITS = {
         (Mesh(data=2, filter=2), "data+filter"),
         (Mesh(data=2, channel=2), "data+channel"),
         (Mesh(data=2, pipe=2), "data+pipeline"),
+        (Mesh(filter=4), "filter"),
+        (Mesh(channel=4), "channel"),
+        (Mesh(pipe=4), "pipeline"),
+        (Mesh(data=4), "hybrid"),
+        (Mesh(data=4), "auto"),
     ],
 }
 
 
-def worst_error(network: str, mesh: Mesh, strategy: str) -> float:
+def worst_error(network: str, mesh: Mesh, strategy: str, more: dict[str, Any] | None = None) -> float:
     """The largest relative error of the loss and of a parameter's gradient."""
     small = models.find(network).small()
     generator = torch.Generator().manual_seed(2)
@@ -50,7 +57,9 @@ def worst_error(network: str, mesh: Mesh, strategy: str) -> float:
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     torch.manual_seed(1)
     again = small.create().double().cuda()
-    options: dict[str, Any] = {"microbatches": 1} if "pipe" in mesh.axes else {}  # batch norm sees whole batches
+    options: dict[str, Any] = (
+        {"microbatches": 1} if "pipe" in mesh.axes else more or {}
+    )  # batch norm sees whole batches
     plan = cm.plan(again, tuple(x.shape), mesh, strategy, **options)
     net = cm.parallelize(again, plan, loss=small.task.loss(), mesh=opened(mesh, "cuda"))
     loss = net(net.shard_input(x), net.shard_target(target))
@@ -61,13 +70,23 @@ def worst_error(network: str, mesh: Mesh, strategy: str) -> float:
     return max(*errors, abs(float(loss.item() / expected.item()) - 1))
 
 
-@pytest.mark.parametrize("ranks", SPLITS)
-def test_gradients_are_those_of_one_device(ranks: int, backend: str) -> None:
-    """One pool for all: starting CUDA takes longer than they do."""
-    failed = []
-    with RankPool(ranks, seconds_timeout=240, backend=backend) as pool:
-        for mesh, strategy in SPLITS[ranks]:
-            for network in NETWORKS:
-                error = max(pool.run(worst_error, network, mesh, strategy))
-                failed += [(network, mesh, strategy, error)] if not error < 1e-10 else []
-    assert not failed
+@pytest.mark.parametrize("count", SPLITS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_gradients_are_those_of_one_device(network: str, count: int, ranks: Ranks) -> None:
+    errors = {
+        (str(mesh), strategy): max(ranks(count).run(worst_error, network, mesh, strategy))
+        for mesh, strategy in SPLITS[count]
+    }
+    assert {case: error for case, error in errors.items() if not error < 1e-10} == {}
+
+
+def test_every_strategy_is_tried_on_two_and_on_four_ranks() -> None:
+    simple = {strategy for strategy in STRATEGIES if "+" not in strategy}
+    assert simple | {"auto"} == {strategy for _, strategy in SPLITS[2]}
+    assert {*STRATEGIES, "auto"} == {strategy for _, strategy in SPLITS[4]}
+
+
+@pytest.mark.parametrize("count", SPLITS)
+def test_keys_and_values_go_round(count: int, ranks: Ranks) -> None:
+    errors = ranks(count).run(worst_error, "vit", Mesh(height=count), "spatial", {"attention": "ring"})
+    assert max(errors) < 1e-10

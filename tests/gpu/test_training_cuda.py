@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 import convmesh as cm
 from convmesh.cli.main import main
 from convmesh.profiling.profile_folder import load_run
-from convmesh.testing import run_ranks
+from convmesh.testing import RankError, run_ranks
+from convmesh.train.shared_fate import shared_fate
 from tests.gpu.conftest import nccl_takes_several
 from tests.train.runs import losses, ran
 
@@ -25,7 +26,7 @@ pytestmark = [
 
 CYCLES = 400_000_000
 """About two tenths of a second of a GPU that waits."""
-SECONDS_TIMEOUT = 240
+SECONDS_TIMEOUT = 110
 
 
 def loaded() -> tuple[bool, bool, float, float]:
@@ -88,3 +89,21 @@ def check_parts(folder: Path, ranks: int) -> None:
             times = step.times(rank)
             assert times.compute + times.exposed + times.idle + times.data + times.other == pytest.approx(times.step)
             assert times.compute > 0
+
+
+def fails_alone() -> None:
+    """The first rank meets an error between two sums; the other one waits for it in the second."""
+    number = torch.zeros(1, device="cuda")
+    with shared_fate():
+        torch.distributed.all_reduce(number)
+        if torch.distributed.get_rank() == 0:
+            raise MemoryError("not enough of it")
+        torch.distributed.all_reduce(number)
+        number.item()
+
+
+def test_a_rank_that_fails_alone_says_why_and_ends() -> None:
+    if not nccl_takes_several():
+        pytest.skip("NCCL needs a GPU for each rank, or 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1")
+    with pytest.raises(RankError, match=r"rank 0 of 2 failed:(.|\n)*MemoryError: not enough of it"):
+        run_ranks(2, fails_alone, backend="nccl", seconds_timeout=60)

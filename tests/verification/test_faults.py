@@ -52,8 +52,9 @@ def test_a_wrong_output_names_its_layer_rank_and_size(monkeypatch: pytest.Monkey
     assert result.first is not None
     assert result.first.layer == "pool"
     pool = next(check for check in result.layers if check.layer == "pool")
-    assert pool.worst.rank == 1
-    assert 1e-7 < pool.error < 1e-5
+    output = next(one for one in pool.differences if one.kind == "output")
+    assert output.rank == 1  # gradients behind it are off too, by some weights more than it is
+    assert 1e-7 < output.error < 1e-5
     before = next(check for check in result.layers if check.layer == "first").largest("output")
     assert before is not None
     assert before < 1e-12

@@ -32,19 +32,20 @@ from convmesh.train.step_record import Progress
 from convmesh.train.stepping import Stepper
 from convmesh.train.stopping import Stopping
 
-ROUNDS, STEPS = 40, 5
-"""Each rival makes so many steps a round, with one measurement for all of them."""
+ROUNDS = 40
 
 EMPTY_STEPS = 200
 
 NETWORKS: dict[str, Any] = {
-    "lenet5, 64 × 32²": (lambda: models.create("lenet5"), (64, 1, 32, 32), "class"),
+    "lenet5, 64 × 32²": (lambda: models.create("lenet5"), (64, 1, 32, 32), "class", 30),
     "cosmoflow, 16 × 32³": (
         lambda: models.create("cosmoflow", channels=1, outputs=2, extent=32, layers=4, width=0.25, dropout=0.0),
         (16, 1, 32, 32, 32),
         "values",
+        5,
     ),
 }
+"""How each is made, its batch, its loss, and how many steps a rival makes in a round: about half a second of them."""
 
 
 class SameBatch:
@@ -62,8 +63,8 @@ class SameBatch:
 
 
 def measure(name: str, folder: str) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of the rivals on two ranks, and this rank's seconds of processor time."""
-    create, shape, kind = NETWORKS[name]
+    """Seconds a step of the rivals on two ranks, and this rank's seconds of processor time."""
+    create, shape, kind, steps = NETWORKS[name]
     torch.manual_seed(0)
     model, x = create(), torch.randn(shape)
     target, loss = (torch.randint(0, 10, shape[:1]), F.cross_entropy) if kind == "class" else (
@@ -74,7 +75,7 @@ def measure(name: str, folder: str) -> tuple[dict[str, list[float]], dict[str, l
     optimizer = net.optimizer(torch.optim.SGD, lr=1e-4)
 
     def bare() -> None:
-        for _ in range(STEPS):
+        for _ in range(steps):
             net(*shards).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -85,11 +86,15 @@ def measure(name: str, folder: str) -> tuple[dict[str, list[float]], dict[str, l
     hooks = _hooks(done, Path(folder)) if net.mesh.rank == 0 else []
 
     def loop() -> None:
-        train(replace(run, steps=done.step + STEPS), hooks)
+        train(replace(run, steps=done.step + steps), hooks)
 
     spent: dict[str, list[float]] = {"bare step": [], "loop": []}
     rivals = {"bare step": counting(bare, spent["bare step"]), "loop": counting(loop, spent["loop"])}
-    return interleave(rivals, ROUNDS), spent
+    return _a_step(interleave(rivals, ROUNDS), steps), _a_step(spent, steps)
+
+
+def _a_step(seconds: dict[str, list[float]], steps: int) -> dict[str, list[float]]:
+    return {name: [each / steps for each in rounds] for name, rounds in seconds.items()}
 
 
 def counting(step: Step, spent: list[float]) -> Step:

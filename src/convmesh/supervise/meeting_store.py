@@ -34,12 +34,35 @@ class OtherTokenError(ConnectionError):
     """A supervisor answers that has another token: it is of another run."""
 
 
+class _Strangers:
+    """Connections of those who have yet to prove who they are: the latest so many.
+
+    One more than that hangs up on the one that has been silent longest. A member proves itself at once, so that
+    silent strangers, however many, do not keep it out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: list[socket.socket] = []
+
+    def arrive(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.append(connection)
+            if len(self._connections) > _MOST_STRANGERS:
+                with contextlib.suppress(OSError):  # it has hung up itself
+                    self._connections.pop(0).shutdown(socket.SHUT_RDWR)
+
+    def leave(self, connection: socket.socket) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._connections.remove(connection)
+
+
 class StoreServer:
     """Serves from its constructor until the process ends, each client in a thread of its own."""
 
     def __init__(self, listener: socket.socket, token: RunToken) -> None:
         self._listener, self._token, self._lock = listener, token, threading.Lock()
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._strangers = _Strangers()
         self._values: dict[str, Any] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -50,10 +73,8 @@ class StoreServer:
             except OSError:  # one that has left already, or no file is free: those who are here are served
                 time.sleep(_SECONDS_PAUSE)
                 continue
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
+            self._strangers.arrive(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """Until the client leaves, or says what is no question."""
@@ -76,7 +97,7 @@ class StoreServer:
             connection.settimeout(None)
             return is_proven
         finally:
-            self._strangers.release()
+            self._strangers.leave(connection)
 
     def _answer(self, question: dict[str, Any]) -> Any:
         key, value = question["key"], question.get("value")

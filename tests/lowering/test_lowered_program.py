@@ -29,7 +29,7 @@ from tests.runtime.training import fresh
 CASES = [
     ("lenet5", "data", {"data": 3}),
     ("resnet18", "data+spatial", {"data": 2, "height": 2}),
-    ("resnet18", "spatial", {"height": 4}),
+    pytest.param("resnet18", "spatial", {"height": 4}, marks=pytest.mark.full),
     ("resnet18", "data+filter", {"data": 2, "filter": 2}),
     ("alexnet", "hybrid", {"data": 4}),
     ("alexnet", "data+channel", {"data": 2, "channel": 2}),

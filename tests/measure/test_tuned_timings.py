@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,7 @@ def table(*rows: Measured) -> ConvTable:
     return ConvTable("NVIDIA H200", rows)
 
 
+@functools.cache
 def cosmoflow(samples: int = 8) -> Program:
     """As its compiled step is lowered for a GPU."""
     model = models.create("cosmoflow")

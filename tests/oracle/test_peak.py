@@ -35,27 +35,32 @@ RESNET, ALEXNET = small("resnet18", 8, 3, 128, 128), small("alexnet", 8, 3, 128,
 UNET, COSMOFLOW = small("unet3d", 2, 1, 32, 32, 32), small("cosmoflow", 4, 4, 32, 32, 32)
 CAST_RESNET, CAST_UNET = (replace(training, precision="amp-bf16") for training in (RESNET, UNET))
 
+MORE: list[tuple[Training, str, dict[str, int], dict[str, Any]]] = [
+    (RESNET, "data+spatial", {"data": 2, "width": 2}, {}),
+    (COSMOFLOW, "data+filter", {"data": 2, "filter": 2}, {}),
+    (COSMOFLOW, "data+channel", {"data": 2, "channel": 2}, {}),
+    (UNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
+    (ALEXNET, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
+    (CAST_UNET, "data", {"data": 2}, {}),
+]
+"""Networks and presets that are each among the others, together: for `make test-full`."""
+
 CASES = [
     (RESNET, "data", {"data": 2}, {"reduction": "sharded"}),
     (RESNET, "data", {"data": 2}, {"checkpoint": ["stage1", "stage2"]}),
     (RESNET, "spatial", {"height": 2}, {}),
     (RESNET, "pipeline", {"pipe": 2}, {}),
-    (RESNET, "data+spatial", {"data": 2, "width": 2}, {}),
     (UNET, "spatial", {"depth": 2}, {}),
     (COSMOFLOW, "filter", {"filter": 2}, {}),
     (COSMOFLOW, "channel", {"channel": 2}, {}),
-    (COSMOFLOW, "data+filter", {"data": 2, "filter": 2}, {}),
-    (COSMOFLOW, "data+channel", {"data": 2, "channel": 2}, {}),
     (COSMOFLOW, "data+pipeline", {"data": 2, "pipe": 2}, {"schedule": "gpipe"}),
     (COSMOFLOW, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     (RESNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
-    (UNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
-    (ALEXNET, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     (ALEXNET, "data", {"data": 2}, {}),
     (ALEXNET, "data", {"data": 2}, {"compression": "powersgd-4"}),
     (ALEXNET, "hybrid", {"data": 2}, {}),
     (CAST_RESNET, "spatial", {"height": 2}, {}),
-    (CAST_UNET, "data", {"data": 2}, {}),
+    *(pytest.param(*more, marks=pytest.mark.full) for more in MORE),
 ]
 
 

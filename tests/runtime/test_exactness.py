@@ -23,12 +23,12 @@ LIGHT = "lenet5"
 """The network whose steps cost least: every preset is tried with it on its largest mesh in each run."""
 
 
-HEAVY = ("deepcam", "densenet121", "inception3", "mobilenet-v2", "resnet50", "resnet152", "vnet", "wide-resnet")
+HEAVY = ("deepcam", "densenet121", "inception3", "mobilenet-v2", "resnet50", "vnet")
 """Networks whose steps cost most: a run takes them on two ranks."""
 
 
-DEEPER = ("resnet152",)
-"""Networks that are another one with more of the same layers: only `make test-full` takes them."""
+DEEPER = ("resnet152", "wide-resnet", "cosmoflow-256", "cosmoflow-512", "meshnet-2k")
+"""Networks that are another one with more of the same layers, or wider: only `make test-full` takes them."""
 
 
 def is_sampled(name: str, strategy: str, axes: dict[str, int]) -> bool:

@@ -27,7 +27,6 @@ NETWORKS: list[tuple[str, dict[str, int], Any, dict[str, Any]]] = [
     ("resnet18", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "interleaved"}),
     ("resnet18", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "zero-bubble"}),
     ("resnet18", {"pipe": 2, "data": 2}, "data+pipeline", {"microbatches": 2, "schedule": "zero-bubble"}),
-    ("inception3", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "1f1b"}),
     ("unet2d", {"pipe": 4}, "pipeline", {"microbatches": 4, "schedule": "1f1b"}),
     ("unet3d", {"pipe": 2, "height": 2}, HEIGHT, {"microbatches": 2, "schedule": "interleaved"}),
 ]

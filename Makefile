@@ -3,7 +3,7 @@ PY := .venv/bin/python
 
 TIMES ?= 1
 
-.PHONY: demo test test-full test-faults test-torch test-networks test-ecosystem check format bench docs clean
+.PHONY: demo test test-full test-faults test-soak test-torch test-networks test-ecosystem check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -17,6 +17,10 @@ test-full: .venv/.ready  # all drawn shapes, and every network under every prese
 test-faults: .venv/.ready  # two hosts on this machine, as root: about half an hour; TIMES=20 tries each fault 20 times
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "full or not full" tests/cluster
 	$(PY) -m tests.cluster.matrix --times $(TIMES)
+
+test-soak: .venv/.ready  # 100,000 tiny steps and 1,000 restarts, in which nothing may grow: hours
+	OMP_NUM_THREADS=1 $(PY) -m tests.supervise.soak steps 100000
+	OMP_NUM_THREADS=1 $(PY) -m tests.supervise.soak restarts 1000
 
 test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
 	sh scripts/test-torch $(VERSION)

@@ -15,7 +15,7 @@ from convmesh.train import hooks
 from convmesh.train.hooks import EnergyReadings
 from convmesh.train.late_loss import LateLoss
 from convmesh.train.progress_line import ProgressLine
-from convmesh.train.step_record import Progress, StepRecord
+from convmesh.train.step_record import LATEST, Progress, StepRecord, StepTimes
 from tests.train.runs import losses, ran
 
 Pools = dict[int, RankPool]
@@ -53,17 +53,23 @@ def test_tensorboard_has_losses_and_evaluations(pools: Pools, tmp_path: Path) ->
 
 
 def test_the_line_names_data_as_the_bottleneck_and_shows_the_prediction() -> None:
-    progress = Progress(seconds_steps=[9.0, 0.5, 0.5, 0.5], seconds_data=[8.0, 0.0, 0.0, 0.2])
+    progress = Progress(times=StepTimes((9.0, 8.0), (0.5, 0.0), (0.5, 0.0), (0.5, 0.2)))
     text = ProgressLine(progress, 10, 0.25).text(record(4, waited=0.2))
     for part in ("500 ms/step (predicted 250 ms)", "16 samples/s", "data 40%, the bottleneck", "0:03 left", "loss 2"):
         assert part in text
 
 
 def test_the_first_steps_foretell_nothing() -> None:
-    text = ProgressLine(Progress(seconds_steps=[9.0], seconds_data=[8.0]), 10, None).text(record(1, 9.0, 8.0))
+    text = ProgressLine(Progress(times=StepTimes((9.0, 8.0))), 10, None).text(record(1, 9.0, 8.0))
     assert "data 89%" in text
     assert "left" not in text
     assert "bottleneck" not in text
+
+
+def test_a_long_run_keeps_the_times_of_its_latest_steps_alone() -> None:
+    times = StepTimes(*[(9.0, 9.0)] * 4, *[(1.0, 0.25)] * LATEST)
+    assert (times.steps, times.median, times.data_share) == (4 + LATEST, 1.0, 0.25)
+    assert len(times._latest) == LATEST
 
 
 def test_a_narrow_terminal_shows_the_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +79,7 @@ def test_a_narrow_terminal_shows_the_whole_line(monkeypatch: pytest.MonkeyPatch)
     with open(ours, "rb", buffering=0) as screen:
         with open(its, "w", encoding="utf-8") as terminal, monkeypatch.context() as patched:
             patched.setattr(sys, "stderr", terminal)
-            line = ProgressLine(Progress(seconds_steps=[0.5] * 4, seconds_data=[0.2] * 4), 10, 0.25)
+            line = ProgressLine(Progress(times=StepTimes(*[(0.5, 0.2)] * 4)), 10, 0.25)
             line.after_step(record(4, waited=0.2))
             line.close()
         shown = " ".join(all_of(screen).split())

@@ -8,6 +8,9 @@ from collections.abc import Callable
 SECONDS_BACKOFF, SECONDS_MOST = 10.0, 600.0
 """How long a slot is left out the first time; each further time twice as long, up to a limit."""
 
+_MOST_DOUBLINGS = 32
+"""After these even a millisecond has passed the limit, and a float can still count them."""
+
 
 class Slots:
     """The slots of one host."""
@@ -20,7 +23,7 @@ class Slots:
 
     def lose(self, slot: int) -> None:
         """Leave a slot out for a while."""
-        seconds = min(self._seconds * 2 ** self._losses[slot], SECONDS_MOST)
+        seconds = min(self._seconds * 2 ** min(self._losses[slot], _MOST_DOUBLINGS), SECONDS_MOST)
         self._losses[slot] += 1
         self._due[slot] = self._clock() + seconds
 

@@ -87,8 +87,7 @@ class AsyncLoop:
     def _record(self, run: Run, number: int, spent: tuple[float, float], now: float) -> StepRecord:
         done, epoch = run.progress, number // run.steps_epoch + 1
         done.step = number + 1
-        done.seconds_steps.append(spent[0])
-        done.seconds_data.append(spent[1])
+        done.times.add(*spent)
         rate = run.stepper.rate(number)
         return StepRecord(number + 1, epoch, LateLoss(self._loss), *spent, run.samples_step, rate, now)
 

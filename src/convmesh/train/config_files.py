@@ -146,7 +146,7 @@ def _told(error: Any) -> str:
 
 def _unknown(place: Sequence[str]) -> str:
     fields = _fields_at(place[:-1])
-    near = difflib.get_close_matches(place[-1], fields, 1, cutoff=0.5)
+    near = difflib.get_close_matches(place[-1], fields, 1, cutoff=0.55)
     elsewhere = [path for path in all_fields() if path.rpartition(".")[2] == place[-1]]
     if elsewhere:
         offer = f"did you mean `{elsewhere[0]}`?"

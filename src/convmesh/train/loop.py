@@ -86,6 +86,5 @@ def _step(run: Run, batches: Iterator[Shards], epoch: int) -> StepRecord:
     seconds = ended - begin
     seconds_data = run.data.seconds_waiting_total - waited
     done.step += 1
-    done.seconds_steps.append(seconds)
-    done.seconds_data.append(seconds_data)
+    done.times.add(seconds, seconds_data)
     return StepRecord(done.step, epoch + 1, loss, seconds, seconds_data, run.samples_step, rate, ended)

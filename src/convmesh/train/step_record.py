@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,32 @@ class StepRecord:
         return line if self.eval is None else line | {"eval": self.eval}
 
 
+class StepTimes:
+    """What the latest steps took, without the first few unless there are no others: a long run keeps no more."""
+
+    def __init__(self, *times: tuple[float, float]) -> None:
+        self.steps = 0
+        self._latest: deque[tuple[float, float]] = deque(maxlen=LATEST)
+        for seconds, seconds_data in times:
+            self.add(seconds, seconds_data)
+
+    def add(self, seconds: float, seconds_data: float) -> None:
+        """One more step, and what of it was spent waiting for data."""
+        if self.steps == WARM_UP:
+            self._latest.clear()
+        self.steps += 1
+        self._latest.append((seconds, seconds_data))
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(seconds for seconds, _ in self._latest) if self._latest else None
+
+    @property
+    def data_share(self) -> float:
+        total, data = (sum(column) for column in zip(*self._latest, strict=True)) if self._latest else (0.0, 0.0)
+        return data / (total or 1.0)
+
+
 @dataclass
 class Progress:
     """Where a run is: what the loop counts, and hooks and the summary read."""
@@ -65,10 +92,8 @@ class Progress:
     """Of the processes before this one, which the run resumes."""
     final_loss: float | None = None
     eval: dict[str, Any] | None = None
-    seconds_steps: list[float] = field(default_factory=list)
-    """Of this process."""
-    seconds_data: list[float] = field(default_factory=list)
-    """Of them, spent waiting for data."""
+    times: StepTimes = field(default_factory=StepTimes)
+    """Of the steps of this process."""
     joules: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """What the loop adds to the summary."""
@@ -76,20 +101,14 @@ class Progress:
     @property
     def is_warm(self) -> bool:
         """Whether this process has made steps that tell of those to come."""
-        return len(self.seconds_steps) > WARM_UP
+        return self.times.steps > WARM_UP
 
     @property
     def measured_seconds_step(self) -> float | None:
         """The median of the latest steps of this process, without its first few."""
-        steady = _steady(self.seconds_steps)
-        return statistics.median(steady) if steady else None
+        return self.times.median
 
     @property
     def data_share(self) -> float:
         """The fraction of the same steps that was spent waiting for data."""
-        return sum(_steady(self.seconds_data)) / (sum(_steady(self.seconds_steps)) or 1.0)
-
-
-def _steady(seconds: list[float]) -> list[float]:
-    """Of the latest steps; of a run that has only the first few, those."""
-    return seconds[WARM_UP:][-LATEST:] or seconds
+        return self.times.data_share

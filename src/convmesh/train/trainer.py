@@ -261,6 +261,6 @@ class Trainer:
             moves = [move for move in self.balancer.moves if not move.refused]
             summary["balance"] = {"moves": len(moves), "shares": self.balancer.shares}
         summary |= done.extra
-        if done.joules is not None and done.seconds_steps:
-            summary["joules_step"] = done.joules / len(done.seconds_steps)
+        if done.joules is not None and done.times.steps:
+            summary["joules_step"] = done.joules / done.times.steps
         return summary

@@ -3,7 +3,7 @@ PY := .venv/bin/python
 
 TIMES ?= 1
 
-.PHONY: demo test test-full test-faults test-soak test-torch test-networks test-ecosystem check format bench docs clean
+.PHONY: demo test test-full test-faults test-soak test-fuzz test-torch test-networks test-ecosystem check format bench docs clean
 
 demo: .venv/.ready
 	$(PY) examples/demo.py
@@ -21,6 +21,9 @@ test-faults: .venv/.ready  # two hosts on this machine, as root: about half an h
 test-soak: .venv/.ready  # 100,000 tiny steps and 1,000 restarts, in which nothing may grow: hours
 	OMP_NUM_THREADS=1 $(PY) -m tests.supervise.soak steps 100000
 	OMP_NUM_THREADS=1 $(PY) -m tests.supervise.soak restarts 1000
+
+test-fuzz: .venv/.ready  # files of every kind, changed at random for an hour
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 3600
 
 test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
 	sh scripts/test-torch $(VERSION)

@@ -59,6 +59,8 @@ def export_weights(run: str | Path, output: str | Path, step: int | None = None)
 def _names(manifest: Manifest) -> dict[str, str]:
     """All names of a single device's dictionary, each with the name that has the values."""
     weights = shapes_of(manifest.tensors, WEIGHTS)
+    if unknown := [name for name, first in manifest.shared.items() if first not in weights]:
+        raise CheckpointError(f"step {manifest.step} is no checkpoint of ours: it has no values of {unknown[0]!r}.")
     return {**{name: name for name in weights}, **manifest.shared}
 
 

@@ -73,7 +73,7 @@ class Source(ABC):
         spec: TensorSpec = getattr(self, which)
         box = Box.whole(spec.shape) if box is None else box
         self._check(which, index, box, spec)
-        out = np.empty(box.shape, spec.dtype) if out is None else out
+        out = self._room(which, box, spec) if out is None else out
         if box.size:
             read = (self._input_into if which == "input" else self._target_into)(index, box, out)
             self.counters.add(box.size * spec.dtype.itemsize, read)
@@ -83,6 +83,13 @@ class Source(ABC):
                     "or open the source with `check_finite=False`."
                 )
         return out
+
+    def _room(self, which: str, box: Box, spec: TensorSpec) -> Array:
+        """Memory for a box, of which a damaged file may name any size."""
+        try:
+            return np.empty(box.shape, spec.dtype)
+        except (MemoryError, ValueError) as error:
+            raise DataError(f"the {which} of a sample of {self}, {box.shape} of {spec.dtype}: {error}.") from error
 
     def _check(self, which: str, index: int, box: Box, spec: TensorSpec) -> None:
         if not 0 <= index < len(self):

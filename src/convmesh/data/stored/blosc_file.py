@@ -28,7 +28,7 @@ class BloscArray(StoredArray):
         blosc2 = library("blosc2", "reading .b2nd files")
         try:
             return blosc2.open(str(self._path), mode="r")
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # on a damaged file it fails in any way, even by a syntax error
             raise DataError(f"{self._path} cannot be read as .b2nd: {error}.") from error
 
     def read_into(self, box: Box, out: Array) -> None:

@@ -37,7 +37,9 @@ def hdf5_arrays(path: Path) -> dict[str, StoredArray]:
     try:
         with h5py.File(path, "r") as file:
             file.visititems(lambda name, item: _add(found, path, name, item, h5py))
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # in a damaged file any of HDF5's tables may be missing
         raise DataError(f"{path} cannot be read as HDF5: {error}.") from error
     return found
 

@@ -21,10 +21,10 @@ def nifti_array(path: Path) -> StoredArray:
     nibabel = library("nibabel", "reading NIfTI files")
     try:
         proxy = nibabel.load(path).dataobj
-    except (OSError, nibabel.filebasedimages.ImageFileError) as error:
+        shape, dtype = tuple(reversed(proxy.shape)), np.dtype(proxy.dtype)
+        scale = (float(proxy.slope), float(proxy.inter))
+    except Exception as error:  # of a damaged header nibabel says what NumPy does
         raise DataError(f"{path} cannot be read as NIfTI: {error}.") from error
-    shape, dtype = tuple(reversed(proxy.shape)), np.dtype(proxy.dtype)
-    scale = (float(proxy.slope), float(proxy.inter))
     if path.suffix == ".gz":
         return ZippedVolume(path, shape, dtype, scale)
     plain = PlainArray(path, proxy.offset, shape, dtype)

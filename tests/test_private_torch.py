@@ -49,7 +49,7 @@ from convmesh.private_torch.module_tables import (
     share_state,
     standing_in,
 )
-from convmesh.private_torch.pipeline_stages import stage_backward_input, stage_backward_weight
+from convmesh.private_torch.pipeline_stages import needs_every_gradient, stage_backward_input, stage_backward_weight
 from convmesh.private_torch.stores import default_store
 from convmesh.private_torch.tensor_internals import (
     as_subclass_leaf,
@@ -442,6 +442,10 @@ def test_backward_of_a_stage_comes_in_two_parts() -> None:
     assert layer.weight.grad is None
     stage_backward_weight(iter(layer.parameters()), groups)
     assert layer.weight.grad is not None
+
+
+def test_later_stages_send_zeros_where_there_is_no_gradient() -> None:
+    assert needs_every_gradient() == (torch.__version__ < "2.12")
 
 
 def test_stages_of_a_pipeline_have_the_methods_that_ours_override() -> None:

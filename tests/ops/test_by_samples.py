@@ -134,14 +134,15 @@ def test_weights_whose_gradients_a_layer_sums_have_split_versions(name: str, cou
 def test_traced_tensors_see_each_call_once() -> None:
     mean, var = torch.zeros(4).double(), torch.ones(4).double()
     mesh = _mesh({})
+    given = _input(mesh, {})
 
     def normed(local: torch.Tensor) -> torch.Tensor:
-        x: Any = Sharded(local, _input(mesh, {}).layout, mesh)
+        x: Any = Sharded(local, given.layout, mesh)
         y: Any = F.batch_norm(x, mean, var, training=True)
         made: torch.Tensor = y.local
         return made
 
-    traced = make_fx(normed, tracing_mode="fake", _allow_non_fake_inputs=True)(_input(mesh, {}).local.detach())
+    traced = make_fx(normed, tracing_mode="fake", _allow_non_fake_inputs=True)(given.local.detach())
     calls = [node for node in traced.graph.nodes if "batch_norm" in str(node.target)]
     assert len(calls) == 1
 

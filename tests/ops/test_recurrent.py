@@ -17,6 +17,7 @@ from convmesh import Mesh, UnsupportedError, replicated
 from convmesh.dist.cut_weights import cut_weight
 from convmesh.ops import manual_seed
 from convmesh.plans import Split
+from convmesh.runtime.full_state import whole as whole_of
 from convmesh.testing import SplitCase, opened
 from tests.conftest import Pools
 from tests.draws import draws
@@ -191,7 +192,7 @@ def unit_errors(mesh: Mesh, axis: str, cut: dict[int, str], layers: list[Layer])
         torch.autograd.backward([y.local for y in made], [g[y.box.slices()] for y, g in zip(made, grads, strict=True)])
         pairs += [(s.local.grad, w.grad[s.box.slices()]) for s, w in zip(shards, whole, strict=True)]  # type: ignore[index]
         weights = zip(layer.parameters(), mine.parameters(), strict=True)
-        pairs += [(here.grad.full_tensor(), there.grad) for there, here in weights]  # type: ignore[union-attr]
+        pairs += [(whole_of(here.grad, opening), there.grad) for there, here in weights]  # type: ignore[arg-type]
         found.append(max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs))
     return found
 

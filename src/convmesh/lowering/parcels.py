@@ -46,12 +46,14 @@ class _Packed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, orders: Sequence[Order], *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.orders, ctx.shapes = orders, [tensor.shape for tensor in tensors]
-        return _run_of(tensors, orders)
+        """Tensors beyond those that have an order are not packed: they get a gradient, which is zero."""
+        packed, ctx.idle = tensors[: len(orders)], tensors[len(orders) :]
+        ctx.orders, ctx.shapes = orders, [tensor.shape for tensor in packed]
+        return _run_of(packed, orders)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        return None, *_parts(grad, ctx.shapes, ctx.orders)
+        return None, *_parts(grad, ctx.shapes, ctx.orders), *map(torch.zeros_like, ctx.idle)
 
 
 class _Unpacked(torch.autograd.Function):
@@ -104,13 +106,17 @@ class Parcel:
             for dtype, places in self._places()
         )
 
-    def pack(self, values: Sequence[Sharded], wire: torch.device) -> Flats:
-        """The tensors' runs, on the device that messages leave from."""
+    def pack(self, values: Sequence[Sharded], wire: torch.device, idle: Flats = ()) -> Flats:
+        """The tensors' runs, on the device that messages leave from; `idle` takes part in their backward."""
         for name, value, layout in zip(self.names, values, self.layouts, strict=True):
             if value.layout != layout:
                 raise LayoutError(f"{name!r} came out as {value.layout}, but {layout} was planned.")
         locals_ = [value.local.to(dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
-        runs = [_Packed.apply(self._orders(at), *(locals_[i] for i in at)).to(wire) for _, at in self._places()]
+        extra = {next((dtype for dtype in self.dtypes if dtype.is_floating_point), None): idle}
+        runs = [
+            _Packed.apply(self._orders(at), *(locals_[i] for i in at), *extra.get(dtype, ())).to(wire)
+            for dtype, at in self._places()
+        ]
         return tuple(map(_with_gradient, runs))
 
     def unpack(self, flats: Sequence[torch.Tensor], mesh: OpenMesh) -> list[Sharded]:

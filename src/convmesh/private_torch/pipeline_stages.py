@@ -20,3 +20,10 @@ def stage_backward_weight(*args: Any) -> Any:
     from torch.distributed.pipelining._backward import stage_backward_weight as second_part
 
     return second_part(*args)
+
+
+def needs_every_gradient() -> bool:
+    """Whether a stage must have a gradient for each input (torch 2.11); later ones send zeros where there is none."""
+    from torch.distributed.pipelining import PipelineStage
+
+    return not hasattr(PipelineStage, "_get_grad_send_meta")

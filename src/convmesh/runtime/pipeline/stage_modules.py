@@ -20,8 +20,10 @@ from convmesh.lowering.parcels import Parcel, parcel_of
 from convmesh.ops.core.sharded import Sharded
 from convmesh.plans.pipeline_rules import own_stages
 from convmesh.plans.stage_graph import StageGraph
+from convmesh.private_torch.pipeline_stages import needs_every_gradient
 from convmesh.runtime.executor import executable, recompute
 from convmesh.runtime.graph_regions import Parts, graph_module, region
+from convmesh.runtime.pipeline.idle_inputs import idle_inputs
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class StageModule(nn.Module):
         """The number of the micro-batch that runs next."""
         self.mesh, self.wire = calls.mesh, wire
         self._region, self._numbers = calls, lowered.numbers
+        self._idle: tuple[int, ...] | None = None if needs_every_gradient() else ()
+        """The inputs from which nothing learns; found in the first step."""
 
     @property
     def index(self) -> int:
@@ -151,7 +155,15 @@ class StageModule(nn.Module):
         known: dict[str, Any] = dict(zip(self.takes.names, self._received(given), strict=True))
         results = self.calls(*(known[name] if name in known else self._numbers[name] for name in self._region.inputs))
         known |= zip(self._region.outputs, results, strict=True)
-        return self.gives.pack([known[name] for name in self.gives.names], wire)
+        sent = [known[name] for name in self.gives.names]
+        return self.gives.pack(sent, wire, self._idle_of(given, sent))
+
+    def _idle_of(self, given: Sequence[torch.Tensor], sent: Sequence[Sharded]) -> tuple[torch.Tensor, ...]:
+        if not torch.is_grad_enabled():
+            return ()
+        if self._idle is None:
+            self._idle = idle_inputs([value.local for value in sent], given)
+        return tuple(given[at] for at in self._idle)
 
     def _received(self, given: Sequence[torch.Tensor]) -> list[Sharded]:
         if self._region.index > 0:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from convmesh.graph.tracing.shape_shortcuts import _ELEMENTWISE, _RESIZED, aten, made
+from convmesh.graph.tracing.shape_shortcuts import _COMPARED, _ELEMENTWISE, _RESIZED, _SPREAD, aten, made
 
 SHAPES = [(4, 3, 5, 6), (1, 3, 1, 6), (2, 8), (0, 3, 2, 2)]
 EXTRA: dict[Any, tuple[Any, ...]] = {
     aten.threshold_backward.default: (0,),
     aten.leaky_relu_backward.default: (0.1, False),
     aten.mul.Scalar: (3,),
+    aten.clamp.default: (None, 0),
 }
 
 
@@ -38,6 +39,60 @@ def test_elementwise_results_are_like_their_arguments(func: Any) -> None:
         for operands in itertools.product(*[tensors(shape, dtype)] * count):
             args = (*operands, *EXTRA.get(func, ()))
             assert described(made(func, args, {})) == described(func(*args))
+
+
+@pytest.mark.parametrize("func", sorted(_COMPARED, key=str), ids=str)
+def test_comparisons_are_like_their_argument(func: Any) -> None:
+    for shape, dtype in itertools.product(SHAPES, (torch.float32, torch.float16)):
+        for x in tensors(shape, dtype):
+            assert described(made(func, (x, 0.5), {})) == described(func(x, 0.5))
+
+
+OPERANDS = [
+    (4, 3, 5, 6),
+    (3, 5, 6),
+    (1, 3, 1, 1),
+    (3, 1, 1),
+    (4, 3, 5, 1),
+    (4, 1, 5, 6),
+    (6,),
+    (1,),
+    (),
+    (1, 4, 3, 5, 6),
+]
+
+
+@pytest.mark.parametrize("func", sorted(_SPREAD, key=str), ids=str)
+def test_smaller_arguments_are_repeated_as_torch_repeats_them(func: Any) -> None:
+    wholes = tensors(OPERANDS[0], torch.float32)
+    others = [t for shape in OPERANDS for t in (tensors(shape, torch.float32) if len(shape) > 1 else [])]
+    others += [torch.empty(shape, dtype=dtype, device="meta") for shape in OPERANDS for dtype in TYPES_MIXED]
+    for pair in itertools.product(wholes, others):
+        for one, other in (pair, pair[::-1]):
+            for first in _conditions(func):
+                args = (*first, one, other)
+                assert described(made(func, args, {})) == described(func(*args))
+
+
+TYPES_MIXED = (torch.float32, torch.float64, torch.bool)
+
+
+def _conditions(func: Any) -> list[tuple[torch.Tensor, ...]]:
+    if func is not aten.where.self:
+        return [()]
+    shapes = [(4, 3, 5, 6), (3, 1, 1), ()]
+    return [(torch.empty(shape, dtype=torch.bool, device="meta"),) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_softmax_is_like_its_argument(dtype: torch.dtype) -> None:
+    for shape, dim in itertools.product(SHAPES, (0, -1)):
+        for x, grad in itertools.product(tensors(shape, dtype), repeat=2):
+            for args in ((x, dim), (x, dim, None), (x, dim, dtype), (x, dim, torch.float64)):
+                func = aten._safe_softmax.default
+                assert described(made(func, args, {})) == described(func(*args))
+            back = aten._softmax_backward_data.default
+            assert described(made(back, (grad, x, dim, dtype), {})) == described(back(grad, x, dim, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

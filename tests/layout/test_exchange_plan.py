@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convmesh.layout import Demand, ExchangePlan, Layout, Mesh, Region, Route, Span, plan_conversion, plan_exchange
+from convmesh.layout.exchange_plan import route
 from convmesh.layout.maps import DimMap, Padded, Placed, Same, Strided, Transposed, Whole, Window, demand, out_shape
 from convmesh.testing.strategies import layouts, meshes
 from tests.layout.test_box import indices
@@ -235,6 +236,17 @@ def test_nothing_is_needed_of_a_tensor_without_indices() -> None:
     mesh = Mesh(width=4)
     plan = plan_conversion(Layout.of(mesh, (0, 8), {1: "width"}), Layout.of(mesh, (0, 8)), 1)
     assert (plan.carrier, plan.adjoint_carrier) == ("none", "none")
+
+
+@settings(max_examples=100)
+@given(meshes().flatmap(lambda mesh: st.tuples(layouts(mesh, (5, 3)), layouts(mesh, (5, 3)))))
+def test_what_stays_in_place_is_planned_as_if_it_moved(pair: tuple[Layout, Layout]) -> None:
+    for source, target in (pair, (pair[0], pair[0])):
+        owned, needs = Demand.ownership(source), Demand.ownership(target)
+        for rank in range(source.mesh.size):
+            plan = plan_exchange(source, needs, rank)
+            assert (plan.forward, plan.adjoint) == (route(owned, needs, rank), route(needs, owned, rank))
+            assert (plan.held, plan.needed, plan.frame) == (owned.region(rank), needs.region(rank), needs.frame(rank))
 
 
 LAST = 65536

@@ -19,6 +19,7 @@ from convmesh.gradients.local_gradients import as_gradient_of, is_dense, local_o
 from convmesh.gradients.owners import Axes, Held, distinct_axes, own, owner_of
 from convmesh.gradients.reduction import AxesOf, GradientReducer
 from convmesh.layout import Span
+from convmesh.private_torch.tensor_internals import unseen_view
 
 AXIS = "data"
 
@@ -81,7 +82,7 @@ class ScatteredBucket:
         places: dict[Slot, list[tuple[ShardPiece, torch.Tensor]]] = {slot: [] for slot in self.slots}
         for piece in self._pieces:
             begin = piece.part * width + piece.offset
-            places[piece.slot].append((piece, self._sent.values[begin : begin + piece.stop - piece.start]))
+            places[piece.slot].append((piece, _part(self._sent.values, begin, begin + piece.stop - piece.start)))
         self._places = places
         self._mine = [piece for piece in self._pieces if piece.part == self._here]
         self.shards = {p.slot.parameter: nn.Parameter(self._runs[p.slot][p.start : p.stop]) for p in self._mine}
@@ -98,7 +99,7 @@ class ScatteredBucket:
         """The whole gradient is freed at once: a rank needs only its part of the sum."""
         run = _run(slot.parameter, slot.gradient())
         for piece, place in self._places[slot]:
-            place.copy_(run[piece.start : piece.stop])
+            place.copy_(_part(run, piece.start, piece.stop))
         slot.parameter.grad = slot.delivered = None
 
     def start(self) -> None:
@@ -156,8 +157,8 @@ class ScatteredBucket:
         for piece in self._pieces:
             if piece.part != self._here:
                 begin = piece.part * self._width + piece.offset
-                arrived = self._gathered.values[begin : begin + piece.stop - piece.start]
-                self._runs[piece.slot][piece.start : piece.stop].copy_(arrived)
+                arrived = _part(self._gathered.values, begin, begin + piece.stop - piece.start)
+                _part(self._runs[piece.slot], piece.start, piece.stop).copy_(arrived)
 
     def whole_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         """The summed gradients of the parameters that have one, gathered on every rank along `data`."""
@@ -237,6 +238,13 @@ def _refuse_scattered(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 f'{type(optimizer).__name__} was given whole parameters, but the plan\'s reduction="sharded" leaves '
                 f"each rank a part of their gradients; make it with `net.optimizer({type(optimizer).__name__}, ...)`."
             )
+
+
+def _part(run: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """A part of a run of memory. Dry runs look at one of every weight for every rank, so it is no step of theirs."""
+    if not run.is_meta:
+        return run[start:stop]
+    return unseen_view(run, (stop - start,), (1,), int(run.storage_offset()) + start)
 
 
 def _run(parameter: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:

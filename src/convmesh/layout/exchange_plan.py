@@ -82,6 +82,8 @@ def plan_exchange(source: Layout, needs: Demand, rank: int) -> ExchangePlan:
     """The plan that gives every rank what it needs of a tensor in layout `source`."""
     owned = Demand.ownership(source)
     axes = _moving_axes(owned, needs)
+    if not axes and all(map(DimDemand.same_as, owned.dims, needs.dims)):
+        return _in_place(owned.region(rank), needs.frame(rank))
     return ExchangePlan(
         held=owned.region(rank),
         needed=needs.region(rank),
@@ -92,6 +94,12 @@ def plan_exchange(source: Layout, needs: Demand, rank: int) -> ExchangePlan:
         adjoint_carrier=_carrier(needs, owned, axes),
         group_axes=axes,
     )
+
+
+def _in_place(held: Region, frame: Region) -> ExchangePlan:
+    """The plan where every rank holds just what it needs, as in every other layer of a network."""
+    stays = Route((), (), held if held.size else None)
+    return ExchangePlan(held, held, frame, stays, stays, "none", "none", ())
 
 
 def plan_conversion(source: Layout, target: Layout, rank: int) -> ExchangePlan:

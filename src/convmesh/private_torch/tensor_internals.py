@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 Subclass = TypeVar("Subclass", bound=torch.Tensor)
 
 
+no_overrides: Any = torch._C._disabled_torch_function_impl
+"""The `__torch_function__` of tensor subclasses that change no function, as `nn.Parameter` has it."""
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """The identity of the memory itself: its Python objects come and go, and meta tensors have no address."""
     key: int = storage._cdata

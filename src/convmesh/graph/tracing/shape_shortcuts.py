@@ -19,8 +19,16 @@ _ELEMENTWISE = frozenset(
         aten.threshold_backward.default, aten.gelu_backward.default, aten.silu_backward.default,
         aten.sigmoid_backward.default, aten.tanh_backward.default, aten.hardswish_backward.default,
         aten.leaky_relu_backward.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar,
+        aten.clamp.default,
     }
 )  # fmt: skip
+
+_COMPARED = frozenset({aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Scalar})
+
+_SPREAD = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.where.self})
+"""Operators that repeat the smaller of their arguments."""
+
+_SOFTMAX = frozenset({aten._safe_softmax.default, aten._softmax_backward_data.default})
 
 _IN_PLACE = frozenset(
     {
@@ -51,6 +59,12 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
             return _like(tensors[0])
         if _lie_in_order(tensors):
             return _plain(tensors[0], tensors[0].shape)
+    if func in _COMPARED and _lie_alike(args[:1]):
+        return _like(args[0], torch.bool)
+    if func in _SPREAD and not kwargs and (whole := _spread_over(args)) is not None:
+        return _plain(whole, whole.shape)
+    if func in _SOFTMAX and not kwargs and _keeps_plain(args):
+        return _plain(args[0], args[0].shape)
     if func is aten.addmm.default and not kwargs and _multiply(*args):
         return _plain(args[0], (args[1].shape[0], args[2].shape[1]))
     if func is aten.native_layer_norm.default and _are_rows(args[:1], args[1]) and _lie_alike(args[:1]):
@@ -73,6 +87,33 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _RESIZED and _are_plain(args[:1]) and (shape := _resized(*args[:2])):
         return _plain(args[0], shape)
     return func(*args, **kwargs)
+
+
+def _spread_over(operands: Any) -> Any:
+    """The tensor, of more than one index in every dim, over which the others are repeated; None if they do more.
+
+    A condition has another type than the values; all lie in plain order, so that they agree on that of the result.
+    """
+    tensors = _tensors(operands)
+    whole = max(tensors, key=lambda t: (t.dim(), t.numel(), t.dtype in _TYPES))
+    fits = whole.dtype in _TYPES and len(tensors) == len(operands) and min(whole.shape, default=0) > 1
+    return whole if fits and all(_repeats(t, whole) for t in tensors) else None
+
+
+def _repeats(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    pairs = zip(reversed(tensor.shape), reversed(whole.shape), strict=False)
+    is_like = tensor.is_meta and tensor.dtype in (whole.dtype, torch.bool) and _is_plain(tensor)
+    return is_like and all(extent in (1, target) for extent, target in pairs)
+
+
+def _keeps_plain(args: Any) -> bool:
+    """Whether a softmax or its gradient has the shape and type of its arguments, which lie in plain order."""
+    tensors, options = _tensors(args), [value for value in args if not isinstance(value, (torch.Tensor, int))]
+    first = tensors[0]
+    return all(option in (None, first.dtype) for option in options) and all(
+        t.is_meta and t.dtype == first.dtype and first.dtype in _TYPES and t.shape == first.shape and _is_plain(t)
+        for t in tensors
+    )
 
 
 def _multiply(bias: Any, one: Any, other: Any) -> bool:
@@ -199,8 +240,8 @@ def _plain(like: torch.Tensor, shape: Any) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+def _like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
 
 
 def _statistics(x: torch.Tensor, wanted: Any) -> list[torch.Tensor | None]:

@@ -90,6 +90,32 @@ def test_own_samples_give_what_the_batch_gives(
         assert lowered(model, shape, mesh, strategy, rank) == shared
 
 
+class Heads(nn.Module):
+    """A projection whose result is cut into heads and put together again, and windows that move samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x: Any) -> Any:
+        one, other, last = self.project(x).unflatten(-1, (3, 4, 2)).unbind(2)
+        y = (one + other * last).transpose(1, 2).permute((0, 2, 1, 3)).flatten(2)
+        moved = y.transpose(0, 1).flatten(0, 1).unflatten(0, (x.shape[1], -1)).permute(1, 0, 2)
+        return torch.relu(y + moved).flatten(1).unbind(1)[0]
+
+
+@pytest.mark.parametrize("batch", [4, 8, 13])
+@pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=4), Mesh(data=2, filter=2)], ids=str)
+def test_methods_behind_the_first_dim_need_no_other_samples(mesh: Mesh, batch: int) -> None:
+    model, shape = Heads(), (batch, 4, 8)
+    strategy = "data+filter" if mesh.extent(("filter",)) > 1 else "data"
+    for rank in range(mesh.size):
+        shared = lowered(model, shape, mesh, strategy, rank)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dry_run, "samples_apart", lambda *_: None)
+            assert lowered(model, shape, mesh, strategy, rank) == shared
+
+
 def test_meshes_and_batches_with_as_many_samples_a_rank_share_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: Counter[tuple[int, ...]] = Counter()
     run = dry_run._run

@@ -20,6 +20,7 @@ from convmesh.lowering.arrange import Role, arrange, role_of
 from convmesh.lowering.axis_names import Axes, AxisNames
 from convmesh.lowering.channel_rules import LAYERS
 from convmesh.lowering.dry_call import DryCall, Ready
+from convmesh.lowering.dry_values import Dry
 from convmesh.lowering.recent_results import RecentResults
 from convmesh.lowering.weight_cuts import dry_weights
 from convmesh.plans import Split
@@ -45,6 +46,9 @@ BY_SAMPLE = frozenset(
     )
 ).difference(BATCH_NORMS)  # fmt: skip
 """Layers that treat samples one by one."""
+
+DIMS_NAMED = {"flatten": 1, "unflatten": 1, "unbind": 1, "transpose": 2}
+"""Methods that leave all dims before those that they name as they are, and how many they name first."""
 
 NORMS = (nn.LayerNorm, nn.GroupNorm)
 
@@ -83,9 +87,14 @@ class FunctionCall(DryCall):
         return self.op == "call_function" and self.target in ALIKE_FUNCTIONS and not (self.moves or self.tensors)
 
     def on_own_samples(self, axes: Axes, args: Any) -> FunctionCall | None:
-        if self.op != "call_function" or self.tensors or not _keeps_samples(self.split, axes):
+        if self.tensors or not _keeps_samples(self.split, axes):
             return None
-        if self.target not in ALIKE_FUNCTIONS and not (self.target is torch.cat and _joined_dim(*args) > 0):
+        if self.op == "call_method":
+            return replace(self, split=_without_samples(self.split)) if _keeps_first(self.target, *args) else None
+        if self.op != "call_function":
+            return None
+        joins_later = self.target is torch.cat and _joined_dim(*args) > 0
+        if self.target not in ALIKE_FUNCTIONS and not joins_later and not _picks(self.target, *args):
             return None
         return replace(self, split=_without_samples(self.split))
 
@@ -221,6 +230,23 @@ def _without_samples(split: Split | None) -> Split | None:
 @cache
 def _cut_apart(split: Split) -> Split:
     return replace(split, sample=())
+
+
+def _keeps_first(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor's method looks at the dims behind its first alone."""
+    x, *given = args
+    if kwargs or not isinstance(x, Dry):
+        return False
+    if method == "permute":
+        order = given[0] if len(given) == 1 else given
+        return bool(order) and order[0] == 0
+    dims = given[: DIMS_NAMED.get(method, 0)]
+    return bool(dims) and all(type(dim) is int and dim % len(x.layout.cuts) > 0 for dim in dims)
+
+
+def _picks(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call takes one of several results of another."""
+    return function is operator.getitem and not kwargs and isinstance(args[0], (list, tuple)) and type(args[1]) is int
 
 
 def _joined_dim(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

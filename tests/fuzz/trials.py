@@ -84,7 +84,7 @@ def _come_to(target: Target, seed: int) -> str:
         try:
             target.read(target.file)
         except ConvMeshError as error:
-            return "" if str(error) and len(str(error)) < 1 << 14 else f"a message of {len(str(error))} characters"
+            return "" if str(error) and len(str(error)) < 1 << 16 else f"a message of {len(str(error))} characters"
         except BaseException:
             return traceback.format_exc()
         finally:

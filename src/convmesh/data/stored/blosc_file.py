@@ -27,12 +27,17 @@ class BloscArray(StoredArray):
     def _opened(self) -> Any:
         blosc2 = library("blosc2", "reading .b2nd files")
         try:
-            return blosc2.open(str(self._path), mode="r")
+            opened = blosc2.open(str(self._path), mode="r")
+            if not isinstance(opened, blosc2.NDArray):
+                raise DataError(f"{self._path} holds no array, but a {type(opened).__name__}; save an array.")
+            return opened
+        except DataError:
+            raise
         except Exception as error:  # on a damaged file it fails in any way, even by a syntax error
             raise DataError(f"{self._path} cannot be read as .b2nd: {error}.") from error
 
     def read_into(self, box: Box, out: Array) -> None:
         try:
             out[...] = self._reader.get()[box.slices()]
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, MemoryError) as error:
             raise DataError(f"{self.name} cannot be read: {error}. Copy or make the file again.") from error

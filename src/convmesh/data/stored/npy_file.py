@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from tokenize import TokenError
 
@@ -20,12 +21,12 @@ def npy_array(path: Path) -> StoredArray:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, in_columns, dtype = read(file)
             offset = file.tell()
-    except (OSError, ValueError, TypeError, SyntaxError, RecursionError, TokenError) as error:
+    except (OSError, ValueError, TypeError, SyntaxError, RecursionError, TokenError, MemoryError) as error:
         raise DataError(f"{path} is not a readable .npy file: {error}.") from error
     if dtype.hasobject:
         raise DataError(f"{path} holds Python objects, which are not read; save numbers.")
-    if any(extent < 0 for extent in shape):
-        raise DataError(f"{path} has shape {tuple(shape)} in its header; extents must be 0 or more.")
+    if not all(0 <= extent <= sys.maxsize for extent in shape):
+        raise DataError(f"{path} has shape {tuple(shape)} in its header; extents must be from 0 to {sys.maxsize}.")
     if in_columns and len(shape) > 1:
         raise DataError(f"{path} is in Fortran order, whose samples are scattered; `np.save(np.ascontiguousarray(a))`.")
     return PlainArray(path, offset, tuple(shape), dtype)

@@ -79,8 +79,7 @@ class PlanConfig(Section):
     batchnorm: Literal["global", "replica"] = "global"
     """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     reduction: Literal["bucketed", "sharded", "hierarchical"] = "bucketed"
-    """Sharded: the optimiser's state is cut over the data axis (ZeRO stage 1). Hierarchical: gradients are summed
-    inside each host first, for slow links between hosts with several ranks."""
+    """Sharded: the optimiser's state is cut over data (ZeRO stage 1); hierarchical: sums inside hosts come first."""
     ranks_per_host: CountOrNone = 0
     """Of a hierarchical reduction; 0: as many as the job has on every host."""
     compression: Compression = "none"

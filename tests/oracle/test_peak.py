@@ -53,6 +53,7 @@ CASES = [
     (ALEXNET, "pipeline", {"pipe": 2}, {"schedule": "zero-bubble"}),
     (ALEXNET, "data", {"data": 2}, {}),
     (ALEXNET, "data", {"data": 2}, {"compression": "powersgd-4"}),
+    (ALEXNET, "data", {"data": 4}, {"reduction": "hierarchical", "ranks_per_host": 2}),
     (ALEXNET, "hybrid", {"data": 2}, {}),
     (CAST_RESNET, "spatial", {"height": 2}, {}),
     (CAST_UNET, "data", {"data": 2}, {}),

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from convmesh import load_plan
 from convmesh.supervise.world import World
 from tests.cluster.cluster import Cluster, why_not
 from tests.cluster.strategies import MESHES
-from tests.cluster.training import ROOT, SECONDS_MOST
+from tests.cluster.training import ROOT, SECONDS_MOST, Training
+from tests.runtime.training import STEPS
 
 PORT = 29500
 AS_STARTED, APART = ((0, 1), (2, 3)), ((0, 2), (1, 3))
@@ -47,3 +50,29 @@ def test_the_heaviest_traffic_stays_inside_a_host() -> None:
         [each["crossed"] for (each,) in on_two_hosts("tests.cluster.crossing", ranks)] for ranks in (AS_STARTED, APART)
     )
     assert max(near) < 0.5 * min(apart), (near, apart)
+
+
+def test_sums_inside_hosts_first_spare_the_link_and_change_no_number() -> None:
+    """Of each step's gradients as much crosses as there is of them, not half as much again."""
+    for (found,) in on_two_hosts("tests.cluster.levels", AS_STARTED):
+        saved = found["one ring"] - found["two levels"]
+        assert saved == pytest.approx(STEPS * found["gradients"] / 2, rel=0.15), found
+        assert "some are on h0 and some on h1; make it with `ranks_per_host=2`" in found["refused"]
+
+
+def test_a_run_takes_the_ranks_of_its_hosts(tmp_path: Path) -> None:
+    """Hosts of two ranks each sum in two levels; where one has fewer, the run says that it does not."""
+    for ranks, summed, says in (
+        (2, "hierarchical", ""),
+        (1, "bucketed", "gradients are summed over all ranks at once"),
+    ):
+        folder = tmp_path / summed
+        folder.mkdir()
+        with Cluster(2) as cluster:
+            run = Training(cluster, folder, ["--plan.strategy", "data", "--plan.reduction", "hierarchical"], ranks=2)
+            run.start(0)
+            run.start(1, "--ranks", str(ranks))
+            assert run.ends() == [0, 0], run.told()
+        plan = load_plan(run.folder / "plan.toml")
+        assert (plan.reduction, plan.ranks_per_host) == (summed, 2 if summed == "hierarchical" else 1)
+        assert says in run.told()

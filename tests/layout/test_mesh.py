@@ -95,3 +95,34 @@ def test_shares_are_ratios_and_part_of_a_meshs_identity() -> None:
     assert mesh.weights(("data", "height")) == (3, 3, 3, 1, 1, 1)
     assert mesh.weights(("height",)) is None
     assert repr(mesh) == "Mesh(data=2, height=3).with_shares(data=(3, 1))"
+
+
+@settings(max_examples=60)
+@given(meshes(), some_axes, st.integers(1, 8))
+def test_a_group_is_that_of_its_parts_inside_blocks_and_across_them(mesh: Mesh, axes: list[str], block: int) -> None:
+    parts = mesh.runs(axes, block)
+    if parts is None:
+        return
+    inside, across = parts
+    for rank in range(mesh.size):
+        assert len({other // block for other in mesh.group(inside, rank)}) == 1
+        blocks = [other // block for other in mesh.group(across, rank)]
+        assert len(set(blocks)) == len(blocks)
+        both = sorted(other for there in mesh.group(across, rank) for other in mesh.group(inside, there))
+        assert both == mesh.group(axes, rank)
+
+
+def test_an_axis_has_parts_where_its_ranks_lie_in_runs() -> None:
+    mesh = Mesh(data=6)
+    assert mesh.runs(("data",), 2) == (("data%2",), ("data/2",))
+    assert mesh.group(("data%2",), 3) == [2, 3]
+    assert mesh.group(("data/2",), 3) == [1, 3, 5]
+    assert (mesh.extent(("data%2",)), mesh.extent(("data/2",))) == (2, 3)
+    assert Mesh(data=2, height=2).runs(("data", "height"), 2) == (("height",), ("data",))
+    assert Mesh(data=4, height=2).runs(("data", "height"), 4) == (("data%2", "height"), ("data/2",))
+
+
+@pytest.mark.parametrize("name", ["data%4", "data%0", "data%", "dat%2", "data-2"])
+def test_names_of_no_part_are_refused(name: str) -> None:
+    with pytest.raises(MeshError, match=f"`{name}`"):
+        Mesh(data=6).extent((name,))

@@ -95,7 +95,7 @@ def test_what_is_sent_along_which_axes_is_predicted(
             assert by_axes == +Counter(predicted[rank])
 
 
-COMPRESSED = [
+SUMMED = [
     ("alexnet", "data", {"data": 2}, {"compression": "bf16"}),
     ("alexnet", "data", {"data": 2}, {"compression": "powersgd-2"}),
     ("lenet5", "data", {"data": 2}, {"compression": "bf16", "reduction": "sharded"}),
@@ -103,22 +103,26 @@ COMPRESSED = [
     ("resnet18", "data+spatial", {"data": 2, "height": 2}, {"compression": "powersgd-4"}),
     ("alexnet", "data+filter", {"data": 2, "filter": 2}, {"compression": "powersgd-1"}),
     ("alexnet", "data+pipeline", {"pipe": 2, "data": 2}, {"compression": "powersgd-4"}),
+    ("lenet5", "data", {"data": 4}, {"reduction": "hierarchical", "ranks_per_host": 2}),
+    ("lenet5", "data", {"data": 6}, {"reduction": "hierarchical", "ranks_per_host": 3}),
+    ("lenet5", "data", {"data": 4}, {"reduction": "hierarchical", "ranks_per_host": 2, "compression": "bf16"}),
+    ("resnet18", "data+spatial", {"data": 2, "height": 2}, {"reduction": "hierarchical", "ranks_per_host": 2}),
 ]
 
 
-def sent_compressed(name: str, mesh: Mesh, strategy: str, options: dict[str, Any]) -> tuple[ByAxes, ByAxes]:
+def sent_summed(name: str, mesh: Mesh, strategy: str, options: dict[str, Any]) -> tuple[ByAxes, ByAxes]:
     model, x, target, _ = fresh(name)
     loss = local_sum if "pipe" in mesh.axes else None
     net = cm.parallelize(model, cm.plan(model, tuple(x.shape), mesh, strategy, **options), loss=loss)
     return step(net, x, target if loss else None), told(net.program)
 
 
-@pytest.mark.parametrize(("name", "strategy", "axes", "options"), COMPRESSED)
-def test_what_is_sent_of_compressed_gradients_is_predicted(
+@pytest.mark.parametrize(("name", "strategy", "axes", "options"), SUMMED)
+def test_what_is_sent_to_sum_gradients_is_predicted(
     pools: Pools, name: str, strategy: str, axes: dict[str, int], options: dict[str, Any]
 ) -> None:
     mesh = Mesh(**axes)
-    for rank, (sent, program) in enumerate(pools[mesh.size].run(sent_compressed, name, mesh, strategy, options)):
+    for rank, (sent, program) in enumerate(pools[mesh.size].run(sent_summed, name, mesh, strategy, options)):
         assert sent == program, f"rank {rank}"
 
 

@@ -58,6 +58,7 @@ CASES = [
     (RESNET, "pipeline", {"pipe": 2}, {"schedule": "interleaved"}),
     (ALEXNET, "data", {"data": 2}, {}),
     (ALEXNET, "data", {"data": 2}, {"compression": "powersgd-4"}),
+    (ALEXNET, "data", {"data": 4}, {"reduction": "hierarchical", "ranks_per_host": 2}),
     (ALEXNET, "hybrid", {"data": 2}, {}),
     (CAST_RESNET, "spatial", {"height": 2}, {}),
     *(pytest.param(*more, marks=pytest.mark.full) for more in MORE),

@@ -245,3 +245,34 @@ def test_a_mesh_without_processes_knows_the_device_that_it_stands_for() -> None:
     assert cm.dry_mesh(Mesh(data=2), device="cpu").device_kind(x) == "cpu"
     assert cm.dry_mesh(Mesh(data=2)).device_kind(x) == "cuda"
     assert cm.dry_mesh(Mesh(data=2)).device_kind(torch.empty(2)) == "cpu"  # which has data, and is where it is
+
+
+def rings_over_one_port(shared: bool) -> System:
+    """Nodes of 8 devices with 10 Gbit/s between them, for a library that has rings alone, or trees too."""
+    system = System.load("dgx-a100")
+    inside, (network,) = system.links[:-1], system.links[-1:]
+    slow = replace(
+        network,
+        bytes_per_second=replace(network.bytes_per_second, value=1.25e9),
+        shared_by=replace(network.shared_by, value=8.0),
+    )
+    rings = tuple(m for m in system.collectives.methods if shared or m.algorithm == "ring")
+    return replace(system, links=(*inside, slow), collectives=replace(system.collectives, methods=rings))
+
+
+def test_sums_are_made_inside_nodes_first_where_rings_are_flat_and_that_is_faster() -> None:
+    network, mesh = captured((64, 3, 32, 32)), Mesh(data=16)
+    plan = cm.plan(network, (64, 3, 32, 32), mesh, "auto", system=rings_over_one_port(shared=False))
+    assert (plan.reduction, plan.ranks_per_host) == ("hierarchical", 8)
+    ring = replace(plan, reduction="bucketed", ranks_per_host=1)
+    slow = rings_over_one_port(shared=False)
+    assert cm.predict(plan, slow).seconds_step < cm.predict(ring, slow).seconds_step
+    for system in (rings_over_one_port(shared=True), System.load("dgx-a100"), System.load("dgx-h100")):
+        assert cm.plan(network, (64, 3, 32, 32), mesh, "auto", system=system).reduction == "bucketed"
+
+
+def test_no_shipped_systems_library_has_rings_alone_between_nodes() -> None:
+    """So searches there never look at sums inside nodes."""
+    for name in System.names():
+        over = {method.algorithm for method in System.load(name).collectives.over("network")}
+        assert over != {"ring"}, name

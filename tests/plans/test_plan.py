@@ -1,5 +1,6 @@
 """Plans as values and as files: they round-trip, and every mistake is named."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,14 @@ def test_a_plan_made_from_a_model_is_read_as_it_was_written(tmp_path: Path) -> N
     read.check(capture(Net(), (8, 3, 16, 16)).graph)
 
 
+def test_a_hierarchical_reduction_is_read_as_it_was_written() -> None:
+    mesh = Mesh(data=4)
+    plan = Plan(mesh=mesh, splits=(("*", Split(sample=("data",))),), reduction="hierarchical", ranks_per_host=2)
+    assert 'reduction = "hierarchical"\nranks_per_host = 2\n' in str(plan)
+    assert loads(str(plan)) == plan
+    assert "ranks_per_host" not in str(replace(plan, reduction="bucketed", ranks_per_host=1))
+
+
 def test_the_text_is_short_and_readable() -> None:
     splits = {f"layer{i}": Split(sample=("data",)) for i in range(9)} | {"head": Split(channel=("filter",))}
     text = dumps(Plan(mesh=MESH, splits=tuple(splits.items()), strategy="data+filter"))
@@ -91,6 +100,18 @@ def test_exact_names_count_before_patterns_and_later_patterns_before_earlier() -
         (
             'compression = "zip"\n[mesh]\ndata = 2\n[layers]\n"*" = {}',
             "`compression` \\(='zip'\\) must be one of none, bf16",
+        ),
+        (
+            'reduction = "hierarchical"\n[mesh]\ndata = 4\n[layers]\n"*" = {}',
+            "`reduction` \\(='hierarchical'\\) does not go with `ranks_per_host` \\(=1\\)",
+        ),
+        (
+            'ranks_per_host = 2\n[mesh]\ndata = 4\n[layers]\n"*" = {}',
+            "`reduction` \\(='bucketed'\\) does not go with `ranks_per_host` \\(=2\\)",
+        ),
+        (
+            'reduction = "hierarchical"\nranks_per_host = 4\n[mesh]\ndata = 6\n[layers]\n"*" = {}',
+            "`ranks_per_host` \\(=4\\) must divide the 6 ranks of",
         ),
         (
             'compression = "powersgd-2"\nreduction = "sharded"\n[mesh]\ndata = 2\n[layers]\n"*" = {}',

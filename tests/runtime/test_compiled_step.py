@@ -86,6 +86,7 @@ CASES: dict[str, list[Case]] = {
     "alone": [(Mesh(), "data", {"checkpoint": ["0", "4", "6"]})],
     "space and recomputation": [(Mesh(height=2), "spatial", {"checkpoint": ["0", "4", "6"]})],
     "channels": [(Mesh(filter=2), "filter", {})],
+    "two levels": [(Mesh(data=4), "data", {"reduction": "hierarchical", "ranks_per_host": 2})],
     "samples": [(Mesh(data=2), "hybrid", {}), (Mesh(data=2), "data", {"compression": "powersgd-1"})],
 }
 MORE_CASES: list[Case] = [

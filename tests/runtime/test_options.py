@@ -28,6 +28,7 @@ def references(pools: Pools) -> References:
         ("resnet18", "data+spatial", {"data": 2, "height": 2}, {"checkpoint": ["stage1.*", "stage3"]}),
         ("unet3d", "spatial", {"depth": 2}, {"checkpoint": ["*"]}),
         ("resnet18", "data+spatial", {"data": 2, "height": 2}, {"reduction": "broadcast"}),
+        ("lenet5", "data", {"data": 4}, {"reduction": "hierarchical", "ranks_per_host": 2}),
         ("alexnet", "hybrid", {"data": 2}, {"sub_batches": 2}),
         ("resnet18", "spatial", {"height": 2}, {"least_rows": 9}),
     ],

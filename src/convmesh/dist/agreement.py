@@ -23,7 +23,7 @@ def agree(
     `world_ranks` are the group's ranks in the order in which error messages number them.
     """
     report = [_digest(value), problem]
-    reports = _everyone(group, world_ranks, report)
+    reports = told_by_all(group, world_ranks, report)
     if any(found != [report[0], None] for found in reports.values()):
         raise DisagreementError(_message(what, value, reports))
 
@@ -36,16 +36,16 @@ def agree_on_lists(
     `told(name, lists by rank)` says where. Digests travel; lists do so only when they differ.
     """
     mine = {name: _digest(str(list(items))) for name, items in lists.items()}
-    found = _everyone(group, world_ranks, mine)
+    found = told_by_all(group, world_ranks, mine)
     names = {name for digests in found.values() for name in digests}
     differing = sorted(n for n in names if len({digests[n] for digests in found.values() if n in digests}) > 1)
     if differing:
         name = differing[0]
-        shown = _everyone(group, world_ranks, list(lists[name]) if name in lists else None)
+        shown = told_by_all(group, world_ranks, list(lists[name]) if name in lists else None)
         raise DisagreementError(f"{what}: {told(name, {r: items for r, items in shown.items() if items is not None})}.")
 
 
-def _everyone(group: dist.ProcessGroup, world_ranks: Sequence[int], value: Value) -> dict[int, Value]:
+def told_by_all(group: dist.ProcessGroup, world_ranks: Sequence[int], value: Value) -> dict[int, Value]:
     """The values of all ranks, by their number in error messages."""
     values: list[Value] = values_of_all(group, len(world_ranks), value)
     # torch sorts the ranks of a group.

@@ -123,10 +123,14 @@ class SummedBucket:
 
     def _lay_out(self, locals_: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
         """Make the buffer; where the values of each parameter go."""
-        sizes = [local.numel() for local in locals_]
-        self.buffer = FlatBuffer(sum(sizes) + len(sizes), dtype, self.mesh)
-        *runs, self._counts = self.buffer.values.split([*sizes, len(sizes)])
+        sizes = [*(local.numel() for local in locals_), len(locals_)]
+        self.buffer = FlatBuffer(self._room(sum(sizes)), dtype, self.mesh)
+        *runs, self._counts = self.buffer.values[: sum(sizes)].split(sizes)
         return list(runs)
+
+    def _room(self, values: int) -> int:
+        """The length of a buffer for so many values."""
+        return values
 
     @property
     def elements(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from convmesh.dist import OpenMesh
+from convmesh.gradients.hierarchical import HierarchicalReducer
 from convmesh.gradients.low_rank import LowRankReducer
 from convmesh.gradients.reduction import AxesOf, GradientReducer
 from convmesh.gradients.root_update import BroadcastReducer
@@ -27,6 +28,8 @@ def reducer_of(summing: Summing) -> Callable[..., GradientReducer]:
     if summing.low_rank:
         return partial(LowRankReducer, rank=summing.low_rank)
     dtype = torch.bfloat16 if summing.compression == "bf16" else None
+    if summing.reduction == "hierarchical":
+        return partial(HierarchicalReducer, ranks_per_host=summing.ranks_per_host, dtype_reduce=dtype)
     return partial(_REDUCERS[summing.reduction], dtype_reduce=dtype)
 
 

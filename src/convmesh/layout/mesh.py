@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 
 from convmesh.errors import MeshError
@@ -20,6 +20,10 @@ CHANNEL_AXES = ("channel", "filter")
 
 SHARED_AXES = ("data", *SPACE_AXES)
 """The axes whose ranks may have uneven shares of the work: those that cut samples and space."""
+
+
+INSIDE, ACROSS = "%", "/"
+"""Signs of the parts of an axis whose ranks lie in runs: `data%2` is along a run of 2, `data/2` from run to run."""
 
 
 class Mesh:
@@ -90,13 +94,11 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def extent(self, axes: Iterable[str]) -> int:
-        """The number of ranks in a group over `axes`."""
+        """The number of ranks in a group over `axes`, which may be parts of axes (see `runs`)."""
         return math.prod(self._size(name) for name in axes)
 
     def _size(self, name: str) -> int:
-        if name not in AXES:
-            raise MeshError(_unknown(name))
-        return self.axes.get(name, 1)
+        return self.axes.get(name, 1) if name in AXES else self._stretch(name)[1]
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank stands on every axis."""
@@ -138,18 +140,68 @@ class Mesh:
 
     def group(self, axes: Iterable[str], rank: int) -> list[int]:
         """The ranks that differ from `rank` on `axes` only, in order, `rank` among them."""
-        return [self.rank(place) for place in self._varying(axes, self.coordinates(rank))]
+        stretches = self.stretches(axes)
+        first = rank - sum(rank // step % extent * step for step, extent in stretches)
+        ways = (range(0, step * extent, step) for step, extent in reversed(stretches))
+        return [first + sum(steps) for steps in itertools.product(*ways)]
 
-    def _varying(self, axes: Iterable[str], here: dict[str, int]) -> Iterator[dict[str, int]]:
-        chosen = set(axes)
-        names = [name for name in self.axes if name in chosen]
-        for values in itertools.product(*(range(self.axes[name]) for name in names)):
-            yield {**here, **dict(zip(names, values, strict=True))}
+    def stretches(self, axes: Iterable[str]) -> list[tuple[int, int]]:
+        """How far apart neighbours along each axis are, and how many there are; the closest first."""
+        return sorted(stretch for name in set(axes) if (stretch := self._stretch(name))[1] > 1)
+
+    def _stretch(self, name: str) -> tuple[int, int]:
+        if name in AXES:
+            return self.steps.get(name, 1), self.axes.get(name, 1)
+        axis, sign, run = _in_parts(name)
+        size = self.axes.get(axis, 1)
+        if size % run:
+            raise MeshError(f"`{name}`: runs of {run} ranks must divide the {size} along `{axis}`.")
+        step = self.steps.get(axis, 1)
+        return (step, run) if sign == INSIDE else (step * run, size // run)
+
+    def runs(self, axes: Iterable[str], block: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """The axes, or parts of them, along which ranks lie in one block of `block` ranks, and those across blocks.
+
+        Of `data` in runs of 2, `data%2` is along a run, and `data/2` from run to run. None if blocks, one after another
+        from the first rank on, have different parts of a group.
+        """
+        inside, across = [], []
+        for name in (name for name in self.axes if name in {*axes}):
+            size, run = self.axes[name], along(self.steps[name], self.axes[name], block)
+            if run == 0:
+                return None
+            inside += [name] if run == size else [f"{name}{INSIDE}{run}"] if run > 1 else []
+            across += [name] if run == 1 else [f"{name}{ACROSS}{run}"] if run < size else []
+        return tuple(inside), tuple(across)
+
+
+def along(step: int, extent: int, block: int | None) -> int:
+    """Of `extent` ranks that are `step` apart, those in one aligned block of ranks (None: all); 0 if that varies."""
+    if block is None or block % (step * extent) == 0:
+        return extent
+    if step % block == 0:
+        return 1
+    steps, rest = divmod(block, step)
+    return steps if rest == 0 and extent % steps == 0 else 0
+
+
+def whole_axis(name: str) -> str:
+    """The axis that a name is of, or of a part of."""
+    return name if name in AXES else _in_parts(name)[0]
 
 
 def space_axes(dims: int) -> tuple[str, ...]:
     """The axes that cut `dims` dims of space: images have the last two."""
     return SPACE_AXES[max(0, len(SPACE_AXES) - max(0, dims)) :]
+
+
+def _in_parts(name: str) -> tuple[str, str, int]:
+    """The axis, which of its parts, and the ranks of a run, of a name such as `data%2`."""
+    for sign in (INSIDE, ACROSS):
+        axis, found, run = name.partition(sign)
+        if found and axis in AXES and run.isdigit() and int(run):
+            return axis, sign, int(run)
+    raise MeshError(_unknown(name))
 
 
 def _unknown(name: str) -> str:

@@ -125,7 +125,7 @@ def check_plan(plan: Plan) -> None:
             f"the plan on {plan.mesh} is a pipeline, which computes the loss itself; in Lightning `training_step` "
             "does. Use a plan without a pipe axis, or `cm.Trainer`."
         )
-    if plan.reduction != "bucketed":
+    if plan.reduction not in ("bucketed", "hierarchical"):
         raise UnsupportedError(
             f"the plan's reduction (={plan.reduction!r}) needs optimisers made by `net.optimizer`, but "
             "`configure_optimizers` makes its own; use reduction='bucketed', or `cm.Trainer`."

@@ -68,7 +68,7 @@ def _updating(weight: WeightProgram, elements: int | None) -> WeightProgram:
 
 def _place(mesh: OpenMesh, sum_axes: Mapping[str, tuple[str, ...]], name: Reduction) -> Any:
     """What the sums depend on of where a rank stands: in an all-reduce, only whether it is the first."""
-    if name != "bucketed":
+    if name not in ("bucketed", "hierarchical"):
         return mesh.rank
     return tuple(root_of(mesh, axes) == mesh.rank for axes in dict.fromkeys(sum_axes.values()))
 

@@ -12,7 +12,7 @@ from convmesh.plans import Plan, Program
 
 def without_variant(plan: Plan) -> Plan:
     """The plan with the usual sums, and nothing computed again: its layers do the same."""
-    return replace(plan, reduction="bucketed", compression="none", checkpoint=())
+    return replace(plan, reduction="bucketed", compression="none", ranks_per_host=1, checkpoint=())
 
 
 def with_variant(lowered: Lowered, plan: Plan, mesh: OpenMesh) -> Lowered:
@@ -20,7 +20,13 @@ def with_variant(lowered: Lowered, plan: Plan, mesh: OpenMesh) -> Lowered:
     program = _recomputing(lowered.program, plan) if plan.checkpoint else lowered.program
     if plan.pipeline is None and plan.summing != lowered.plan.summing:  # stages sum for themselves
         program = with_sums(program, lowered.sum_axes, mesh, plan.summing)
-    chosen = replace(lowered.plan, reduction=plan.reduction, compression=plan.compression, checkpoint=plan.checkpoint)
+    chosen = replace(
+        lowered.plan,
+        reduction=plan.reduction,
+        compression=plan.compression,
+        ranks_per_host=plan.ranks_per_host,
+        checkpoint=plan.checkpoint,
+    )
     return replace(lowered, plan=chosen, program=program)
 
 

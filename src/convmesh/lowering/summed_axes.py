@@ -26,10 +26,10 @@ class SummedAxes:
 
     @classmethod
     def of(cls, mesh: OpenMesh, sum_axes: Iterable[Axes], name: Reduction) -> SummedAxes:
-        """Axes that only serve together are one. Which rank this is matters along the scattered axis alone; else
-        whether it is the first."""
+        """Axes that only serve together are one, unless hosts tell them apart. Which rank this is matters along the
+        scattered axis alone; else whether it is the first."""
         used = {axes for axes in sum_axes if mesh.mesh.extent(axes) > 1}
-        if name == "broadcast" or len(used) != 1:
+        if name in ("broadcast", "hierarchical") or len(used) != 1:
             return cls(mesh, {})
         (axes,) = used
         scattered = tuple(axis for axis in axes if axis == SCATTERED and name == "sharded")

@@ -32,6 +32,7 @@ class DraftOptions:
     checkpoint: tuple[str, ...] = ()
     reduction: Reduction = "bucketed"
     compression: Compression = "none"
+    ranks_per_host: int = 1
     attention: Attention | None = None
     sub_batches: int | None = None
     precision: Precision = ""
@@ -52,6 +53,7 @@ def draft(captured: Captured, mesh: Mesh, strategy: str | Splits, options: Draft
         checkpoint=options.checkpoint,
         reduction=options.reduction,
         compression=options.compression,
+        ranks_per_host=options.ranks_per_host,
         attention=options.attention or "gather",
         sub_batches=options.sub_batches or _sub_batches(name, captured, mesh),
         precision=options.precision,

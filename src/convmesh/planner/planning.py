@@ -35,6 +35,7 @@ def plan(
     checkpoint: Sequence[str] = (),
     reduction: Reduction = "bucketed",
     compression: Compression = "none",
+    ranks_per_host: int = 1,
     attention: Attention | None = None,
     sub_batches: int | None = None,
     least_rows: int = LEAST_ROWS,
@@ -53,12 +54,13 @@ def plan(
     gather all keys and values for attention, or with `attention="ring"` pass them round; "auto" takes what is predicted
     to be faster, or to fit. `sub_batches` parts of a batch travel one by one to dense layers that are cut over the
     axis that cuts samples. `checkpoint` names modules whose activations are computed again in backward. For slow links
-    `compression` sums gradients in bfloat16 ("bf16") or in low rank ("powersgd-4"), which changes what is trained. A
-    spatial strategy stops where a rank would have fewer than `least_rows` rows, or at the layer `spatial_until`. On a
-    mesh with a pipe axis, layers go into stages of about equal predicted time, within `bytes_stage` of weights and
-    activations if that is given, and the batch goes through them in `microbatches` (default: up to four a stage) by
-    `schedule`. With `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`.
-    With `compile` it is planned as `parallelize(..., compile=True)` runs it.
+    `compression` sums gradients in bfloat16 ("bf16") or in low rank ("powersgd-4"), which changes what is trained;
+    `reduction="hierarchical"` sums them inside hosts of `ranks_per_host` ranks before they cross to others. A spatial
+    strategy stops where a rank would have fewer than `least_rows` rows, or at the layer `spatial_until`. On a mesh with
+    a pipe axis, layers go into stages of about equal predicted time, within `bytes_stage` of weights and activations if
+    that is given, and the batch goes through them in `microbatches` (default: up to four a stage) by `schedule`. With
+    `precision` "amp-bf16" or "amp-fp16" the step is planned as it runs under `torch.autocast`. With
+    `compile` it is planned as `parallelize(..., compile=True)` runs it.
     """
     captured = network_of(model, sample)
     options = DraftOptions(
@@ -66,6 +68,7 @@ def plan(
         checkpoint=tuple(checkpoint),
         reduction=reduction,
         compression=compression,
+        ranks_per_host=ranks_per_host,
         attention=attention,
         sub_batches=sub_batches,
         preset=PresetOptions(least_rows=least_rows, spatial_until=spatial_until),

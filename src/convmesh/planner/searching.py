@@ -227,15 +227,31 @@ class Bench:
     def ranked(self, plan: Plan) -> Ranked:
         """A draft with every open choice made, lowered for representative ranks, and priced.
 
-        Where attention gathers keys and values, they may pass round instead, if that is faster or fits.
+        Where attention gathers keys and values, they may pass round instead, and where rings go over all ranks of
+        several nodes, gradients may be summed inside nodes first, if that is faster or fits.
         """
         decided, programs = self.lowered(plan)
         found = Ranked(decided, predict_programs(programs, self.system, self.assumptions))
-        if self.options.attention is not None or not any(map(_gathers_keys, programs.values())):
-            return found
-        round_plan, round_programs = self.lowered(replace(plan, attention="ring"))
-        passed = Ranked(round_plan, predict_programs(round_programs, self.system, self.assumptions))
-        return min(found, passed, key=self.worth)
+        if self.options.attention is None and any(map(_gathers_keys, programs.values())):
+            found = min(found, self._priced(replace(plan, attention="ring")), key=self.worth)
+        in_levels = self._in_levels(found.plan)
+        return found if in_levels is None else min(found, self._priced(in_levels), key=self.worth)
+
+    def _priced(self, plan: Plan) -> Ranked:
+        decided, programs = self.lowered(plan)
+        return Ranked(decided, predict_programs(programs, self.system, self.assumptions))
+
+    def _in_levels(self, plan: Plan) -> Plan | None:
+        """The plan with sums inside nodes before those across them, where the library knows no better than rings.
+
+        Trees and hierarchical methods spare the network themselves, and are what these libraries were tuned for.
+        """
+        on_each = self.assumptions.ranks_per_node or int(self.system.node.devices)
+        knows_better = any(method.algorithm != "ring" for method in self.system.collectives.over("network"))
+        is_usual = plan.reduction == "bucketed" and not plan.summing.low_rank
+        if knows_better or not is_usual or on_each == 1 or plan.mesh.size == on_each or plan.mesh.size % on_each:
+            return None
+        return replace(plan, reduction="hierarchical", ranks_per_host=on_each)
 
     def worth(self, ranked: Ranked) -> tuple[float, float]:
         """What does not fit the memory, then the time."""

@@ -61,9 +61,12 @@ class Plan:
     checkpoint: tuple[str, ...] = ()
     """Patterns of modules whose activations are recomputed in backward."""
     reduction: Reduction = "bucketed"
-    """Where gradients are summed: on every rank, in the shards of an optimiser over `data`, or on one root."""
+    """Where gradients are summed: on every rank, in the shards of an optimiser over `data`, on one root, or on every
+    rank after a sum inside each host."""
     compression: Compression = "none"
     """What of a gradient travels to be summed: all of it, or less, for slow links, which changes what is trained."""
+    ranks_per_host: int = 1
+    """Ranks on each host, in order, for a hierarchical reduction."""
     attention: Attention = "gather"
     """How ranks that have parts of the tokens look at all keys: gathered, or passed round, each rank's in its turn."""
     sub_batches: int = 1
@@ -82,7 +85,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batchnorm not in get_args(BatchNorm):
             raise PlanError(f"`batchnorm` (={self.batchnorm!r}) must be one of {', '.join(get_args(BatchNorm))}.")
-        _ = self.summing
+        self._check_hosts()
         if self.attention not in get_args(Attention):
             raise PlanError(f"`attention` (={self.attention!r}) must be one of {', '.join(get_args(Attention))}.")
         check_precision(self.precision)
@@ -99,7 +102,14 @@ class Plan:
     @property
     def summing(self) -> Summing:
         """How gradients are summed; refuses what does not go together."""
-        return Summing(self.reduction, self.compression)
+        return Summing(self.reduction, self.compression, self.ranks_per_host)
+
+    def _check_hosts(self) -> None:
+        if self.mesh.size % self.summing.ranks_per_host:
+            raise PlanError(
+                f"`ranks_per_host` (={self.ranks_per_host}) must divide the {self.mesh.size} ranks of {self.mesh}: "
+                "a hierarchical reduction needs as many ranks on every host."
+            )
 
     def split(self, layer: str) -> Split:
         """The split of a layer."""

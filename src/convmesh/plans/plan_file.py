@@ -90,6 +90,7 @@ _KINDS = {
     "checkpoint": "a list of texts",
     "reduction": "text",
     "compression": "text",
+    "ranks_per_host": "a positive whole number",
     "attention": "text",
     "sub_batches": "a positive whole number",
     "precision": "text",

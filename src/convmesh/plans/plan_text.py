@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from convmesh.plans.plan import Plan
 
 FIELDS = (
-    "strategy", "shapes", "batchnorm", "checkpoint", "reduction", "compression", "attention", "sub_batches",
-    "precision", "compile", "signature",
+    "strategy", "shapes", "batchnorm", "checkpoint", "reduction", "compression", "ranks_per_host", "attention",
+    "sub_batches", "precision", "compile", "signature",
 )  # fmt: skip
 """Fields of a plan that are keys at the top of its file."""
 

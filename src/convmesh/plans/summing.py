@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from convmesh.errors import PlanError
 
-Reduction = Literal["bucketed", "sharded", "broadcast"]
+Reduction = Literal["bucketed", "sharded", "broadcast", "hierarchical"]
 Compression = Literal["none", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", "powersgd-8"]
 
 LOW_RANK = "powersgd-"
@@ -20,12 +20,21 @@ class Summing:
 
     reduction: Reduction = "bucketed"
     compression: Compression = "none"
+    ranks_per_host: int = 1
+    """Of a hierarchical reduction, whose sums are first made inside hosts; 1 for the others."""
 
     def __post_init__(self) -> None:
         if self.reduction not in get_args(Reduction):
             raise PlanError(f"`reduction` (={self.reduction!r}) must be one of {', '.join(get_args(Reduction))}.")
         if self.compression not in get_args(Compression):
             raise PlanError(f"`compression` (={self.compression!r}) must be one of {', '.join(get_args(Compression))}.")
+        if not isinstance(self.ranks_per_host, int) or self.ranks_per_host < 1:
+            raise PlanError(f"`ranks_per_host` (={self.ranks_per_host!r}) must be a positive whole number.")
+        if (self.reduction == "hierarchical") != (self.ranks_per_host > 1):
+            raise PlanError(
+                f"`reduction` (={self.reduction!r}) does not go with `ranks_per_host` (={self.ranks_per_host}): "
+                "'hierarchical' needs the number of ranks on each host, 2 or more; leave it out for the others."
+            )
         if self.low_rank and self.reduction != "bucketed":
             raise PlanError(
                 f"`compression` (={self.compression!r}) needs `reduction` 'bucketed' (it is {self.reduction!r}): every "

@@ -9,6 +9,7 @@ from torch import nn
 
 from convmesh.dist import OpenMesh, open_mesh
 from convmesh.dist.heap import hand_back_freed_memory
+from convmesh.dist.hosts import check_hosts
 from convmesh.dist.meeting import telling_refusals
 from convmesh.errors import PlanError
 from convmesh.gradients.reducers import reducer_for
@@ -100,6 +101,7 @@ def _opened(plan: Plan, mesh: OpenMesh | None) -> OpenMesh:
     opened.agree("the plan's mesh", str(plan.mesh))
     if opened.mesh.even != plan.mesh.even:
         raise PlanError(f"the plan is for {plan.mesh}, but `mesh` is {opened.mesh}.")
+    check_hosts(opened, plan.ranks_per_host)
     return opened.cut_as(plan.mesh)
 
 

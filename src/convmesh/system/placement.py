@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from convmesh.layout.mesh import Mesh
+from convmesh.layout.mesh import Mesh, along
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,7 @@ class RankGroup:
     @classmethod
     def of(cls, mesh: Mesh, axes: Iterable[str]) -> RankGroup:
         """The groups along `axes`."""
-        chosen, stride, strides = set(axes), 1, []
-        mesh.extent(chosen)  # refuses names that are not axes
-        for name, extent in reversed(mesh.axes.items()):
-            if name in chosen:
-                strides.append((stride, extent))
-            stride *= extent
-        return cls(mesh.size, tuple(strides))
+        return cls(mesh.size, tuple(mesh.stretches(axes)))
 
     @property
     def size(self) -> int:
@@ -125,22 +119,12 @@ def _regular_span(group: RankGroup, inner: int | None, outer: int | None) -> Gro
         return GroupSpan(1, group.size, 0)
     if group.world % inner or (outer is not None and group.world % outer):
         return None
-    within = [(_within(*pair, inner), _within(*pair, outer)) for pair in group.strides]
+    within = [(along(*pair, inner), along(*pair, outer)) for pair in group.strides]
     if not all(small and large for small, large in within):
         return None
     members = math.prod(small for small, _ in within)
     blocks = math.prod(large for _, large in within) // members
     return GroupSpan(blocks, members, inner // members if blocks > 1 else 0)
-
-
-def _within(stride: int, extent: int, block: int | None) -> int:
-    """Members along one axis in an aligned block of ranks; 0 if that varies."""
-    if block is None or block % (stride * extent) == 0:
-        return extent
-    if stride % block == 0:
-        return 1
-    steps, rest = divmod(block, stride)
-    return steps if rest == 0 and extent % steps == 0 else 0
 
 
 def _counted_span(placement: Placement, group: RankGroup, level: int) -> GroupSpan:

@@ -219,7 +219,7 @@ def _of_parts(config: RunConfig) -> list[tuple[bool, str]]:
         (
             config.plan.compression.startswith(LOW_RANK) and config.plan.reduction != "bucketed",
             f"`plan.compression` (={config.plan.compression!r}) needs `plan.reduction` = 'bucketed', "
-            "or use 'bf16', which works with both.",
+            "or use 'bf16', which works with all.",
         ),
         (
             config.plan.compression.startswith(LOW_RANK) and config.precision == "fp16",

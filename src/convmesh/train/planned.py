@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from convmesh.dist.hosts import hosts_of_job, ranks_on_each
 from convmesh.dist.told_values import value_of
 from convmesh.errors import ConfigError, ConvMeshError, UnknownNameError
 from convmesh.layout import Mesh
@@ -61,6 +62,16 @@ def check_plan(plan: PlanConfig, model: nn.Module, ranks: int, wanted: int | Non
     for pattern in plan.recompute:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in modules):
             raise ConfigError(str(UnknownNameError.of("plan.recompute", pattern, modules)))
+
+
+def on_hosts_of_job(config: PlanConfig) -> PlanConfig:
+    """A hierarchical reduction for this job's hosts, or an ordinary one if they do not have equally many ranks, two or
+    more. All ranks call it."""
+    if config.reduction != "hierarchical" or config.ranks_per_host:
+        return config
+    ranks = ranks_on_each(hosts_of_job())
+    known = {"ranks_per_host": ranks} if ranks > 1 else {"reduction": "bucketed"}
+    return config.model_copy(update=known)
 
 
 def decide(config: RunConfig, model: nn.Module, shape: Shape, ranks: int) -> Planned:
@@ -141,6 +152,7 @@ def made_plan(
         "batchnorm": config.batchnorm,
         "reduction": config.reduction,
         "compression": config.compression,
+        "ranks_per_host": config.ranks_per_host or 1,
         "checkpoint": config.recompute,
         "precision": precision,
         "compile": compile,

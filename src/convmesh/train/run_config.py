@@ -78,8 +78,10 @@ class PlanConfig(Section):
     """Ranks of each axis, e.g. { data = 2, depth = 2 }; without it ConvMesh chooses."""
     batchnorm: Literal["global", "replica"] = "global"
     """Batch statistics over the global batch, or over each replica's samples as in DDP."""
-    reduction: Literal["bucketed", "sharded"] = "bucketed"
-    """Sharded: the optimiser's state is cut over the data axis (ZeRO stage 1)."""
+    reduction: Literal["bucketed", "sharded", "hierarchical"] = "bucketed"
+    """Sharded: the optimiser's state is cut over data (ZeRO stage 1); hierarchical: sums inside hosts come first."""
+    ranks_per_host: CountOrNone = 0
+    """Of a hierarchical reduction; 0: as many as the job has on every host."""
     compression: Compression = "none"
     """For slow links: gradients are summed in bf16, or in low rank (PowerSGD), which changes what is trained."""
     recompute: tuple[str, ...] = ()

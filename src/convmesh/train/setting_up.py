@@ -27,7 +27,7 @@ from convmesh.train.evaluation import metric_names
 from convmesh.train.hooks import summary_writer
 from convmesh.train.named_losses import Loss, loss_named
 from convmesh.train.optimizers import optimizer_for
-from convmesh.train.planned import Planned, alone, check_plan, decide, shared_plan
+from convmesh.train.planned import Planned, alone, check_plan, decide, on_hosts_of_job, shared_plan
 from convmesh.train.run_config import AugmentConfig, BalanceConfig, DataConfig, RunConfig
 from convmesh.train.schedules import Schedule
 from convmesh.train.shared_fate import together
@@ -111,9 +111,10 @@ def _samples_batch(config: RunConfig, ranks: int) -> int:
 def _plan(config: RunConfig, model: nn.Module, shape: tuple[int, ...]) -> tuple[Plan, Planned | None]:
     """The plan of this rank's network, and what the first rank knows of it."""
     planned = None
+    section = on_hosts_of_job(config.plan)
     with together():
         if dist.get_rank() == 0:
-            planned = _decided(config, model, shape)
+            planned = _decided(config.model_copy(update={"plan": section}), model, shape)
     return shared_plan(planned.text if planned else None, model, shape), planned
 
 

@@ -114,6 +114,12 @@ def _describe(folder: RunFolder, config: RunConfig, parts: RunParts) -> None:
             f"ranks along {', '.join(idle)} do the same work: the plan cuts no layer there. Use another "
             "`plan.strategy` or fewer ranks; plan.toml says why.",
         )
+    if config.plan.reduction == "hierarchical" and parts.net.plan.reduction == "bucketed":
+        _say(
+            folder,
+            "gradients are summed over all ranks at once, as by `plan.reduction` = 'bucketed': a hierarchical "
+            "reduction needs the same number of ranks on every host, 2 or more.",
+        )
     folder.write_json("environment.json", circumstances(parts.net.mesh.device))
     if prediction is None and config.plan.predict and unpredicted["reason"]:
         _say(folder, f"no prediction of a step: {unpredicted['reason']}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from convmesh.layout.mesh import SPACE_AXES, Mesh
+from convmesh.layout.mesh import SPACE_AXES, Mesh, whole_axis
+from convmesh.system.placement import RankGroup
 
 
 class Crowd:
@@ -31,11 +32,13 @@ class Crowd:
         """Stand-ins of the ranks that differ from `rank` along `axes` only, `rank` included."""
         key = (rank, axes)
         if key not in self._groups:
-            here = self._places[rank]
-            chosen = [self._values[axis] if axis in axes else [here[axis]] for axis in self._mesh.axes]
+            here, group = self._places[rank], RankGroup.of(self._mesh, axes)
+            varied = {whole_axis(name) for name in axes}
+            chosen = [self._values[axis] if axis in varied else [here[axis]] for axis in self._mesh.axes]
             places = itertools.product(*chosen)
             ranks = (self._mesh.rank(dict(zip(self._mesh.axes, place, strict=True))) for place in places)
-            self._groups[key] = tuple(sorted({rank, *map(self.stand_in, ranks)}))
+            members = (other for other in ranks if group.first(other) == group.first(rank))
+            self._groups[key] = tuple(sorted({rank, *map(self.stand_in, members)}))
         return self._groups[key]
 
     def _distance(self, rank: int, other: int) -> tuple[int, int, int]:

@@ -104,11 +104,11 @@ def train_split(folder: Path) -> Trained:
     while process.poll() is None and len(metrics(run)) < KILL_AFTER:
         time.sleep(0.05)
     before, ranks = metrics(run), ranks_of(process.pid)
+    predicted = json.loads((run / "prediction.json").read_text())  # of all ranks; those that are left get another
     console.print(f"  … {len(before)} steps are done; now: [red]kill -9 {ranks[-1]}[/red], one of its ranks")
     os.kill(ranks[-1], signal.SIGKILL)
     console.print(finish(process))
     seconds = min(line["seconds_step"] for line in before)
-    predicted = json.loads((run / "prediction.json").read_text())
     return Trained([line["loss"] for line in metrics(run)], seconds, predicted.get("bytes_memory"))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,22 @@ from benchmarks.timing import machine
 from convmesh.dist import open_mesh
 from convmesh.measure.calibrate import Budget, calibrate
 from convmesh.measure.hosts import joined_hosts
+from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.timed_carriers import MAKERS
+from convmesh.measure.timing import layer_of, slowest, time_after_work
+from convmesh.oracle import Assumptions
+from convmesh.oracle.pricing.stragglers import expected_maximum
 from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.planner.predicting import Criterion, programs_of, representatives
 from convmesh.plans.steps import Transfer
 from convmesh.supervise.world import World
+from convmesh.system.curves import TransferCurve
 from convmesh.system.operator_table import OperatorTable
+from convmesh.system.transfer_table import TransferTable
 
 ROOT = Path(__file__).parents[1]
 RANKS, PORT, PRIORITY = 2, 29_400, -10
-ROUNDS, WARMUPS, STEPS, DISTURBED = 2, 8, 20, 3.0
+WARMUPS, STEPS, DISTURBED = 8, 20, 3.0
 """A step that takes three times the median was disturbed by others on this machine, and is left out."""
 
 TEN = (
@@ -53,7 +60,12 @@ TEN = (
 )  # fmt: skip
 """Mbit/s and ms, chosen before any step was timed or predicted: the corners of both ranges and what lies between."""
 
+CORNERS = tuple(Link(megabits, milliseconds / 1e3) for megabits in (50, 2000) for milliseconds in (0.05, 5.0))
+"""Links over which bare transfers are timed."""
+
 FRESH_SEED, FRESH = 20261118, 5
+MESSAGES = "messages.json"
+CARRIERS, SECONDS_AFTER = ("all_reduce", "neighbour"), 2.0
 SIZES = (64, 16 << 10, 256 << 10, 1 << 20)
 BYTES_HEADERS, BYTES_FRAME = 66, 1514
 """Of a full packet of TCP over Ethernet: 14 + 20 + 32 bytes of headers, as a link counts them, of 1514."""
@@ -120,6 +132,10 @@ def steps_of(case: Case) -> list[float]:
     return periods(step, STEPS)
 
 
+def all_steps() -> dict[str, list[float]]:
+    return {name: steps_of(case) for name, case in CASES.items()}
+
+
 def periods(call: Callable[[], object], repeats: int) -> list[float]:
     """From one end to the next."""
     ends = []
@@ -130,31 +146,53 @@ def periods(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def parts() -> dict[str, list[float]]:
-    """Bare transfers, by carrier and bytes that a rank sends."""
+    """Bare transfers, by carrier and bytes that a rank sends; and how much of one is hidden behind compute."""
     mesh = open_mesh(cm.Mesh(filter=RANKS))
-    return {
-        f"{carrier} {size}": periods(MAKERS[carrier](mesh, size), STEPS // 2)
-        for carrier in ("all_reduce", "neighbour")
-        for size in SIZES
+    found = measure_overlap(mesh)
+    return {"hidden": [found.hidden], "compute slowdown": [found.compute_slowdown]} | {
+        f"{carrier} {size}": periods(MAKERS[carrier](mesh, size), STEPS // 2) for carrier in CARRIERS for size in SIZES
     }
 
 
-def run_rank(is_parts: bool, answer: Path) -> None:
+def messages() -> dict[str, Any]:
+    """What the library takes for transfers between two hosts, one right after the other, and the ranks' jitter.
+
+    After a layer a rank also waits for the other one, the longer the layer takes: that is jitter, not the library.
+    """
+    mesh = open_mesh(cm.Mesh(filter=RANKS))
+    work = layer_of(mesh)
+    seconds_layer = slowest(mesh, statistics.median(periods(work, STEPS)))
+    curves, waits = [], []
+    for carrier in CARRIERS:
+        seconds = [statistics.median(periods(MAKERS[carrier](mesh, size), STEPS)) for size in SIZES]
+        rising = tuple(itertools.accumulate(seconds, max))
+        curves.append(TransferCurve(carrier=carrier, ranks=RANKS, active=RANKS, bytes_sent=SIZES, seconds=rising))
+        after = time_after_work(mesh, MAKERS[carrier](mesh, SIZES[0]), SECONDS_AFTER).seconds
+        waits.append(max(0.0, after - seconds[0]))
+    table = TransferTable(backend="gloo", cores=RANKS, curves=tuple(curves))
+    jitter = statistics.mean(waits) / seconds_layer / expected_maximum(RANKS)
+    return {"table": asdict(table), "jitter": jitter, "layer": seconds_layer}
+
+
+def run_rank(what: str, answer: Path) -> None:
     """One rank's part; the first writes what was found."""
     torch.set_num_threads(1)
     cm.init()
-    found = parts() if is_parts else {name: steps_of(case) for name, case in CASES.items()}
+    found = FINDERS[what]()
     if dist.get_rank() == 0:
         answer.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measured(link: Link, is_parts: bool) -> dict[str, list[float]]:
+FINDERS: dict[str, Callable[[], dict[str, Any]]] = {"steps": all_steps, "parts": parts, "messages": messages}
+
+
+def measured(link: Link, what: str) -> dict[str, Any]:
     """What ranks on two hosts find."""
     with tempfile.TemporaryDirectory() as folder, Pair(link) as pair:
         answer = Path(folder) / "found.json"
-        call = [sys.executable, "-m", "benchmarks.links", "rank", str(answer), *["--parts"] * is_parts]
+        call = [sys.executable, "-m", "benchmarks.links", "rank", str(answer), "--what", what]
         started = []
         for rank, host in enumerate(pair.hosts):
             world = World(RANKS, RANKS, (0,), rank, pair.hosts[0].address, PORT, has_other_hosts=True)
@@ -162,16 +200,16 @@ def measured(link: Link, is_parts: bool) -> dict[str, list[float]]:
             started.append(host.start(call, cwd=ROOT, env=own))
         if codes := [code for process in started if (code := process.wait())]:
             raise SystemExit(f"ranks ended with {codes}")
-        found: dict[str, list[float]] = json.loads(answer.read_text())
+        found: dict[str, Any] = json.loads(answer.read_text())
     return found
 
 
-def measure(folder: Path, is_fresh: bool, is_parts: bool) -> None:
+def measure(folder: Path, is_fresh: bool, is_parts: bool, rounds: int) -> None:
     """Every link in turn, and again."""
     with file_of(folder, is_fresh, is_parts).open("a") as kept:
-        for _ in range(1 if is_parts else ROUNDS):
-            for link in links(is_fresh):
-                found = measured(link, is_parts)
+        for _ in range(rounds):
+            for link in CORNERS if is_parts else links(is_fresh):
+                found = measured(link, "parts" if is_parts else "steps")
                 kept.write(json.dumps({"link": name_of(link), "seconds": found}) + "\n")
                 kept.flush()
                 print(
@@ -214,6 +252,17 @@ def calibrated(folder: Path) -> None:
         [], (RANKS,), programs=list(programs()), output=folder / "local.toml", budget=budget,
         progress=lambda text: print(text, flush=True),
     )  # fmt: skip
+    (folder / MESSAGES).write_text(json.dumps(measured(Link(), "messages")))
+
+
+def local_of(folder: Path) -> tuple[cm.System, Assumptions]:
+    """The calibrated machine with messages as they are between hosts: inside one they go another way."""
+    found = json.loads((folder / MESSAGES).read_text())
+    with tempfile.TemporaryDirectory() as place:
+        table = Path(place) / "table.json"
+        table.write_text(json.dumps(found["table"]))
+        transfers = TransferTable.load(table)
+    return replace(cm.System.load(folder / "local.toml"), transfers=transfers), Assumptions(jitter=found["jitter"])
 
 
 def beside_another(table: OperatorTable) -> OperatorTable:
@@ -236,22 +285,16 @@ def system_over(local: cm.System, link: Link) -> cm.System:
     return replace(hosts, operators=beside_another(local.operators))
 
 
-def predicted(local: cm.System, link: Link, is_parts: bool) -> dict[str, float]:
+def predicted(local: cm.System, assumed: Assumptions, link: Link, is_parts: bool) -> dict[str, float]:
     system = system_over(local, link)
     if is_parts:
-        return {
-            f"{carrier} {size}": priced(system, carrier, size)
-            for carrier in ("all_reduce", "neighbour")
-            for size in SIZES
-        }
-    return {name: predicted_step(case, system) for name, case in CASES.items()}
+        return {f"{carrier} {size}": priced(system, carrier, size) for carrier in CARRIERS for size in SIZES}
+    return {name: predicted_step(case, system, assumed) for name, case in CASES.items()}
 
 
-def predicted_step(case: Case, system: cm.System) -> float:
+def predicted_step(case: Case, system: cm.System, assumed: Assumptions) -> float:
     criterion = case.criterion
-    found = cm.predict(case.plan(case.model()), system, loss=criterion.loss, target=criterion.target)
-    if os.environ.get("SHOW"):
-        print(found.parts)
+    found = cm.predict(case.plan(case.model()), system, assumed, loss=criterion.loss, target=criterion.target)
     return float(found.seconds_step)
 
 
@@ -262,14 +305,12 @@ def priced(system: cm.System, carrier: str, size: int) -> float:
 
 def show(folder: Path, is_fresh: bool, is_parts: bool) -> None:
     """The table."""
-    local, found = cm.System.load(folder / "local.toml"), gathered(file_of(folder, is_fresh, is_parts))
+    (local, assumed), found = local_of(folder), gathered(file_of(folder, is_fresh, is_parts))
     accuracies: dict[str, list[float]] = {}
     print("| link | what | steps | measured, ms | quartiles, ms | predicted, ms | accuracy |")
     print("| --- " * 7 + "|")
-    for link in links(is_fresh):
-        if name_of(link) not in found:
-            continue
-        for name, seconds in predicted(local, link, is_parts).items():
+    for link in CORNERS if is_parts else links(is_fresh):
+        for name, seconds in predicted(local, assumed, link, is_parts).items():
             times = found[name_of(link)][name]
             low, middle, high = statistics.quantiles(times, n=4)
             accuracy = 1 - abs(seconds - middle) / middle
@@ -289,10 +330,14 @@ def main() -> None:
     parser.add_argument("action", choices=("calibrate", "measure", "predict", "rank"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fresh", action="store_true", help="five links drawn at random instead of the ten")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="how often all links take their turn; added to earlier ones"
+    )
+    parser.add_argument("--what", choices=FINDERS, default="steps", help=argparse.SUPPRESS)
     parser.add_argument("--parts", action="store_true", help="bare transfers instead of steps")
     given = parser.parse_args()
     if given.action == "rank":
-        run_rank(given.parts, given.folder)
+        run_rank(given.what, given.folder)
         return
     print(f"{datetime.date.today()}, {machine()}; `python -m benchmarks.links {' '.join(sys.argv[1:])}`\n", flush=True)
     if given.action != "predict":
@@ -300,7 +345,7 @@ def main() -> None:
     if given.action == "calibrate":
         calibrated(given.folder)
     elif given.action == "measure":
-        measure(given.folder, given.fresh, given.parts)
+        measure(given.folder, given.fresh, given.parts, given.rounds)
     else:
         show(given.folder, given.fresh, given.parts)
 

@@ -37,9 +37,14 @@ def price(system: cm.System, carrier: str, ranks: int, bytes_sent: int) -> float
 def test_transfers_take_the_link_and_what_the_library_took_here() -> None:
     hosts = joined_hosts(LOCAL, bytes_per_second=1e8, seconds_latency=LATENCY, fraction_wire=0.8)
     crossing = BYTES / 0.8e8
-    assert price(hosts, "neighbour", 2, BYTES) == pytest.approx(LATENCY + SECONDS_MESSAGE + crossing)
-    assert price(hosts, "all_reduce", 2, BYTES) == pytest.approx(2 * LATENCY + SECONDS_SUM + crossing)
-    assert price(hosts, "all_reduce", 4, BYTES) == pytest.approx(6 * LATENCY + 3 * SECONDS_SUM + crossing)
+    assert price(hosts, "neighbour", 2, BYTES) == pytest.approx(2 * LATENCY + SECONDS_MESSAGE + crossing)
+    assert price(hosts, "all_reduce", 2, BYTES) == pytest.approx(4 * LATENCY + SECONDS_SUM + crossing)
+    assert price(hosts, "all_reduce", 4, BYTES) == pytest.approx(12 * LATENCY + 3 * SECONDS_SUM + crossing)
+
+
+def test_computing_goes_on_while_data_are_on_the_link() -> None:
+    hosts = joined_hosts(LOCAL, bytes_per_second=1e8, seconds_latency=LATENCY)
+    assert TransferModel(hosts, cm.Mesh(data=2)).overlap.hidden == 1
 
 
 def test_hosts_are_a_system_that_can_be_saved(tmp_path: Path) -> None:

@@ -7,10 +7,17 @@ from dataclasses import replace
 from convmesh.errors import SystemFileError
 from convmesh.system import Collectives, Figure, LinkLevel, Method, System
 from convmesh.system.curves import steps_of
-from convmesh.system.transfer_table import TransferTable
+from convmesh.system.transfer_table import Overlap, TransferTable
 
 PAIR = 2
 """Ranks between which this machine's messages were timed."""
+
+CROSSINGS = 2
+"""How often a message crosses the link: Gloo sends data when it was told that the other side waits for them
+(gloo/transport/tcp/pair.cc, `sendNotifyRecvReady`), and ranks begin to wait when they begin to send."""
+
+BESIDE = Overlap(active=1, compute_slowdown=1.0, transfer_slowdown=1.0, hidden=1.0)
+"""Data on a link keep no core busy: computing goes on meanwhile."""
 
 
 def joined_hosts(
@@ -18,8 +25,8 @@ def joined_hosts(
 ) -> System:
     """A calibrated machine without GPUs as the hosts of a cluster.
 
-    A message takes what it takes the library on this machine, and the link's latency. `fraction_wire` of the link's
-    bandwidth is left for data after headers.
+    A message takes what `local.transfers` has for a small one, and the link's latency twice. `fraction_wire` of the
+    link's bandwidth is left for data after headers.
     """
     table = local.transfers
     if table is None:
@@ -41,6 +48,7 @@ def joined_hosts(
         node=replace(local.node, devices=one, cores=one),
         links=(level,),
         collectives=_gloo(seconds_latency, fraction_wire, table),
+        transfers=replace(table, overlaps=(BESIDE,)),
     )
 
 
@@ -63,4 +71,5 @@ def _latency(seconds_latency: float, table: TransferTable, carrier: str) -> Figu
     if own is None:
         raise SystemFileError(f"the transfer table must have {carrier!r} between {PAIR} ranks; calibrate again.")
     each = own.seconds / steps_of(carrier, PAIR)
-    return Figure(seconds_latency + each, "s", "measured", f"{each:.2g} s in the library, and the link's latency")
+    source = f"{each:.2g} s in the library, and {CROSSINGS} times the link's latency"
+    return Figure(CROSSINGS * seconds_latency + each, "s", "measured", source)

@@ -35,7 +35,7 @@ import convmesh as cm
 from benchmarks.timing import machine
 from convmesh.dist import open_mesh
 from convmesh.measure.calibrate import Budget, calibrate
-from convmesh.measure.hosts import joined_hosts
+from convmesh.measure.joined_hosts import joined_hosts
 from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.timed_carriers import MAKERS
 from convmesh.measure.timing import layer_of, slowest, time_after_work

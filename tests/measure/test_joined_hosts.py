@@ -7,7 +7,7 @@ import pytest
 
 import convmesh as cm
 from convmesh.errors import SystemFileError
-from convmesh.measure.hosts import joined_hosts
+from convmesh.measure.joined_hosts import joined_hosts
 from convmesh.oracle.pricing.transfer_model import TransferModel
 from convmesh.plans.steps import Transfer
 from convmesh.system.curves import TransferCurve

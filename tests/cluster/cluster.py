@@ -62,7 +62,7 @@ class Cluster:
         host = Host(f"h{index}", f"10.77.0.{index + 1}")
         self.hosts.append(host)
         ours, theirs = f"cm{os.getpid() % 10**7}s{index}", f"cm{os.getpid() % 10**7}h{index}"
-        self._wires.append(_wire(ours, theirs) if wired else None)
+        self._wires.append(start_wire(ours, theirs) if wired else None)
         if not wired:
             subprocess.run(["ip", "link", "add", ours, "type", "veth", "peer", "name", theirs], check=True)
         subprocess.run(["ip", "link", "set", ours, "netns", str(self._switch.pid), "name", f"to{index}"], check=True)
@@ -77,11 +77,7 @@ class Cluster:
         """Give the link of a host other numbers."""
         wire = self._wires[index]
         if wire is not None:
-            assert wire.stdin is not None
-            assert wire.stdout is not None
-            wire.stdin.write(json.dumps(asdict(link)) + "\n")
-            wire.stdin.flush()
-            assert wire.stdout.readline() == "changed\n"
+            change(wire, link)
             return
         if not link.is_plain:
             raise ValueError("a plain link has no latency and no loss: make the cluster with wired=True")
@@ -125,12 +121,21 @@ def _limit(host: Host, device: str, megabits_per_second: float) -> None:
     )  # fmt: skip
 
 
-def _wire(*devices: str) -> subprocess.Popen[str]:
-    """A link without numbers yet."""
+def start_wire(*given: str) -> subprocess.Popen[str]:
+    """A link without numbers yet: a process with these arguments."""
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.cluster.wire", *devices]
+    command = [sys.executable, "-m", "tests.cluster.wire", *given]
     wire = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
     assert wire.stdout is not None
     if wire.stdout.readline() != "ready\n":
         raise OSError("no TAP devices")
     return wire
+
+
+def change(wire: subprocess.Popen[str], link: Link) -> None:
+    """Give a wire other numbers."""
+    assert wire.stdin is not None
+    assert wire.stdout is not None
+    wire.stdin.write(json.dumps(asdict(link)) + "\n")
+    wire.stdin.flush()
+    assert wire.stdout.readline() == "changed\n"

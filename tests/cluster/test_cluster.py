@@ -1,5 +1,6 @@
 """The test cluster itself does what it claims; and supervisors on its hosts, whose ranks only count steps."""
 
+import struct
 import subprocess
 import sys
 import threading
@@ -12,7 +13,9 @@ import pytest
 from convmesh.supervise.journal import Journal
 from tests.cluster.cluster import Cluster, why_not
 from tests.cluster.line import MOST_SECONDS_QUEUED, Line, Link
+from tests.cluster.pair import Pair
 from tests.cluster.training import await_that
+from tests.cluster.wire import bytes_on_wire
 from tests.supervise.scripted import fault, job, starts
 
 needs_hosts = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -96,6 +99,27 @@ def test_a_plain_link_has_its_bandwidth() -> None:
         assert 0.38 < seconds < 2.0
         echo.communicate()
         assert 2_000_000 < cluster.bytes_sent(0) < 2_400_000
+
+
+@needs_hosts
+def test_a_pair_has_the_bandwidth_and_latency_that_it_is_given() -> None:
+    """2 MB at 80 Mbit/s take 0.2 s, and more with headers; then an answer has to come back."""
+    with Pair(Link(80.0, 0.02)) as pair:
+        echo = pair.hosts[1].start([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
+        assert echo.stdout is not None
+        echo.stdout.readline()
+        code = ASK.replace("connection.recv(1)", "connection.shutdown(1)\n    while connection.recv(65536): pass")
+        asked = pair.hosts[0].start([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        seconds = float(asked.communicate("2000000\n")[0])
+        assert 0.248 < seconds < 2.0
+        echo.communicate()
+
+
+def test_a_parcel_is_as_long_as_its_packets() -> None:
+    """Two full packets and one of a byte, each with 66 bytes of headers; one that is not cut is as long as it is."""
+    head = struct.pack("<BBHHHH", 1, 1, 66, 1448, 0, 0)
+    assert bytes_on_wire(head + bytes(66 + 2 * 1448 + 1)) == 3 * 66 + 2 * 1448 + 1
+    assert bytes_on_wire(struct.pack("<BBHHHH", 0, 0, 0, 0, 0, 0) + bytes(90)) == 90
 
 
 def host(cluster: Cluster, index: int, folder: Path) -> "subprocess.Popen[str]":

@@ -46,7 +46,7 @@ def time_after_work(mesh: OpenMesh, call: Callable[[], object], seconds: float) 
     that is always last has the slowest core, which operator timings already account for, so of a group's ranks the
     one that waits least counts. Of several groups, the slowest counts.
     """
-    work = _layer(mesh)
+    work = layer_of(mesh)
     once = slowest(mesh, _elapsed(mesh, lambda: (work(), call())))
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / once)))
     meet(mesh)
@@ -56,7 +56,7 @@ def time_after_work(mesh: OpenMesh, call: Callable[[], object], seconds: float) 
     return MeasuredTime(*all_reduce(least, mesh, OTHERS, dist.ReduceOp.MAX).tolist())
 
 
-def _layer(mesh: OpenMesh) -> Callable[[], object]:
+def layer_of(mesh: OpenMesh) -> Callable[[], object]:
     """A computation like a layer's. If ranks take turns on cores it is shorter than a time slice, since waiting for
     other ranks' slices is priced with their computations."""
     if mesh.device.type == "cpu" and mesh.mesh.size > len(os.sched_getaffinity(0)):

@@ -1,0 +1,75 @@
+"""Hosts like this machine, one rank on each, joined by a link of known numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convmesh.errors import SystemFileError
+from convmesh.system import Collectives, Figure, LinkLevel, Method, System
+from convmesh.system.curves import steps_of
+from convmesh.system.transfer_table import Overlap, TransferTable
+
+PAIR = 2
+"""Ranks between which this machine's messages were timed."""
+
+CROSSINGS = 2
+"""How often a message crosses the link: Gloo sends data when it was told that the other side waits for them
+(gloo/transport/tcp/pair.cc, `sendNotifyRecvReady`), and ranks begin to wait when they begin to send."""
+
+BESIDE = Overlap(active=1, compute_slowdown=1.0, transfer_slowdown=1.0, hidden=1.0)
+"""Data on a link keep no core busy: computing goes on meanwhile."""
+
+
+def joined_hosts(
+    local: System, *, bytes_per_second: float, seconds_latency: float, fraction_wire: float = 1.0
+) -> System:
+    """A calibrated machine without GPUs as the hosts of a cluster.
+
+    A message takes what `local.transfers` has for a small one, and the link's latency twice. `fraction_wire` of the
+    link's bandwidth is left for data after headers.
+    """
+    table = local.transfers
+    if table is None:
+        raise SystemFileError(f"`local` (={local.name!r}) must have timed transfers; calibrate it for two ranks.")
+    known = "what the link is known to have"
+    one = Figure(1.0, "", "datasheet", "one rank on each host, and a port of its own")
+    level = LinkLevel(
+        name="network",
+        medium="network",
+        bytes_per_second=Figure(bytes_per_second, "B/s", "datasheet", known),
+        shared_by=one,
+        oversubscription=one,
+        seconds_latency=_latency(seconds_latency, table, "neighbour"),
+    )
+    return replace(
+        local,
+        name="hosts",
+        summary=f"Hosts like {local.name}, one rank on each",
+        node=replace(local.node, devices=one, cores=one),
+        links=(level,),
+        collectives=_gloo(seconds_latency, fraction_wire, table),
+        transfers=replace(table, overlaps=(BESIDE,)),
+    )
+
+
+def _gloo(seconds_latency: float, fraction_wire: float, table: TransferTable) -> Collectives:
+    ring = Method(
+        name="ring-simple",
+        algorithm="ring",
+        protocol="simple",
+        fraction_bandwidth=Figure(1.0, "", "guess", "a link that is slower than memory"),
+        seconds_start=Figure(0.0, "s", "guess", "counted in the steps"),
+        seconds_step={"network": _latency(seconds_latency, table, "all_reduce")},
+    )
+    wire = Figure(fraction_wire, "", "datasheet", "bytes of a packet less its headers")
+    return Collectives(library="Gloo", methods=(ring,), fraction_wire={"network": wire})
+
+
+def _latency(seconds_latency: float, table: TransferTable, carrier: str) -> Figure:
+    """Of one message: the link's, and what the library took for a small one on this machine."""
+    own = table.seconds(carrier, ranks=PAIR, active=PAIR, bytes_sent=0)
+    if own is None:
+        raise SystemFileError(f"the transfer table must have {carrier!r} between {PAIR} ranks; calibrate again.")
+    each = own.seconds / steps_of(carrier, PAIR)
+    source = f"{each:.2g} s in the library, and {CROSSINGS} times the link's latency"
+    return Figure(CROSSINGS * seconds_latency + each, "s", "measured", source)

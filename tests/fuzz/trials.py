@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -70,6 +71,7 @@ def _in_a_process(target: Target, seeds: range) -> tuple[list[tuple[int, str]], 
 
 
 def _limit() -> None:
+    faulthandler.disable()  # how a process ended is told by its parent
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + BYTES_MOST
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -82,7 +82,8 @@ def loaders() -> tuple[Any, Any]:
 
 
 def trainer(plan: str, devices: int, **options: Any) -> L.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+             "enable_checkpointing": False}  # fmt: skip
     more = quiet | {"precision": "64-true"} | options
     strategy = MeshStrategy(plan) if plan != "none" else "auto"
     return L.Trainer(strategy=strategy, accelerator="cpu", devices=devices, **more)

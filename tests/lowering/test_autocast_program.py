@@ -18,8 +18,8 @@ from tests.lowering.test_lowered_program import step_of
 CASES = [
     ("unet3d", "spatial", {"depth": 2}),
     ("resnet18", "filter", {"filter": 2}),
-    ("densenet121", "channel", {"channel": 2}),
-    ("convnext-tiny", "spatial", {"width": 2}),
+    pytest.param("densenet121", "channel", {"channel": 2}, marks=pytest.mark.full),
+    pytest.param("convnext-tiny", "spatial", {"width": 2}, marks=pytest.mark.full),
 ]
 
 

@@ -31,7 +31,7 @@ CASES = [
     ("resnet18", "data+spatial", {"data": 2, "height": 2}),
     pytest.param("resnet18", "spatial", {"height": 4}, marks=pytest.mark.full),
     ("resnet18", "data+filter", {"data": 2, "filter": 2}),
-    ("alexnet", "hybrid", {"data": 4}),
+    pytest.param("alexnet", "hybrid", {"data": 4}, marks=pytest.mark.full),
     ("alexnet", "data+channel", {"data": 2, "channel": 2}),
     ("unet3d", "spatial", {"depth": 2, "height": 2}),
     ("densenet121", "channel", {"channel": 2}),

@@ -24,7 +24,7 @@ CASES = [
     ("lenet5", "data", {"data": 4}),
     ("unet2d", "spatial", {"height": 2, "width": 2}),
     ("alexnet", "filter", {"filter": 4}),
-    ("alexnet", "channel", {"channel": 4}),
+    pytest.param("alexnet", "channel", {"channel": 4}, marks=pytest.mark.full),
     ("alexnet", "hybrid", {"data": 4}),
     pytest.param("resnet18", "data+spatial", {"data": 2, "height": 2}, marks=pytest.mark.full),
     ("lenet5", "data+filter", {"data": 2, "filter": 2}),

@@ -22,7 +22,6 @@ from tests.runtime.pipelines import FILTERS, HEIGHT, gradients_of, largest, smal
 from tests.runtime.training import STEPS, Trained, assert_same, fresh, optimizer, rate_of, train_split
 
 NETWORKS: list[tuple[str, dict[str, int], Any, dict[str, Any]]] = [
-    ("resnet18", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "gpipe"}),
     ("resnet18", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "1f1b", "checkpoint": ["stage*.0"]}),
     ("resnet18", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "interleaved"}),
     ("resnet18", {"pipe": 2}, "pipeline", {"microbatches": 2, "schedule": "zero-bubble"}),

@@ -8,12 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convmesh.dist import open_mesh
 from convmesh.layout import Mesh
+from convmesh.measure.overlap import measure_overlap
 from convmesh.measure.spawned import spawned
 from convmesh.measure.timed_carriers import MAKERS
 from convmesh.measure.timing import time_after_work
 from convmesh.measure.transfer_times import Effort, measure_posting, measure_ranks, without_posting
 from convmesh.system.curves import TransferCurve
-from convmesh.system.transfer_table import TransferTable
+from convmesh.system.transfer_table import Overlap, TransferTable
 from tests.conftest import Pools
 
 
@@ -130,12 +131,23 @@ def test_sizes_between_are_predicted(pools: Pools) -> None:
     raise AssertionError(f"off by {off_between(least)}: {least}")
 
 
-def test_overlapping_computation_costs_something_but_no_more_than_running_in_sequence(table: TransferTable) -> None:
+def overlap_again() -> Overlap:
+    return measure_overlap(open_mesh(Mesh(filter=2)))
+
+
+def test_overlapping_computation_costs_something_but_no_more_than_running_in_sequence(
+    table: TransferTable, pools: Pools
+) -> None:
+    """Measured again, a few times, where others take the cores meanwhile."""
     (measured,) = table.overlaps
+    for _ in range(5):
+        if max(measured.compute_slowdown, measured.transfer_slowdown) < 20:
+            break
+        measured = pools[2].run(overlap_again)[0]
     assert measured.active == 2
     assert 0 <= measured.hidden <= 1
-    for slowdown in (measured.compute_slowdown, measured.transfer_slowdown):
-        assert 1 <= slowdown < 500, "a message of a millisecond may wait for others' time slices, and they are no more"
+    assert 1 <= measured.compute_slowdown < 20
+    assert 1 <= measured.transfer_slowdown < 20
 
 
 def test_the_time_is_divided_among_the_curves() -> None:

@@ -10,6 +10,12 @@ from convmesh.layout import Mesh
 from convmesh.oracle.search.candidates import Candidate, unevenness
 from convmesh.oracle.search.results import Ranked
 
+SIMILAR = 0.25
+"""Meshes that cut as finely hold about as much memory: they differ by less than this."""
+
+CLEARLY = 1.02
+"""Ratio of the costs of two meshes above which the next one in that direction is taken to cost yet more."""
+
 
 @dataclass(frozen=True)
 class PlanOrder:
@@ -41,6 +47,8 @@ class Climb:
     most: int
     promising: float = math.inf
     """Cost of the first mesh that fits, above which no other mesh is evaluated."""
+    others: Sequence[Ranked] = ()
+    """Plans of other strategies that fit."""
     tried: dict[Candidate, Ranked | None] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -70,8 +78,10 @@ class Climb:
             ranked = self._try(candidate)
             if ranked is None:
                 continue
-            best = ranked if best is None else min(best, ranked, key=self.key)
             beyond = self.key(ranked).beyond
+            if best is not None and beyond > self.key(best).beyond:  # a finer cut held more, so the next one will
+                break
+            best = ranked
             if beyond <= 0:
                 break
             finer = _cut_besides_samples(candidate.mesh) * max(2.0, 1 + beyond)
@@ -79,14 +89,30 @@ class Climb:
 
     def _step(self, here: Ranked) -> Ranked | None:
         """Move to a better neighbour, if there is one."""
-        near = [c for c in self.candidates if c not in self.tried and _are_near(c.mesh, here.mesh)]
-        for candidate in sorted(near, key=self._promise):
+        for candidate in sorted(self._neighbours(here), key=self._promise):
             if len(self.tried) >= self.most:
                 break
             ranked = self._try(candidate)
             if ranked is not None and self.key(ranked) < self.key(here):
                 return ranked
         return None
+
+    def _neighbours(self, here: Ranked) -> list[Candidate]:
+        """Those that were not tried and may be better."""
+        near = [c for c in self.candidates if c not in self.tried and _are_near(c.mesh, here.mesh)]
+        fineness = _cut_besides_samples(here.mesh)
+        beyond = self.key(here).beyond
+        if beyond > SIMILAR:  # only another fineness can fit
+            return [c for c in near if _cut_besides_samples(c.mesh) != fineness]
+        if beyond <= 0 and self._is_past_the_best_fineness(here):
+            return [c for c in near if _cut_besides_samples(c.mesh) <= fineness]
+        return near
+
+    def _is_past_the_best_fineness(self, here: Ranked) -> bool:
+        """Whether a coarser neighbour of another strategy is clearly faster, so that finer ones lead uphill."""
+        fineness, cost = _cut_besides_samples(here.mesh), self.key(here).cost
+        coarser = (o for o in self.others if _cut_besides_samples(o.mesh) < fineness and _are_near(o.mesh, here.mesh))
+        return any(self.key(other).cost * CLEARLY < cost for other in coarser)
 
     def _try(self, candidate: Candidate) -> Ranked | None:
         if candidate not in self.tried:

@@ -30,7 +30,9 @@ class SearchLimits:
     most_meshes: int = 5
     """Meshes to evaluate for each strategy."""
     hope: float = 1.3
-    """Cost of a strategy's first mesh, over the best so far, above which its other meshes are not evaluated."""
+    """Cost of a strategy's first mesh, over the best so far, above which its other meshes are not evaluated.
+
+    Nor are layers mixed on a mesh whose best preset costs more."""
     mixes: int = 2
     """Meshes on which layers are mixed."""
 
@@ -77,12 +79,18 @@ class Search:
             evaluate=self._best_of,
             key=self._key,
             most=self.limits.most_meshes,
-            promising=self.limits.hope * min((self._key(plan).cost for plan in self.plans), default=math.inf),
+            promising=self._promising,
+            others=tuple(self.plans),
         )
         climb.run()
         for candidate in legal:
             if candidate not in climb.tried:
                 self._reject(candidate, _not_evaluated(climb.tried))
+
+    @property
+    def _promising(self) -> float:
+        """The cost above which nothing near a plan is evaluated."""
+        return self.limits.hope * min((self._key(plan).cost for plan in self.plans), default=math.inf)
 
     def _best_of(self, candidate: Candidate) -> Ranked | None:
         """The best plan of a candidate; all that fit are kept."""
@@ -107,7 +115,8 @@ class Search:
         return Refusal(kind=RefusalKind.MEMORY, subject="memory", needed=needed, limit=limit, layer=most.layer)
 
     def _mixes(self, mix: Mix) -> None:
-        by_cost = sorted(self.plans, key=self._key)
+        promising = self._promising
+        by_cost = sorted((plan for plan in self.plans if self._key(plan).cost <= promising), key=self._key)
         meshes = list(dict.fromkeys(r.mesh for r in by_cost if "pipe" not in r.mesh.axes and r.mesh.size > 1))
         for mesh in meshes[: self.limits.mixes]:
             self.progress(f"splits layer by layer on {mesh}")

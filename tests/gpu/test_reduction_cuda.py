@@ -1,5 +1,6 @@
-"""The three reductions with weights on a GPU: over Gloo buckets go through the host."""
+"""Every reduction with weights on a GPU: over Gloo buckets go through the host."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from convmesh import Mesh
 from convmesh.gradients.clip import clip_grad_norm_
+from convmesh.gradients.hierarchical import HierarchicalReducer
 from convmesh.gradients.local_gradients import local_of
 from convmesh.gradients.reduction import GradientReducer
 from convmesh.gradients.root_update import BroadcastReducer
@@ -24,7 +26,12 @@ pytestmark = [
     pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"),
 ]
 
-REDUCTIONS = ["bucketed", "sharded", "broadcast"]
+REDUCTIONS: dict[str, Any] = {
+    "bucketed": GradientReducer,
+    "hierarchical": partial(HierarchicalReducer, ranks_per_host=2),
+    "sharded": ShardedReducer,
+    "broadcast": BroadcastReducer,
+}
 
 
 def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
@@ -32,9 +39,12 @@ def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
     held = None if mesh is None else opened(mesh, "cuda")
     net = Towers(held).cuda()
     scaler = torch.amp.GradScaler("cuda") if held is None else GradScaler()
-    make: Any = {"sharded": ShardedReducer, "broadcast": BroadcastReducer}.get(reduction, GradientReducer)
     options = {"net": net} if reduction == "broadcast" else {}
-    reducer = None if held is None else make(held, net.axes_of(), bytes_bucket=200, bytes_first=50, **options)
+    reducer = (
+        None
+        if held is None
+        else REDUCTIONS[reduction](held, net.axes_of(), bytes_bucket=200, bytes_first=50, **options)
+    )
     optimizer: Any = (
         ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
         if isinstance(reducer, ShardedReducer)
@@ -56,7 +66,7 @@ def trained(mesh: Mesh | None, reduction: str = "") -> dict[str, Any]:
     return {name: local_of(value).cpu() for name, value in sorted(net.state_dict().items())}
 
 
-@pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=2, height=2), Mesh(data=2, channel=2)], ids=str)
+@pytest.mark.parametrize("mesh", [Mesh(data=2), Mesh(data=4), Mesh(data=2, height=2), Mesh(data=2, channel=2)], ids=str)
 def test_weights_are_those_of_one_device(mesh: Mesh, ranks: Ranks, pools: GpuPools) -> None:
     (expected,) = pools.of(1, "gloo").run(trained, None)
     for reduction in REDUCTIONS:

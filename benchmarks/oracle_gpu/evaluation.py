@@ -93,11 +93,19 @@ def added_to(shipped: OperatorTable, table: OperatorTable) -> OperatorTable:
 
 
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several runs as one; what a later one measured counts, and operators of all."""
+    """Several runs as one; what a later one measured counts, and operators of all.
+
+    A compiled step keeps the host's part of its own run: the machines that were lent differ by a third in it.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for name, one in ((name, one) for run in runs for name, one in run["found"].items() if len(one) > 1):
-        before = found.get(name, {})
-        found[name] = {**before, **one, "timings": [*before.get("timings", ()), *one.get("timings", ())]}
+    for run in runs:
+        graphs = run["found"].get("graphs", {})
+        for name, one in run["found"].items():
+            if len(one) > 1:
+                before = found.get(name, {})
+                timings = [*before.get("timings", ()), *one.get("timings", ())]
+                replays = {"replays": _replays(graphs)} if "compiled" in one and "parts" in graphs else {}
+                found[name] = {**before, **one, **replays, "timings": timings}
     return {"about": runs[-1]["about"], "found": found}
 
 
@@ -112,8 +120,17 @@ def _rows(found: dict[str, Any], shipped: System, operators: OperatorTable) -> I
             program = program_of(replace(plan, compile=kind == "compiled"), case)
             tuned = _of_program(program, operators) if program.compile else []
             used = tuned if "parts" in runs[kind] else []  # runs that do not tell them are older than our own kernels
-            system = replace(shipped, operators=replace(operators, timings=(*bare, *used)))
+            timed = replace(operators, timings=(*bare, *used), overheads=_of_its_host(operators.overheads, runs))
+            system = replace(shipped, operators=timed)
             yield Row(case, kind, runs[kind], predict_programs({0: program}, system, Assumptions()), tuned)
+
+
+def _of_its_host(overheads: Overheads, runs: dict[str, Any]) -> Overheads:
+    """With the times of replays on the machine that ran these steps, where it was measured."""
+    if "replays" not in runs:
+        return overheads
+    fixed, each = runs["replays"]
+    return replace(overheads, seconds_replay=fixed, seconds_replay_weight=each)
 
 
 def _of_program(program: Program, operators: OperatorTable) -> list[Timing]:

@@ -10,7 +10,6 @@ machine disturbs, the table has the CPU time of both ranks.
 from __future__ import annotations
 
 import datetime
-import importlib
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from benchmarks.ddp import Draw, convmesh, step, torch_ddp
+from benchmarks.networks.factories import called
 from benchmarks.timing import Step, machine
 from convmesh.testing import run_ranks
 
@@ -31,8 +31,7 @@ ROUNDS, WARMUPS, BATCHES, EXTENT, CLASSES = 12, 2, (4, 8), 128, 4
 
 def fpn(batch: int) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
     """The network without pretrained weights, a batch and its classes."""
-    models: Any = importlib.import_module("segmentation_models_pytorch")  # an environment of its own has it
-    model = models.FPN("resnet18", encoder_weights=None, classes=CLASSES)
+    model = called("segmentation_models_pytorch", "FPN", encoder_name="resnet18", encoder_weights=None, classes=CLASSES)()
     x, target = torch.randn(batch, 3, EXTENT, EXTENT), torch.randint(0, CLASSES, (batch, EXTENT, EXTENT))
     return model, x, target, F.cross_entropy
 

@@ -12,8 +12,8 @@ from convmesh.plans.plan import Attention, Precision
 class StepSettings:
     """What layers ask of the mesh that their inputs are on. A network's settings come from its plan."""
 
-    overlap: bool = True
-    """Whether convolutions start before their halos arrive; off for debugging and comparison."""
+    overlap: bool | None = None
+    """Whether convolutions start before their halos arrive; None where that is faster, the rest is for comparison."""
     sub_batches: int = 1
     """The number of parts of a batch that travel one by one to dense layers cut over the batch's own axis."""
     attention: Attention = "gather"

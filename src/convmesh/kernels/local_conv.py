@@ -1,8 +1,8 @@
 """Convolution of one shard, by the fastest kernel that this device has for its shape.
 
-Two things matter on CPUs, both shown by benchmarks/conv_kernels.py. oneDNN is faster on channels-last tensors. And for
-a single sample with N·C·D·H ≤ 20480, which a cut volume soon reaches, ATen prefers a kernel several times slower than
-oneDNN; oneDNN is then called by name. That operator has no backward, but both gradients can be computed by calls that
+Two things matter on CPUs, both shown by benchmarks/conv_kernels.py. oneDNN is faster on channels-last tensors, if they
+outweigh the weight, which is reordered in every call. And for a single sample with N·C·D·H ≤ 20480, which a cut volume
+soon reaches, ATen prefers a kernel several times slower than oneDNN; oneDNN is then called by name. That operator has no backward, but both gradients can be computed by calls that
 reach oneDNN: the input's as a convolution with the mirrored kernel, the weight's as one of planes per tap in depth.
 """
 
@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import torch
 
-from convmesh.kernels.memory_format import CHANNELS_LAST
+from convmesh.kernels.memory_format import CHANNELS_LAST, is_channels_last
 from convmesh.kernels.pointwise_conv import pointwise, pointwise_backward
 
 _VECTOR = 8  # numbers of four bytes in a vector of AVX2
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
+_OUTWEIGHS = 32  # elements of an input for each of the weight, from which on what is done to the weight does not matter
 _MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample above which blocks beat ATen's copy
 
 
@@ -52,6 +53,8 @@ def convolution(
     """The local convolution by the kernels of a `kind` of device; its result may be channels-last if that is faster."""
     if _is_product(x, weight, params, kind):
         return pointwise(x, weight, bias)
+    if not suits_channels_last(x, weight):
+        return cast(torch.Tensor, torch.ops.aten.convolution(x, weight, bias, *_aten_args(params)))
     x, weight = in_best_format(x, weight, kind), in_best_format(weight, weight, kind)
     if _needs_explicit_onednn(x, weight, params, kind):
         args = (params.padding, params.stride, params.dilation, params.groups)
@@ -67,7 +70,8 @@ def convolution_backward(
     """The gradients of input and weight; None for those not `wanted`."""
     if _is_product(x, weight, params, kind):
         return pointwise_backward(grad, x, weight, wanted)
-    x, grad, weight = (in_best_format(t, weight, kind) for t in (x, grad, weight))
+    if suits_channels_last(x, weight):
+        x, grad, weight = (in_best_format(t, weight, kind) for t in (x, grad, weight))
     if _needs_explicit_onednn(x, weight, params, kind):
         dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
@@ -141,6 +145,17 @@ def best_format(dtype: torch.dtype, kind: str, dims: int, kernel: Sequence[int])
     """Channels-last for oneDNN kernels with more than one tap; pointwise ones are matrix products in any format."""
     best = CHANNELS_LAST.get(dims)
     return best if best and math.prod(kernel) > 1 and _is_onednn(dtype, kind) else torch.contiguous_format
+
+
+def outweighs(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether work on an input is so much that copies of the weight do not matter next to it."""
+    return x.numel() >= _OUTWEIGHS * weight.numel()
+
+
+def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether an input is to be channels-last for the sake of a weight: it is so already, or is large enough to gain,
+    or is a single volume, whose kernels need it."""
+    return is_channels_last(x) or not is_always_left_alone(x) or outweighs(x, weight)
 
 
 def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:

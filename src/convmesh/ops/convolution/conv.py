@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
-from convmesh.kernels.local_conv import ConvParams, is_always_left_alone, is_best_left_alone
+from convmesh.kernels.local_conv import ConvParams, is_always_left_alone, is_best_left_alone, outweighs
 from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
 from convmesh.layout.layout import LAYOUTS_KEPT
@@ -74,7 +74,7 @@ def _overlapped(
 ) -> Sharded:
     maps: Maps = (Same(), Whole(weight.shape[0]), *windows)
     work = output_layout(x.layout, maps)
-    split = _split(x.layout, work, maps, groups, x.mesh.rank, _overlaps(x, work, maps), x.device_kind)
+    split = _split(x.layout, work, maps, groups, x.mesh.rank, _overlaps(x, weight, work, maps), x.device_kind)
     if split.plain is not None and is_best_left_alone(x.local, weight, split.plain, x.device_kind):
         return Sharded(_alone(x, weight, bias, split.plain, work), work, x.mesh)
     with without_autocast(x.device):
@@ -82,14 +82,19 @@ def _overlapped(
     return Sharded(y, work, x.mesh)
 
 
-def _overlaps(x: Sharded, work: Layout, maps: Maps) -> bool:
-    """Whether work starts before halos arrive, at the price of a few more kernels.
+def _overlaps(x: Sharded, weight: torch.Tensor, work: Layout, maps: Maps) -> bool:
+    """Whether work starts before halos arrive, at the price of a few more kernels: as the settings say, else by size.
 
-    A compiler joins halos and input in the kernel that it makes anyway. A GPU then waits for a small halo for less time
-    than the terms of their own would take.
+    On a CPU the terms of halos take calls and copies of the weight, which are more than the copy that joins a small
+    input to its halos. A compiler joins them in the kernel that it makes anyway: a GPU then waits for a small halo for
+    less time than terms of their own would take.
     """
-    if x.device_kind != "cuda" or not is_fused() or not x.mesh.settings.overlap:
+    if x.mesh.settings.overlap is not None:
         return x.mesh.settings.overlap
+    if x.device_kind == "cpu":
+        return outweighs(x.local, weight)
+    if not is_fused():
+        return True
     travels = halo(x.layout, work, maps, x.mesh.rank).forward.elements_received * x.local.element_size()
     return travels >= BYTES_WORTH_OVERLAP
 

@@ -11,7 +11,13 @@ import torch
 from convmesh.dist import OpenMesh, Reduction
 from convmesh.dist.exchange import Arrived, PendingExchange, Pieces, add_arrived, start
 from convmesh.dist.wire import Slices
-from convmesh.kernels.local_conv import ConvParams, convolution, convolution_backward, in_best_format
+from convmesh.kernels.local_conv import (
+    ConvParams,
+    convolution,
+    convolution_backward,
+    in_best_format,
+    suits_channels_last,
+)
 from convmesh.layout import Box, ExchangePlan, Region
 from convmesh.layout.terms import Term, Terms
 from convmesh.ops.channels.local_layers import Pads, constant, term_call
@@ -91,7 +97,8 @@ class SplitConvFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         plan = split.plan
         transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces([(plan.held, x)], x))
-        x = in_best_format(x, weight, split.kind)  # once: backward reads the same copy
+        if suits_channels_last(x, weight):
+            x = in_best_format(x, weight, split.kind)  # once: backward reads the same copy
         y = None if split.own is None else _apply(split, x, [], split.own, weight, bias)
         arrived = transfer.wait()
         y = _late_terms(split, y, x, weight, bias, arrived)
@@ -105,7 +112,8 @@ class SplitConvFunction(torch.autograd.Function):
         x, weight, *values = ctx.saved_tensors
         split: SplitConv = ctx.split
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        dy = in_best_format(dy, weight, split.kind)
+        if suits_channels_last(x, weight):
+            dy = in_best_format(dy, weight, split.kind)
         back = _Backward(split, x, list(zip(ctx.arrived_regions, values, strict=True)), dy, weight)
         halos = back.halos(wants_x, wants_w)
         transfer = _send_back(ctx.mesh, split.plan, halos, dy) if wants_x else None

@@ -43,6 +43,11 @@ def meta_cast() -> Cast | None:
     return _state.cast
 
 
+def is_any_autocast_on() -> bool:
+    """Whether autocast is on for any device."""
+    return bool(C._is_any_autocast_enabled())
+
+
 @contextmanager
 def meta_autocast(cast: Cast | None) -> Iterator[None]:
     """Run operators on tensors without data as autocast does; None turns it off."""

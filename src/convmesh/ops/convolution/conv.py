@@ -20,7 +20,7 @@ from convmesh.layout.maps import DimMap, Same, Whole, Window
 from convmesh.layout.terms import Terms, split_terms
 from convmesh.ops.channels.channel_layers import cut_conv, is_cut
 from convmesh.ops.convolution.conv_function import SplitConv, SplitConvFunction, split_conv
-from convmesh.ops.core.autocast import autocast_inputs, autocast_type, without_autocast
+from convmesh.ops.core.autocast import autocast_inputs, is_cast, without_autocast
 from convmesh.ops.core.by_samples import by_samples, learns_partly
 from convmesh.ops.core.empty_result import empty_result
 from convmesh.ops.core.exchange_plans import Maps, halo, output_layout
@@ -40,7 +40,7 @@ def _is_left_to_torch(
 ) -> bool:
     """Whether torch's own convolution is the best for whole samples, whatever its options."""
     del options, others
-    if weight.dim() != len(x.layout.cuts) or not is_always_left_alone(x.local) or autocast_type(x.device):
+    if weight.dim() != len(x.layout.cuts) or not is_always_left_alone(x.local) or is_cast(x.local):
         return False
     return learns_partly(x, weight, bias)
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from convmesh.ops.core.sharded import Sharded
-from convmesh.private_torch.meta_autocast import Cast, meta_autocast, meta_cast
+from convmesh.private_torch.meta_autocast import Cast, is_any_autocast_on, meta_autocast, meta_cast
 
 
 def current_cast(device: torch.device) -> Cast | None:
@@ -23,6 +23,11 @@ def autocast_type(device: torch.device) -> torch.dtype | None:
     """The type of autocast on a device; None if it is off."""
     cast = current_cast(device)
     return None if cast is None else cast.dtype
+
+
+def is_cast(tensor: torch.Tensor) -> bool:
+    """Whether autocast may be on for a tensor: quicker to say than which."""
+    return meta_cast() is not None if tensor.is_meta else is_any_autocast_on()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

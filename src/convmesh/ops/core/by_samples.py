@@ -22,6 +22,7 @@ Keeps = Callable[..., bool]
 
 _keeps: dict[Function, Keeps] = {}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LISTS = (list, tuple)
 
 
 def by_samples(*functions: Function, when: Keeps | None = None) -> None:
@@ -72,13 +73,11 @@ def run_by_samples(function: Function, args: Any, kwargs: Any) -> Any:
     if keeps is None or not args or is_fused() or (kwargs and kwargs.get("out") is not None):
         return None
     first = args[0]
-    if isinstance(first, (list, tuple)):
+    if first.__class__ in _LISTS:
         return _joined(function, keeps, first, args[1:], kwargs or {})
-    layout = getattr(first, "layout", None)
-    if not isinstance(layout, Layout) or not layout.has_whole_samples:
+    if not hasattr(first, "mesh") or not first.layout.has_whole_samples:
         return None
-    others, options = args[1:], kwargs or {}
-    return _made(function, keeps, first, first.local, others, options)
+    return _made(function, keeps, first, first.local, args[1:], kwargs or {})
 
 
 def _joined(function: Function, keeps: Keeps, tensors: Sequence[Any], others: Any, options: Any) -> Any:
@@ -96,16 +95,19 @@ def _joined(function: Function, keeps: Keeps, tensors: Sequence[Any], others: An
 
 def _made(function: Function, keeps: Keeps, x: Any, local: Any, others: Any, options: Any) -> Any:
     """On plain tensors alone: others, as of traces, may not see a call twice."""
-    here = x.local.shape
+    here = x.local
     try:
-        if not here[0] or x.local.__class__ not in _PLAIN or not keeps(x, *others, **options):
+        if here.__class__ not in _PLAIN or not keeps(x, *others, **options):
             return None
         result = function(local, *others, **options)
     except Exception:
         return None
-    if result.__class__ is not torch.Tensor or result.shape[:1] != here[:1]:
+    if result.__class__ is not torch.Tensor:
         return None
-    return x.__class__(result, _layout_for(x.layout, result.shape[1:]), x.mesh)
+    layout, given, made = x.layout, here.shape, result.shape
+    if not given[0] or made[:1] != given[:1]:
+        return None
+    return x.__class__(result, layout if made == given else _layout_for(layout, made[1:]), x.mesh)
 
 
 @lru_cache(maxsize=LAYOUTS_KEPT)

@@ -36,9 +36,10 @@ class Sharded(ShardedOperators):
     __slots__ = ("layout", "local", "mesh")
 
     def __init__(self, local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> None:
-        self.local = local
-        self.layout = layout
-        self.mesh = mesh if layout.mesh is mesh.mesh else mesh.cut_as(layout.mesh)
+        # Past `__setattr__`, which has an error of its own to raise: every call makes one of these.
+        _set_local(self, local)
+        _set_layout(self, layout)
+        _set_mesh(self, mesh if layout.mesh is mesh.mesh else mesh.cut_as(layout.mesh))
 
     @classmethod
     def __torch_function__(
@@ -234,6 +235,8 @@ class Sharded(ShardedOperators):
             return self.__torch_function__(torch.gather, (), (self, *args), kwargs)
         return self.redistribute(Layout.of(self.mesh.mesh, self.shape)).local
 
+
+_set_local, _set_layout, _set_mesh = (Sharded.__dict__[name].__set__ for name in ("local", "layout", "mesh"))
 
 _DTENSOR = (
     "a DTensor cannot take part in a split operator: torch's convolution on spatially sharded DTensors returns wrong "

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
+from convmesh.kernels.memory_format import is_channels_last
 from convmesh.ops.channels.channel_params import channel_buffers, channel_params, share_buffers
 from convmesh.ops.core.precision import as_autocast_asks
 from convmesh.ops.core.registry import implements
@@ -35,6 +36,8 @@ def group_norm(x: Sharded, num_groups: int, weight: Buffer = None, bias: Buffer 
     population = _population(x, num_groups)
     if _suits_torch(x, population):
         return x.like(F.group_norm(x.local, groups_here, weight, bias, eps))
+    if _would_be_copied(x):
+        return x.like(_affine(_in_place_of_rows(x.local, groups_here, population, eps), weight, bias))
     rows = _rows(x, groups_here)
     return _normalised(x, rows, statistics(rows, population), (weight, bias), Normaliser(population, eps))
 
@@ -59,10 +62,10 @@ def instance_norm(
     whole = (running_mean, running_var)
     running_mean, running_var = channel_buffers(x, *whole)
     untracked = running_mean is None and running_var is None
-    if untracked and is_fused() and x.local.numel():
+    if untracked and x.local.numel() and (is_fused() or _would_be_copied(x)):
         how = FusedNorm(tuple(range(2, x.dim())), population, eps)
         return x.like(fused_norm(x.local, moments_here(x.local, how), weight, bias, how))
-    if untracked and _suits_torch(x, population):
+    if untracked and not _lies_channels_last(x) and _suits_torch(x, population):
         return x.like(F.instance_norm(x.local, None, None, weight, bias, eps=eps))
     rows = _rows(x, x.local.shape[1])
     moments = statistics(rows, population)
@@ -94,6 +97,23 @@ def _population(x: Sharded, groups: int) -> Population:
 def _rows(x: Sharded, groups: int) -> Rows:
     channels = x.local.shape[1] // max(1, groups)
     return rows_of_groups(x.local, x.local.shape[0], groups, channels, x.device_kind)
+
+
+def _lies_channels_last(x: Sharded) -> bool:
+    """Whether kernels that want the plain format would copy, on a CPU, whose others are channels-last."""
+    return x.device_kind == "cpu" and is_channels_last(x.local)
+
+
+def _would_be_copied(x: Sharded) -> bool:
+    """Whether rows would be copies: of several samples that lie channels-last, each has statistics of its own."""
+    return _lies_channels_last(x) and x.local.shape[0] > 1
+
+
+def _in_place_of_rows(local: torch.Tensor, groups: int, population: Population, eps: float) -> torch.Tensor:
+    """The values of each sample and group normalised by elementary operators, which keep the format."""
+    apart = local.unflatten(1, (groups, -1))
+    how = FusedNorm(tuple(range(2, apart.dim())), population, eps)
+    return fused_norm(apart, moments_here(apart, how), None, None, how).view_as(local)
 
 
 def _suits_torch(x: Sharded, population: Population) -> bool:

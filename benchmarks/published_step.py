@@ -31,7 +31,8 @@ ROUNDS, WARMUPS, BATCHES, EXTENT, CLASSES = 12, 2, (4, 8), 128, 4
 
 def fpn(batch: int) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
     """The network without pretrained weights, a batch and its classes."""
-    model = called("segmentation_models_pytorch", "FPN", encoder_name="resnet18", encoder_weights=None, classes=CLASSES)()
+    encoder = {"encoder_name": "resnet18", "encoder_weights": None}
+    model = called("segmentation_models_pytorch", "FPN", classes=CLASSES, **encoder)()
     x, target = torch.randn(batch, 3, EXTENT, EXTENT), torch.randint(0, CLASSES, (batch, EXTENT, EXTENT))
     return model, x, target, F.cross_entropy
 

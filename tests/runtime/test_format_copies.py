@@ -55,7 +55,8 @@ class SmallUNet(nn.Module):
     def __init__(self, dims: int) -> None:
         super().__init__()
         conv: Any = (nn.Conv2d, nn.Conv3d)[dims - 2]
-        norms: list[Any] = [(nn.BatchNorm2d, nn.BatchNorm3d)[dims - 2], (nn.InstanceNorm2d, nn.InstanceNorm3d)[dims - 2]]
+        pairs: Any = ((nn.BatchNorm2d, nn.InstanceNorm2d), (nn.BatchNorm3d, nn.InstanceNorm3d))
+        norms = pairs[dims - 2]
         self.top = nn.Sequential(conv(4, 16, 3, padding=1), norms[0](16), nn.ReLU(), conv(16, 16, 3, padding=1))
         self.down: Any = (nn.MaxPool2d, nn.MaxPool3d)[dims - 2](2)
         self.low = nn.Sequential(conv(16, 32, 3, padding=1), norms[1](32), nn.LeakyReLU(), conv(32, 16, 3, padding=1))
@@ -74,12 +75,15 @@ def copies_of_a_step(shape: tuple[int, ...], mesh: cm.Mesh, compile_by: bool | s
     """Of the second step; a first one may be traced."""
     torch.manual_seed(0)
     last = CHANNELS_LAST[len(shape)]
-    model, x = SmallUNet(len(shape) - 2).to(memory_format=last), torch.randn(shape).contiguous(memory_format=last)
+    x = torch.randn(shape).contiguous(memory_format=last)
+    model: Any = SmallUNet(len(shape) - 2)
+    model.to(memory_format=last)
     plan = cm.plan(model, x, mesh, "spatial", least_rows=2)
     net = cm.parallelize(model, plan, loss=F.cross_entropy, compile=compile_by)
     batch = net.shard_input(x), net.shard_target(torch.randint(0, 4, (shape[0], *shape[2:])))
     net(*batch).backward()
-    with FormatCopies() as copies:
+    copies = FormatCopies()
+    with copies:
         net(*batch).backward()
     return copies.found
 

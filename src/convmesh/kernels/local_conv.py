@@ -2,8 +2,9 @@
 
 Two things matter on CPUs, both shown by benchmarks/conv_kernels.py. oneDNN is faster on channels-last tensors, if they
 outweigh the weight, which is reordered in every call. And for a single sample with N·C·D·H ≤ 20480, which a cut volume
-soon reaches, ATen prefers a kernel several times slower than oneDNN; oneDNN is then called by name. That operator has no backward, but both gradients can be computed by calls that
-reach oneDNN: the input's as a convolution with the mirrored kernel, the weight's as one of planes per tap in depth.
+soon reaches, ATen prefers a kernel several times slower than oneDNN; oneDNN is then called by name. That operator has
+no backward, but both gradients can be computed by calls that reach oneDNN: the input's as a convolution with the
+mirrored kernel, the weight's as one of planes per tap in depth.
 """
 
 from __future__ import annotations
@@ -75,21 +76,20 @@ def convolution_backward(
     if _needs_explicit_onednn(x, weight, params, kind):
         dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
-    if _breaks_onednn(x, weight, params, kind):
+    if may_break_onednn(x, weight, kind) and max(params.stride) > 1 and not x.is_contiguous():
         # A kernel of one tap is contiguous in either format; its strides say which one oneDNN takes.
         grad, x, weight = grad.contiguous(), x.contiguous(), weight.flatten().view(weight.shape)
     dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
 
 
-def _breaks_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
-    """Whether oneDNN's gradient of this weight would write behind its memory, and end the process sooner or later.
+def may_break_onednn(x: torch.Tensor, weight: torch.Tensor, kind: str) -> bool:
+    """Whether oneDNN's gradient of this weight may write behind its memory, and end the process sooner or later.
 
     It does so for one tap with a stride and fewer channels than a vector of AVX2 holds, channels-last: seen on an EPYC
     without AVX-512, with torch 2.11, 2.13 and 2.15.
     """
-    is_strided_tap = math.prod(weight.shape[2:]) == 1 and max(params.stride) > 1
-    return is_strided_tap and weight.shape[1] < _VECTOR and _is_onednn(x.dtype, kind) and not x.is_contiguous()
+    return math.prod(weight.shape[2:]) == 1 and weight.shape[1] < _VECTOR and _is_onednn(x.dtype, kind)
 
 
 def _aten_gradients(
@@ -161,7 +161,7 @@ def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether to leave whole samples to torch, in their own format: channels-last pays only if all layers of a network
     use it, and reordering weights costs more than it saves on small inputs."""
-    return not _needs_explicit_onednn(x, weight, params, kind)
+    return not _needs_explicit_onednn(x, weight, params, kind) and not may_break_onednn(x, weight, kind)
 
 
 def is_always_left_alone(x: torch.Tensor) -> bool:

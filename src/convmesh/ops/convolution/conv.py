@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
 from convmesh.kernels.fusing import is_fused
-from convmesh.kernels.local_conv import ConvParams, is_always_left_alone, is_best_left_alone, outweighs
+from convmesh.kernels.local_conv import (
+    ConvParams,
+    is_always_left_alone,
+    is_best_left_alone,
+    may_break_onednn,
+    outweighs,
+)
 from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
 from convmesh.layout.layout import LAYOUTS_KEPT
@@ -41,6 +47,8 @@ def _is_left_to_torch(
     """Whether torch's own convolution is the best for whole samples, whatever its options."""
     del options, others
     if weight.dim() != len(x.layout.cuts) or not is_always_left_alone(x.local) or is_cast(x.local):
+        return False
+    if may_break_onednn(x.local, weight, x.device_kind):
         return False
     return learns_partly(x, weight, bias)
 

@@ -34,6 +34,9 @@ class Sharded(ShardedOperators):
     """
 
     __slots__ = ("layout", "local", "mesh")
+    local: torch.Tensor
+    layout: Layout
+    mesh: OpenMesh
 
     def __init__(self, local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> None:
         # Past `__setattr__`, which has an error of its own to raise: every call makes one of these.

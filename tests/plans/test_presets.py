@@ -28,33 +28,16 @@ def test_data_cuts_samples_everywhere(resnet: Graph) -> None:
 
 
 def test_space_stops_where_rows_run_out_and_samples_go_on(resnet: Graph) -> None:
-    made = preset("spatial", resnet, Mesh(height=4, width=2), PresetOptions(least_rows=2))
+    made = preset("spatial", resnet, Mesh(height=4, width=2))
     first, last = next(iter(made.splits.values())), list(made.splits.values())[-3]
     assert first == Split(height=("height",), width=("width",))
     assert last == Split(width=("width",), sample=("height",)), "with 7 rows, 4 ranks would have fewer than two each"
     assert any("extent 7 gives 4 ranks fewer than 2 rows each" in note for note in made.notes)
 
 
-def test_space_stops_earlier_where_there_are_samples_to_cut_instead(resnet: Graph) -> None:
-    """With few rows a rank, the halos of a block are more than the change to samples, and a message a layer."""
-    made = preset("spatial", resnet, Mesh(height=2))
-    assert {*made.splits.values()} == {Split(height=("height",)), Split(sample=("height",))}
-    assert any("extent 28 gives 2 ranks fewer than 16 rows each, and there are samples" in note for note in made.notes)
-
-
-@pytest.mark.parametrize("shape", [(31, 3, 224, 224), (32, 3, 28, 28)], ids=["uneven samples", "small images"])
-def test_space_is_cut_while_the_extent_allows(shape: tuple[int, ...]) -> None:
-    """Samples that do not divide are no way out, and layers as wide as the network are always cut."""
-    with torch.device("meta"):
-        graph = capture(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 8, 1)), shape).graph
-    first, second = preset("spatial", graph, Mesh(height=2)).splits.values()
-    assert first == Split(height=("height",))
-    assert bool(second.height) == (shape[0] == 31)
-
-
 def test_the_point_where_space_stops_can_be_set(resnet: Graph) -> None:
     name = next(name for name in preset("data", resnet, Mesh(data=2)).splits if name.startswith("stage3"))
-    splits = preset("spatial", resnet, Mesh(height=2), PresetOptions(spatial_until=name, least_rows=2)).splits
+    splits = preset("spatial", resnet, Mesh(height=2), PresetOptions(spatial_until=name)).splits
     names = list(splits)
     assert splits[names[names.index(name) - 1]].height == ("height",)
     assert not splits[name].height

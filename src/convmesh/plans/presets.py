@@ -11,7 +11,7 @@ from convmesh.layout.mesh import SPACE_AXES, Mesh
 from convmesh.plans.layer_extents import rows_of, samples_of, uneven_channels
 from convmesh.plans.plan import split_nodes
 from convmesh.plans.shared_weights import CUTS_CHANNELS, cut_kind, may_cut, shared_algorithm, sharers
-from convmesh.plans.space_rows import LEAST_ROWS, ROWS_WORTH_HALOS, rows_by_axis
+from convmesh.plans.space_rows import LEAST_ROWS, rows_by_axis
 from convmesh.plans.split import Axes, Split
 
 AXES_OF: dict[str, Axes] = {
@@ -32,12 +32,9 @@ STRATEGIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetOptions:
-    """Where a spatial strategy stops: where a rank would get fewer than `least_rows` rows, or at a named layer.
+    """Where a spatial strategy stops: where a rank would get fewer than `least_rows` rows, or at a named layer."""
 
-    Without a number it stops earlier where samples can be cut instead, which needs no halos.
-    """
-
-    least_rows: int | None = None
+    least_rows: int = LEAST_ROWS
     spatial_until: str | None = None
 
 
@@ -111,7 +108,6 @@ class _Chooser:
         self._parts = strategy.split("+")
         self._stopped = False
         self._told: set[str] = set()
-        self._widest: dict[str, int] = {}
         self._made: dict[tuple[tuple[str, Axes], ...], Split] = {}
         """Layers that are cut alike share one value: it is checked once, and quickly found equal."""
 
@@ -147,24 +143,16 @@ class _Chooser:
         if layer.has_tokens:
             self._tokens(layer, chosen)
             return
-        extents, free, axes = rows_of(layer.node, layer.given), [], self._present(SPACE_AXES)
-        has_samples = samples_of(layer.node, layer.given) % self.mesh.extent(chosen.get("sample", ()) + axes) == 0
-        for axis in axes:
-            least = self._least_rows(axis, extents, has_samples)
-            if extents.get(axis, 0) // self.mesh.axes[axis] >= least and not self._stopped:
+        extents, free = rows_of(layer.node, layer.given), []
+        for axis in self._present(SPACE_AXES):
+            rows = extents.get(axis, 0) // self.mesh.axes[axis]
+            if rows >= self.options.least_rows and not self._stopped:
                 chosen[axis] = (axis,)
             else:
                 free.append(axis)
-                self._tell(layer, axis, extents.get(axis), least)
+                self._tell(layer, axis, extents.get(axis))
         if free:
             self._employ(layer, chosen, tuple(free))
-
-    def _least_rows(self, axis: str, extents: dict[str, int], has_samples: bool) -> int:
-        """Rows that a rank must have: more where samples could be cut instead, if the network begins with more."""
-        if self.options.least_rows is not None:
-            return self.options.least_rows
-        self._widest[axis] = max(self._widest.get(axis, 0), extents.get(axis, 0))
-        return ROWS_WORTH_HALOS if has_samples and extents.get(axis, 0) < self._widest[axis] else LEAST_ROWS
 
     def _tokens(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
         """Axes of space cut tokens by their names, or all of them the last such dim; dims that come cut stay so."""
@@ -172,7 +160,7 @@ class _Chooser:
             return
         rows, axes = rows_by_axis(layer.given, layer.made, channels_last=True), self._present(SPACE_AXES)
         named = {name: (name,) for name in axes} if {*axes} <= {*rows} else {[*rows][-1]: axes}
-        least = LEAST_ROWS if self.options.least_rows is None else self.options.least_rows
+        least = self.options.least_rows
         chosen.update({dim: by for dim, by in named.items() if by and rows[dim] >= least * self.mesh.extent(by)})
 
     def _employ(self, layer: _Layer, chosen: dict[str, Axes], free: Axes) -> None:
@@ -210,17 +198,15 @@ class _Chooser:
         self._say(f"{layer.node.layer}: channels stay whole: {rule}")
         return False
 
-    def _tell(self, layer: _Layer, axis: str, extent: int | None, least: int) -> None:
+    def _tell(self, layer: _Layer, axis: str, extent: int | None) -> None:
         if axis in self._told:
             return
         self._told.add(axis)
-        why = f"extent {extent} gives {self.mesh.axes[axis]} ranks fewer than {least} rows each"
+        why = f"extent {extent} gives {self.mesh.axes[axis]} ranks fewer than {self.options.least_rows} rows each"
         if self._stopped:
             why = "`spatial_until` asks for it"
         elif extent is None:
             why = f"it has no {axis}"
-        elif least == ROWS_WORTH_HALOS != self.options.least_rows:
-            why += ", and there are samples to cut"
         self._say(f"{axis} cuts space up to {layer.node.layer}, not further: {why}")
 
     def _say(self, note: str) -> None:

@@ -8,10 +8,6 @@ from convmesh.plans.steps import Shape
 LEAST_ROWS = 2
 """Rows that a rank has at least along a cut dim of space."""
 
-ROWS_WORTH_HALOS = 16
-"""The same where samples can be cut instead. To change over moves half of two ranks' rows, once: with fewer rows that
-is less than the halos of the layers of one extent, of which there are four to eight as a rule, each with a message."""
-
 
 def rows_by_axis(given: Shape, made: Shape, channels_last: bool = False) -> dict[str, int]:
     """By axis of space: the smaller extent of a layer's input and output, which is what its ranks share."""

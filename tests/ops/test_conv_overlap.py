@@ -108,7 +108,8 @@ def test_memory_kept_for_backward_is_the_shard_and_its_halo(mesh: Mesh, pools: d
 
 def no_copy_of_the_activation(mesh: Mesh) -> list[int]:
     """Sizes of the tensors that a forward pass copies, beyond the output's own storage."""
-    x = shard(torch.randn(1, 8, 16, 16, 16), overlapping(mesh), natural_cut(mesh, 5))
+    overlapping = opened(mesh).with_settings(StepSettings(overlap=True))
+    x = shard(torch.randn(1, 8, 16, 16, 16), overlapping, natural_cut(mesh, 5))
     x = x.like(x.local.contiguous(memory_format=torch.channels_last_3d))
     weight = torch.randn(8, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d)
     with torch.profiler.profile(record_shapes=True, acc_events=True) as counter:

@@ -76,20 +76,21 @@ def convolution_backward(
     if _needs_explicit_onednn(x, weight, params, kind):
         dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
-    if may_break_onednn(x, weight, kind) and max(params.stride) > 1 and not x.is_contiguous():
+    if not x.is_contiguous() and may_break_onednn(x, weight, max(params.stride), kind):
         # A kernel of one tap is contiguous in either format; its strides say which one oneDNN takes.
         grad, x, weight = grad.contiguous(), x.contiguous(), weight.flatten().view(weight.shape)
     dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
 
 
-def may_break_onednn(x: torch.Tensor, weight: torch.Tensor, kind: str) -> bool:
+def may_break_onednn(x: torch.Tensor, weight: torch.Tensor, stride: int, kind: str) -> bool:
     """Whether oneDNN's gradient of this weight may write behind its memory, and end the process sooner or later.
 
     It does so for one tap with a stride and fewer channels than a vector of AVX2 holds, channels-last: seen on an EPYC
     without AVX-512, with torch 2.11, 2.13 and 2.15.
     """
-    return math.prod(weight.shape[2:]) == 1 and weight.shape[1] < _VECTOR and _is_onednn(x.dtype, kind)
+    is_strided_tap = stride > 1 and math.prod(weight.shape[2:]) == 1
+    return is_strided_tap and weight.shape[1] < _VECTOR and _is_onednn(x.dtype, kind)
 
 
 def _aten_gradients(
@@ -161,7 +162,8 @@ def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether to leave whole samples to torch, in their own format: channels-last pays only if all layers of a network
     use it, and reordering weights costs more than it saves on small inputs."""
-    return not _needs_explicit_onednn(x, weight, params, kind) and not may_break_onednn(x, weight, kind)
+    may_break = may_break_onednn(x, weight, max(params.stride), kind)
+    return not may_break and not _needs_explicit_onednn(x, weight, params, kind)
 
 
 def is_always_left_alone(x: torch.Tensor) -> bool:

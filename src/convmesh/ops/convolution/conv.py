@@ -42,13 +42,14 @@ take about ten kernels more, 100 to 300 µs, in which 50 GB/s carry 5 to 15 MB."
 
 
 def _is_left_to_torch(
-    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **others: Any
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Ints = 1, *options: Any, **others: Any
 ) -> bool:
-    """Whether torch's own convolution is the best for whole samples, whatever its options."""
+    """Whether torch's own convolution is the best for whole samples, whatever its other options."""
     del options, others
     if weight.dim() != len(x.layout.cuts) or not is_always_left_alone(x.local) or is_cast(x.local):
         return False
-    if may_break_onednn(x.local, weight, x.device_kind):
+    largest_stride = stride if isinstance(stride, int) else max(stride)
+    if may_break_onednn(x.local, weight, largest_stride, x.device_kind):
         return False
     return learns_partly(x, weight, bias)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.timing import machine
-from convmesh.kernels.local_conv import ConvParams, convolution, convolution_backward
+from convmesh.kernels.conv_params import ConvParams
+from convmesh.kernels.local_conv import convolution, convolution_backward
 
 SHARDS = [
     (8, 8, (32, 64, 64)),

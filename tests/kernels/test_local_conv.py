@@ -10,7 +10,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from convmesh.kernels.local_conv import ConvParams, convolution, convolution_backward
+from convmesh.kernels.conv_params import ConvParams
+from convmesh.kernels.local_conv import convolution, convolution_backward
 from convmesh.testing import RankPool
 
 FORMATS = st.sampled_from([torch.contiguous_format, torch.channels_last_3d])
@@ -91,7 +92,8 @@ def test_small_shards_stay_in_onednn(channels: int, filters: int, pools: dict[in
 
 FEW_CHANNELS = """
 import torch
-from convmesh.kernels.local_conv import ConvParams, convolution_backward
+from convmesh.kernels.conv_params import ConvParams
+from convmesh.kernels.local_conv import convolution_backward
 torch.set_num_threads(1)
 params, last = ConvParams((2, 2), (0, 0), (1, 1), 1), torch.channels_last
 for _ in range(200):

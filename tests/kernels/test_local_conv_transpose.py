@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh import Mesh
-from convmesh.kernels.local_conv import ConvParams
+from convmesh.kernels.conv_params import ConvParams
 from convmesh.kernels.local_conv_transpose import conv_transpose
 from convmesh.testing import RankPool, SplitCase
 from convmesh.testing.strategies import extents, spatial_dims

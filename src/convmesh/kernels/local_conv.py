@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
+from convmesh.kernels.conv_params import ConvParams
 from convmesh.kernels.memory_format import CHANNELS_LAST, is_channels_last
 from convmesh.kernels.pointwise_conv import pointwise, pointwise_backward
+from convmesh.kernels.slab_conv import (
+    convolution_in_slabs,
+    input_gradient_in_slabs,
+    may_need_slabs,
+    slab_conv,
+    weight_gradient_in_slabs,
+)
 
 _VECTOR = 8  # numbers of four bytes in a vector of AVX2
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
@@ -38,30 +45,23 @@ def _onednn_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 _meta.impl("mkldnn_convolution", _onednn_meta)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvParams:
-    """The arguments of one local convolution."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-
 def convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, params: ConvParams, kind: str
 ) -> torch.Tensor:
     """The local convolution by the kernels of a `kind` of device; its result may be channels-last if that is faster."""
     if _is_product(x, weight, params, kind):
         return pointwise(x, weight, bias)
+    slabs = slab_conv(x.shape, weight.shape, params, kind)
+    if slabs is not None:
+        return convolution_in_slabs(x, weight, bias, slabs)
     if not suits_channels_last(x, weight):
-        return cast(torch.Tensor, torch.ops.aten.convolution(x, weight, bias, *_aten_args(params)))
+        return cast(torch.Tensor, torch.ops.aten.convolution(x, weight, bias, *params.of_aten))
     x, weight = in_best_format(x, weight, kind), in_best_format(weight, weight, kind)
     if _needs_explicit_onednn(x, weight, params, kind):
         args = (params.padding, params.stride, params.dilation, params.groups)
         y: torch.Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, *args)
     else:
-        y = torch.ops.aten.convolution(x, weight, bias, *_aten_args(params))
+        y = torch.ops.aten.convolution(x, weight, bias, *params.of_aten)
     return in_best_format(y, weight, kind)  # for one channel ATen sees a contiguous input
 
 
@@ -71,6 +71,10 @@ def convolution_backward(
     """The gradients of input and weight; None for those not `wanted`."""
     if _is_product(x, weight, params, kind):
         return pointwise_backward(grad, x, weight, wanted)
+    slabs = slab_conv(x.shape, weight.shape, params, kind)
+    if slabs is not None:
+        dx = input_gradient_in_slabs(grad, weight, slabs) if wanted[0] else None
+        return dx, weight_gradient_in_slabs(grad, x, weight, slabs) if wanted[1] else None
     if suits_channels_last(x, weight):
         x, grad, weight = (in_best_format(t, weight, kind) for t in (x, grad, weight))
     if _needs_explicit_onednn(x, weight, params, kind):
@@ -96,7 +100,7 @@ def may_break_onednn(x: torch.Tensor, weight: torch.Tensor, stride: int, kind: s
 def _aten_gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, params: ConvParams, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *_aten_args(params), [*wanted, False])
+    dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *params.of_aten, [*wanted, False])
     return dx, dw
 
 
@@ -112,7 +116,7 @@ def _onednn_input_gradient(
     if x.is_meta:
         return _aten_gradients(grad, x, weight, params, (True, False))[0]
     packed = torch.ops.aten.convolution_backward(
-        grad.to_mkldnn(), x.to_mkldnn(), weight, None, *_aten_args(params), [True, False, False]
+        grad.to_mkldnn(), x.to_mkldnn(), weight, None, *params.of_aten, [True, False, False]
     )
     dx: torch.Tensor = packed[0].to_dense()
     return dx
@@ -124,7 +128,7 @@ def _weight_gradient_by_planes(
     """For each tap in depth, the gradient of a 2D convolution whose samples are the planes that the tap joins."""
     planes, grad_planes = x[0].movedim(1, 0), grad[0].movedim(1, 0)  # channels-last planes: views, no copies
     stride, padding, dilation = params.stride[0], params.padding[0], params.dilation[0]
-    plane_args = _aten_args(ConvParams(params.stride[1:], params.padding[1:], params.dilation[1:], 1))
+    plane_args = ConvParams(params.stride[1:], params.padding[1:], params.dilation[1:], 1).of_aten
     dw = torch.zeros_like(weight)
     for tap in range(weight.shape[2]):
         shift = tap * dilation - padding
@@ -135,11 +139,6 @@ def _weight_gradient_by_planes(
             args = (grad_planes[first:last], read, weight[:, :, tap], None, *plane_args, [False, True, False])
             dw[:, :, tap] = torch.ops.aten.convolution_backward(*args)[1]
     return dw
-
-
-def _aten_args(params: ConvParams) -> tuple[object, ...]:
-    stride, padding, dilation = list(params.stride), list(params.padding), list(params.dilation)
-    return stride, padding, dilation, False, [0] * len(stride), params.groups
 
 
 def best_format(dtype: torch.dtype, kind: str, dims: int, kernel: Sequence[int]) -> torch.memory_format:
@@ -162,8 +161,16 @@ def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
     """Whether to leave whole samples to torch, in their own format: channels-last pays only if all layers of a network
     use it, and reordering weights costs more than it saves on small inputs."""
+    if slab_conv(x.shape, weight.shape, params, kind) is not None:
+        return False
     may_break = may_break_onednn(x, weight, max(params.stride), kind)
     return not may_break and not _needs_explicit_onednn(x, weight, params, kind)
+
+
+def is_any_best_left_alone(x: torch.Tensor, weight: torch.Tensor, stride: int, kind: str) -> bool:
+    """Whether that holds for a convolution whose padding and dilation are not known, and this largest stride is."""
+    may_be_cut = may_need_slabs(x, weight, kind) or may_break_onednn(x, weight, stride, kind)
+    return is_always_left_alone(x) and not may_be_cut
 
 
 def is_always_left_alone(x: torch.Tensor) -> bool:

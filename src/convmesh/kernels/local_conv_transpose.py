@@ -7,10 +7,21 @@ layers around it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-from convmesh.kernels.local_conv import ConvParams, best_format
+from convmesh.kernels.conv_params import ConvParams
+from convmesh.kernels.local_conv import best_format
+from convmesh.kernels.slab_conv import (
+    SlabConv,
+    convolution_in_slabs,
+    input_gradient_in_slabs,
+    slab_conv,
+    weight_gradient_in_slabs,
+)
+from convmesh.layout.maps import Transposed
 
 
 def conv_transpose(
@@ -19,9 +30,41 @@ def conv_transpose(
     """The local transposed convolution on a `kind` of device, cropped by `params.padding` at both ends."""
     if _writes_blocks(x, weight, params, kind):
         return _blocks(x, weight, bias)
+    slabs = slab_conv(_written(x, weight, params), weight.shape, params, kind)
+    if slabs is not None:
+        y: torch.Tensor = _InSlabs.apply(x, weight, bias, slabs)
+        return y
     none = [0] * len(params.stride)
     strides = (params.stride, params.padding, params.dilation)
     return torch.convolution(x, weight, bias, *strides, True, none, params.groups)
+
+
+def _written(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> tuple[int, ...]:
+    """The output's shape."""
+    each = zip(weight.shape[2:], params.stride, params.dilation, params.padding, strict=True)
+    space = (Transposed(*dim).out_extent(extent) for dim, extent in zip(each, x.shape[2:], strict=True))
+    return (x.shape[0], weight.shape[1] * params.groups, *space)
+
+
+class _InSlabs(torch.autograd.Function):
+    """The adjoint of a convolution in slabs, whose gradients are that convolution's own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slabs: SlabConv
+    ) -> torch.Tensor:
+        ctx.slabs = slabs
+        ctx.save_for_backward(x, weight)
+        y = input_gradient_in_slabs(x, weight, slabs)
+        return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
+        dx = convolution_in_slabs(dy, weight, None, ctx.slabs) if wants_x else None
+        dw = weight_gradient_in_slabs(x, dy, weight, ctx.slabs) if wants_w else None
+        return dx, dw, dy.sum([0, *range(2, dy.dim())]) if wants_b else None, None
 
 
 def _writes_blocks(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:

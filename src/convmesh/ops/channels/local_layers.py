@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from convmesh.kernels.local_conv import ConvParams, convolution, convolution_backward
+from convmesh.kernels.conv_params import ConvParams
+from convmesh.kernels.local_conv import convolution, convolution_backward
 from convmesh.layout.terms import Term, symmetric_padding
 from convmesh.ops.core.padding import pad_dims, unpad_dims
 

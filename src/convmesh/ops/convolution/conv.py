@@ -11,14 +11,9 @@ import torch.nn.functional as F
 
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
+from convmesh.kernels.conv_params import ConvParams
 from convmesh.kernels.fusing import is_fused
-from convmesh.kernels.local_conv import (
-    ConvParams,
-    is_always_left_alone,
-    is_best_left_alone,
-    may_break_onednn,
-    outweighs,
-)
+from convmesh.kernels.local_conv import is_any_best_left_alone, is_best_left_alone, outweighs
 from convmesh.layout import Box, Layout
 from convmesh.layout.borders import check_padding
 from convmesh.layout.layout import LAYOUTS_KEPT
@@ -46,12 +41,11 @@ def _is_left_to_torch(
 ) -> bool:
     """Whether torch's own convolution is the best for whole samples, whatever its other options."""
     del options, others
-    if weight.dim() != len(x.layout.cuts) or not is_always_left_alone(x.local) or is_cast(x.local):
+    if weight.dim() != len(x.layout.cuts) or is_cast(x.local):
         return False
     largest_stride = stride if isinstance(stride, int) else max(stride)
-    if may_break_onednn(x.local, weight, largest_stride, x.device_kind):
-        return False
-    return learns_partly(x, weight, bias)
+    is_alone = is_any_best_left_alone(x.local, weight, largest_stride, x.device_kind)
+    return is_alone and learns_partly(x, weight, bias)
 
 
 by_samples(F.conv1d, F.conv2d, F.conv3d, when=_is_left_to_torch)

@@ -11,8 +11,8 @@ import torch
 from convmesh.dist import OpenMesh, Reduction
 from convmesh.dist.exchange import Arrived, PendingExchange, Pieces, add_arrived, start
 from convmesh.dist.wire import Slices
+from convmesh.kernels.conv_params import ConvParams
 from convmesh.kernels.local_conv import (
-    ConvParams,
     convolution,
     convolution_backward,
     in_best_format,

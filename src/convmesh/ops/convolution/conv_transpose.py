@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from convmesh.dist import weights_over
 from convmesh.errors import UnsupportedError
-from convmesh.kernels.local_conv import ConvParams
+from convmesh.kernels.conv_params import ConvParams
 from convmesh.kernels.local_conv_transpose import conv_transpose as conv_transpose_here
 from convmesh.layout import Box
 from convmesh.layout.maps import DimMap, Same, Transposed, Whole, excess

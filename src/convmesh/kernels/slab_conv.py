@@ -1,8 +1,9 @@
-"""Convolutions of samples that GPUs' libraries count in 32 bits no longer, slab by slab.
+"""Convolutions of samples whose elements cannot be counted in 32 bits, slab by slab.
 
-At 2^31 elements a sample torch leaves cuDNN for a kernel of its own, which unfolds the input (benchmarks/slabs.py). The
-first dim of space is cut so that each slab is counted in 32 bits, as it would be over ranks. Slabs read the input where
-it lies: only windows that reach into padding, in thin slabs of their own, read a padded copy.
+From 2^31 elements a sample on, the kernels that cuDNN chooses without a search are many times slower, and a search
+takes minutes (benchmarks/slabs.py). The first dim of space is cut so that each slab is counted in 32 bits, as it would
+be over ranks. Slabs read the input where it lies: only windows that reach into padding, in thin slabs of their own,
+read a padded copy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from convmesh.layout.maps import Window
 from convmesh.layout.slabs import InputSlab, OutputSlab, input_slabs, output_slabs
 
 CLIFF = 1 << 31
-"""Elements of a sample that are counted in 32 bits no longer."""
+"""Elements of a sample that cannot be counted in 32 bits."""
 
 SLAB = 1 << 29
 """Elements that a slab reads or writes at most: enough to occupy a GPU, and little next to the sample."""

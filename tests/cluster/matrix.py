@@ -131,7 +131,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         kept = options.results or Path(folder) / "results.jsonl"
-        chosen = [each for each in FAULTS if options.only in each.name for _ in range(options.times)]
+        chosen = [each for _ in range(options.times) for each in FAULTS if options.only in each.name]
         if chosen:
             _try_all(chosen, kept)
         results = in_order(read_results(kept), [each.name for each in FAULTS])

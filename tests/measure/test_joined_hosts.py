@@ -42,6 +42,13 @@ def test_transfers_take_the_link_and_what_the_library_took_here() -> None:
     assert price(hosts, "all_reduce", 4, BYTES) == pytest.approx(12 * LATENCY + 3 * SECONDS_SUM + crossing)
 
 
+def test_a_sum_of_two_values_is_not_cut_and_crosses_once_a_step() -> None:
+    hosts = joined_hosts(LOCAL, bytes_per_second=1e8, seconds_latency=LATENCY)
+    assert price(hosts, "all_reduce", 2, 8) == pytest.approx(2 * LATENCY + SECONDS_SUM, rel=1e-3)
+    assert price(hosts, "all_reduce", 2, 16) == pytest.approx(4 * LATENCY + SECONDS_SUM, rel=1e-3)
+    assert price(hosts, "all_reduce", 4, 12) == pytest.approx(6 * LATENCY + 3 * SECONDS_SUM, rel=1e-3)
+
+
 def test_computing_goes_on_while_data_are_on_the_link() -> None:
     hosts = joined_hosts(LOCAL, bytes_per_second=1e8, seconds_latency=LATENCY)
     assert TransferModel(hosts, cm.Mesh(data=2)).overlap.hidden == 1
@@ -51,6 +58,7 @@ def test_hosts_are_a_system_that_can_be_saved(tmp_path: Path) -> None:
     hosts = joined_hosts(LOCAL, bytes_per_second=1e8, seconds_latency=LATENCY)
     loaded = cm.System.load(hosts.save(tmp_path / "hosts.toml"))
     assert loaded.links == hosts.links
+    assert loaded.collectives == hosts.collectives
     assert int(loaded.node.devices) == 1
 
 

@@ -16,6 +16,11 @@ CROSSINGS = 2
 """How often a message crosses the link: Gloo sends data when it was told that the other side waits for them
 (gloo/transport/tcp/pair.cc, `sendNotifyRecvReady`), and ranks begin to wait when they begin to send."""
 
+BYTES_ONE_PIECE = 8
+"""A sum that Gloo's ring does not cut: two values of 4 bytes, such as a loss and its weight. Each rank's part is two
+segments of at least one value (gloo/allreduce.cc), so the first rank has all of it and the others' parts are empty.
+It goes from rank to rank and back, and whoever gets it has announced long before that it waits: one crossing a step."""
+
 BESIDE = Overlap(active=1, compute_slowdown=1.0, transfer_slowdown=1.0, hidden=1.0)
 """Data on a link keep no core busy: computing goes on meanwhile."""
 
@@ -39,7 +44,7 @@ def joined_hosts(
         bytes_per_second=Figure(bytes_per_second, "B/s", "datasheet", known),
         shared_by=one,
         oversubscription=one,
-        seconds_latency=_latency(seconds_latency, table, "neighbour"),
+        seconds_latency=_latency(CROSSINGS * seconds_latency, table, "neighbour"),
     )
     return replace(
         local,
@@ -59,17 +64,23 @@ def _gloo(seconds_latency: float, fraction_wire: float, table: TransferTable) ->
         protocol="simple",
         fraction_bandwidth=Figure(1.0, "", "guess", "a link that is slower than memory"),
         seconds_start=Figure(0.0, "s", "guess", "counted in the steps"),
+        seconds_step={"network": _latency(CROSSINGS * seconds_latency, table, "all_reduce")},
+    )
+    one_piece = replace(
+        ring,
+        name="ring-one-piece",
         seconds_step={"network": _latency(seconds_latency, table, "all_reduce")},
+        bytes_payload_most=Figure(BYTES_ONE_PIECE, "B", "publication", "gloo/allreduce.cc"),
     )
     wire = Figure(fraction_wire, "", "datasheet", "bytes of a packet less its headers")
-    return Collectives(library="Gloo", methods=(ring,), fraction_wire={"network": wire})
+    return Collectives(library="Gloo", methods=(ring, one_piece), fraction_wire={"network": wire})
 
 
-def _latency(seconds_latency: float, table: TransferTable, carrier: str) -> Figure:
-    """Of one message: the link's, and what the library took for a small one on this machine."""
+def _latency(seconds_link: float, table: TransferTable, carrier: str) -> Figure:
+    """Of one message: the time on the link, and what the library took for a small one on this machine."""
     own = table.seconds(carrier, ranks=PAIR, active=PAIR, bytes_sent=0)
     if own is None:
         raise SystemFileError(f"the transfer table must have {carrier!r} between {PAIR} ranks; calibrate again.")
     each = own.seconds / steps_of(carrier, PAIR)
-    source = f"{each:.2g} s in the library, and {CROSSINGS} times the link's latency"
-    return Figure(CROSSINGS * seconds_latency + each, "s", "measured", source)
+    source = f"{each:.2g} s in the library, {seconds_link:.2g} s on the link"
+    return Figure(seconds_link + each, "s", "measured", source)

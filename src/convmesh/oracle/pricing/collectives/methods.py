@@ -27,16 +27,20 @@ class Choice:
 
 
 def fastest(carrier: str, shape: Shape, bytes_sent: int, methods: tuple[Method, ...]) -> Choice:
-    """Of the methods that support the collective and all its media."""
+    """Of the methods that support the collective, its size and all its media."""
     return min(_choices(carrier, shape, bytes_sent, methods), key=lambda choice: choice.seconds)
 
 
 def _choices(carrier: str, shape: Shape, bytes_sent: int, methods: tuple[Method, ...]) -> Iterator[Choice]:
     for method in methods:
-        if shape.media <= set(method.seconds_step):
+        if shape.media <= set(method.seconds_step) and _takes(method, payload(carrier, shape.ranks, bytes_sent)):
             seconds = _ALGORITHMS[method.algorithm](carrier, shape, bytes_sent, method)
             if seconds is not None:
                 yield Choice(method, seconds)
+
+
+def _takes(method: Method, bytes_payload: float) -> bool:
+    return method.bytes_payload_most is None or bytes_payload <= float(method.bytes_payload_most)
 
 
 def payload(carrier: str, ranks: int, bytes_sent: float) -> float:

@@ -102,8 +102,9 @@ def test_a_stopped_job_goes_on_where_it_stopped(suffix: str, tmp_path: Path) -> 
         make(Stops(made, 6, seen), tmp_path / f"a{suffix}", processes=1)
     assert not (tmp_path / f"a{suffix}").exists()
     make(Stops(made, 99, seen), tmp_path / f"a{suffix}", processes=1)
-    again = [line for line in seen.read_text().split() if seen.read_text().split().count(line) > 1]
-    assert len(again) < 2 * 5
+    written = seen.read_text().split()
+    again = {index for index in written if written.count(index) > 1}
+    assert again <= {"7", "8"}  # a worker may have begun them by then
     same_as(made, tmp_path / f"a{suffix}")
 
 

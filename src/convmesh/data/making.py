@@ -47,10 +47,18 @@ def _written(generator: SampleGenerator, file: Unfinished, left: list[int], proc
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context, _begin, (generator, file.writer, file.part)) as workers:
         running = {workers.submit(_write, index) for index in itertools.islice(waiting, AHEAD * processes)}
-        while running:
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {workers.submit(_write, index) for index in itertools.islice(waiting, len(finished))}
-            yield from (_result(future) for future in finished)
+        try:
+            while running:
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                running |= {workers.submit(_write, index) for index in itertools.islice(waiting, len(finished))}
+                yield from (_result(future) for future in sorted(finished, key=_has_failed))
+        finally:
+            workers.shutdown(cancel_futures=True)
+
+
+def _has_failed(future: Future[int]) -> bool:
+    """Sorts failures last: what is written beside them is noted before they end the job."""
+    return future.exception() is not None
 
 
 def _result(future: Future[int]) -> int:

@@ -1,5 +1,6 @@
 """Ranks and their coordinates."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def test_a_pickled_mesh_and_layout_equal_those_of_a_process_that_hashes_names_di
         "assert sent == mine and sent in {mine} and sent.mesh in {mine.mesh}"
     )
     command = [sys.executable, "-c", code]
-    subprocess.run(command, input=pickle.dumps(layout), check=True, env={"PYTHONHASHSEED": "4242"})
+    subprocess.run(command, input=pickle.dumps(layout), check=True, env={**os.environ, "PYTHONHASHSEED": "4242"})
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "2"])

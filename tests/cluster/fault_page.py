@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
@@ -23,6 +23,7 @@ class Tried:
     """Until ranks trained again; None if they never ceased to."""
     told: str
     """What supervisors said, if there is a problem."""
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
 
     def line(self) -> str:
         return f"{self.name}: {self.problem or 'survived'}\n{self.told}"
@@ -60,19 +61,22 @@ def table(results: Sequence[Tried]) -> str:
 
 
 def page(results: Sequence[Tried]) -> str:
+    dates = sorted({each.date for each in results})
     return HEAD.format(
-        date=time.strftime("%Y-%m-%d"),
+        dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))),
         cores=len(os.sched_getaffinity(0)),
         kernel=platform.release().partition("-")[0],
+        kept=KEPT,
         table=table(results),
     )
 
 
+KEPT = "benchmarks/faults.jsonl"
 HEAD = """# Reliability
 
-Measured {date} on a machine with {cores} cores that other work kept busy (Linux {kernel}), by `python -m
-tests.cluster.matrix --times N --results FILE --page docs/reliability.md`. `make test-faults`
-tries each fault once, `TIMES=20` 20 times.
+Measured {dates} on a machine with {cores} cores that other work kept busy (Linux {kernel}), several tries at a time, by `python -m
+tests.cluster.matrix --times N --results {kept} --page docs/reliability.md`; that file has every try. `make test-faults` tries
+each fault once, `TIMES=20` 20 times.
 
 Two hosts are two network namespaces joined by a switch, each with a supervisor, one rank and an address of its own.
 A run of 40 steps (LeNet-5 in float64, a checkpoint every 4 steps, `--timeout-seconds 20`) is struck at a random

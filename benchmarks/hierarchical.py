@@ -106,17 +106,17 @@ def run_rank(name: str, repeats: int, answer: Path) -> None:
     dist.destroy_process_group()
 
 
-def measured(name: str, megabits: float, repeats: int) -> dict[str, Any]:
-    """What ranks on two hosts find."""
+def on_hosts(command: list[str], megabits: float) -> dict[str, Any]:
+    """What the ranks of two hosts find: the first writes it to the file that `command` gets as `--answer`."""
     with tempfile.TemporaryDirectory() as folder, Cluster(HOSTS, Link(megabits)) as cluster:
         answer = Path(folder) / "found.json"
-        call = [sys.executable, "-m", "benchmarks.hierarchical", "--network", name, "--repeats", str(repeats)]
         started = []
         for rank in range(RANKS):
             index, slot = divmod(rank, RANKS_PER_HOST)
             world = World(RANKS, RANKS, SLOTS, rank - slot, cluster.hosts[0].address, PORT, has_other_hosts=True)
             own = {**world.environment(slot), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-            started.append(cluster.hosts[index].start([*call, "--answer", str(answer)], cwd=ROOT, env=own))
+            call = [sys.executable, "-m", *command, "--answer", str(answer)]
+            started.append(cluster.hosts[index].start(call, cwd=ROOT, env=own))
         if codes := [code for process in started if (code := process.wait())]:
             raise SystemExit(f"ranks ended with {codes}")
         found: dict[str, Any] = json.loads(answer.read_text())
@@ -142,7 +142,8 @@ def main() -> None:
         run_rank(given.network, given.repeats, given.answer)
         return
     print(f"{datetime.date.today()}, {machine()}; `python -m benchmarks.hierarchical {' '.join(sys.argv[1:])}`\n")
-    show(measured(given.network, given.megabits, given.repeats))
+    command = ["benchmarks.hierarchical", "--network", given.network, "--repeats", str(given.repeats)]
+    show(on_hosts(command, given.megabits))
 
 
 if __name__ == "__main__":

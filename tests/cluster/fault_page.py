@@ -74,9 +74,9 @@ def page(results: Sequence[Tried]) -> str:
 KEPT = "benchmarks/faults.jsonl"
 HEAD = """# Reliability
 
-Measured {dates} on a machine with {cores} cores that other work kept busy (Linux {kernel}), several tries at a time, by `python -m
-tests.cluster.matrix --times N --results {kept} --page docs/reliability.md`; that file has every try. `make test-faults` tries
-each fault once, `TIMES=20` 20 times.
+Measured {dates} on a machine with {cores} cores that other work kept busy (Linux {kernel}), several tries at a time, by
+`python -m tests.cluster.matrix --times N --results {kept} --page docs/reliability.md`; that file has every
+try. `make test-faults` tries each fault once, `TIMES=20` 20 times.
 
 Two hosts are two network namespaces joined by a switch, each with a supervisor, one rank and an address of its own.
 A run of 40 steps (LeNet-5 in float64, a checkpoint every 4 steps, `--timeout-seconds 20`) is struck at a random

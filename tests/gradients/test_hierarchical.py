@@ -28,6 +28,7 @@ PLACES = [
     (Mesh(data=3, height=2), 3),
 ]
 """Meshes, and ranks on each host."""
+CARRIERS = ("reduce_scatter", "all_reduce", "all_gather")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def together(mesh: Mesh, ranks_per_host: int, options: dict[str, Any]) -> list[d
     return found
 
 
-@pytest.mark.parametrize("options", [SMALL, {}], ids=["many", "one"])
+@pytest.mark.parametrize("options", [SMALL, {}, {"bytes_segment": 40}], ids=["many", "one", "segments"])
 @pytest.mark.parametrize(("mesh", "ranks_per_host"), PLACES, ids=str)
 def test_gradients_are_those_of_one_device(
     mesh: Mesh, ranks_per_host: int, options: dict[str, Any], pools: Pools, expected: list[dict[str, Any]]
@@ -93,13 +94,15 @@ def test_a_dry_run_sends_what_ranks_send(mesh: Mesh, ranks_per_host: int, pools:
         assert sent == dry
 
 
-def dry_reducer(mesh: Mesh, ranks_per_host: int, weights: int = 1) -> tuple[HierarchicalReducer, list[Sent]]:
+def dry_reducer(
+    mesh: Mesh, ranks_per_host: int, weights: int = 1, **options: Any
+) -> tuple[HierarchicalReducer, list[Sent]]:
     """A reducer of weights of 1,199 values, each in a bucket of its own, and what it posts."""
     view, posted = dry_mesh(mesh), []
     view.traffic.listener = lambda event: posted.append(event) if isinstance(event, Sent) else None
     parameters = [torch.nn.Parameter(torch.zeros(1199, device="meta")) for _ in range(weights)]
     axes_of = [(parameter, ("data",)) for parameter in parameters]
-    return HierarchicalReducer(view, axes_of, ranks_per_host, bytes_bucket=1, bytes_first=1), posted
+    return HierarchicalReducer(view, axes_of, ranks_per_host, bytes_bucket=1, bytes_first=1, **options), posted
 
 
 @pytest.mark.parametrize(("ranks", "ranks_per_host"), [(4, 2), (6, 2), (6, 3), (32, 8)])
@@ -109,11 +112,23 @@ def test_what_leaves_a_host_is_a_ring_of_hosts(ranks: int, ranks_per_host: int) 
     reducer.reduce_now()
     hosts, size = ranks // ranks_per_host, 1200 * 4
     scatter, across, gather = posted
-    assert (scatter.carrier, across.carrier, gather.carrier) == ("reduce_scatter", "all_reduce", "all_gather")
+    assert (scatter.carrier, across.carrier, gather.carrier) == CARRIERS
     assert scatter.axes == gather.axes == (f"data%{ranks_per_host}",)
     assert across.axes == (f"data/{ranks_per_host}",)
     assert across.bytes_sent * ranks_per_host == 2 * (hosts - 1) * size // hosts
     assert scatter.bytes_sent == gather.bytes_sent == size * (ranks_per_host - 1) // ranks_per_host
+
+
+@pytest.mark.parametrize("bytes_segment", [1, 4, 400, 1196, 1200, 2400])
+def test_segments_hold_no_more_than_they_may_and_are_sent_like_the_whole(bytes_segment: int) -> None:
+    """A rank receives 600 of 1,200 values, and sends as many bytes of them to the other host."""
+    reducer, posted = dry_reducer(Mesh(data=4), 2, bytes_segment=bytes_segment)
+    reducer.reduce_now()
+    legs = [[sent.bytes_sent for sent in posted if sent.carrier == carrier] for carrier in CARRIERS]
+    assert [sent.carrier for sent in posted] == [carrier for carrier in CARRIERS for _ in legs[0]]
+    assert [sum(leg) for leg in legs] == 3 * [2400]
+    assert len(legs[0]) == -(-2400 // max(4, bytes_segment))
+    assert max(map(max, legs)) <= max(4, bytes_segment)
 
 
 @pytest.mark.parametrize(("mesh", "ranks_per_host"), [(Mesh(data=4), 4), (Mesh(data=2, height=2), 2)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,16 @@ class FlatBuffer:
         self.values = torch.zeros(elements, dtype=dtype, device=mesh.device)
         staged = mesh.stages_through_host
         self.wire = torch.zeros(elements, dtype=dtype, pin_memory=True) if staged else self.values
+
+    def split(self, sizes: Sequence[int]) -> list[FlatBuffer]:
+        """Consecutive parts of it, which share its memory."""
+        wires = self.wire.split(list(sizes))
+        return [self._over(values, wire) for values, wire in zip(self.values.split(list(sizes)), wires, strict=True)]
+
+    def _over(self, values: torch.Tensor, wire: torch.Tensor) -> FlatBuffer:
+        part = FlatBuffer.__new__(FlatBuffer)
+        part.values, part.wire = values, values if self.wire is self.values else wire
+        return part
 
     def to_wire(self) -> torch.Tensor:
         return self.wire if self.wire is self.values else self.wire.copy_(self.values)

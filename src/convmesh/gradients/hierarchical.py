@@ -3,16 +3,20 @@
 One all-reduce over all ranks is a ring on Gloo: of n ranks on h hosts, 2(n−1)/n of a bucket leave each host. Where the
 ranks of a host sum parts of the bucket first, and each part is then summed over hosts, it is 2(h−1)/h. The values that
 are added are the same; only their order differs.
+
+A bucket is summed in segments: while one crosses the link, others are summed and gathered inside the hosts.
 """
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from convmesh.dist import OpenMesh
-from convmesh.dist.flat_buffers import FlatBuffer, start_gather, start_sum, start_sum_scatter
+from convmesh.dist.flat_buffers import FlatBuffer, Flight, start_gather, start_sum, start_sum_scatter
 from convmesh.gradients.buckets import Axes, Bucket, Slot, SummedBucket
 from convmesh.gradients.reduction import AxesOf, GradientReducer
 
@@ -20,11 +24,15 @@ Levels = tuple[Axes, Axes]
 """The axes, or parts of axes, inside hosts and across them."""
 
 
+BYTES_SEGMENT = 1 << 20
+"""Of what a rank sends to other hosts, on CPUs (benchmarks/hierarchical.md). GPUs send all at once."""
+
+
 class HierarchicalBucket(SummedBucket):
     """A sum-scatter inside the host, an all-reduce of the received part across hosts, a gather inside the host.
 
-    A bucket's second transfer starts with the next bucket of its kind, `before` being the previous one. Otherwise the
-    link between hosts would be idle during backward; by then the first, which stays on the host, is usually done.
+    A bucket's second transfers start with the next bucket of its kind, `before` being the previous one. Otherwise the
+    link between hosts would be idle during backward; by then the first ones, which stay on the host, are usually done.
     """
 
     def __init__(
@@ -34,6 +42,7 @@ class HierarchicalBucket(SummedBucket):
         axes: Axes,
         dtype: torch.dtype,
         levels: Levels,
+        bytes_segment: int,
         before: HierarchicalBucket | None = None,
     ) -> None:
         self._inside, self._across = levels
@@ -41,7 +50,10 @@ class HierarchicalBucket(SummedBucket):
         self._before = before
         self._is_relayed = False
         super().__init__(slots, mesh, axes, dtype)
-        self._part = FlatBuffer(self.elements // self._parts, dtype, mesh)
+        received = FlatBuffer(self.elements // self._parts, dtype, mesh)
+        sizes = _segments(received.values.numel(), max(1, bytes_segment // dtype.itemsize))
+        parts, wholes = received.split(sizes), self.buffer.split([size * self._parts for size in sizes])
+        self._segments = [_Segment(*both) for both in zip(wholes, parts, strict=True)]
 
     def _room(self, values: int) -> int:
         """Parts are equal, so the last may end in padding."""
@@ -52,28 +64,53 @@ class HierarchicalBucket(SummedBucket):
         if self._before is not None and self._before.is_started:
             self._before.relay()
 
-    def _post(self) -> Any:
-        return start_sum_scatter(self._part, self.buffer, self.mesh, self._inside)
+    def _post(self) -> Flight:
+        for segment in self._segments:
+            segment.flight = start_sum_scatter(segment.part, segment.whole, self.mesh, self._inside)
+        return Flight()
 
     def relay(self) -> None:
         if self._is_relayed:
             return
         self._is_relayed = True
-        self._flight.wait()
-        self._flight = start_sum(self._part, self.mesh, self._across)
+        for segment in self._segments:
+            segment.flight.wait()
+            segment.flight = start_sum(segment.part, self.mesh, self._across)
 
     def finish(self) -> None:
-        self._flight.wait()
-        self._flight = start_gather(self.buffer, self._part, self.mesh, self._inside)
+        for segment in self._segments:
+            segment.flight.wait()
+            segment.flight = start_gather(segment.whole, segment.part, self.mesh, self._inside)
+        for segment in self._segments:
+            segment.flight.wait()
         self._is_relayed = False
         super().finish()
+
+
+@dataclass
+class _Segment:
+    """A run of a bucket's values, and this rank's part of their sum."""
+
+    whole: FlatBuffer
+    part: FlatBuffer
+    flight: Flight = field(default_factory=Flight)
+
+
+def _segments(elements: int, most: int) -> list[int]:
+    """The lengths of as few equal runs as hold at most so many each; the last may be shorter."""
+    each = -(-elements // -(-elements // most))
+    return [min(each, elements - begin) for begin in range(0, elements, each)]
 
 
 class HierarchicalReducer(GradientReducer):
     """Sums over ranks that lie on several hosts, several on each, in two levels; over others in one, as usual."""
 
-    def __init__(self, mesh: OpenMesh, axes_of: AxesOf, ranks_per_host: int, **options: Any) -> None:
+    def __init__(
+        self, mesh: OpenMesh, axes_of: AxesOf, ranks_per_host: int, bytes_segment: int = 0, **options: Any
+    ) -> None:
         self._ranks_per_host = ranks_per_host
+        is_measured = (mesh.stands_for if mesh.is_dry else mesh.device.type) == "cpu"
+        self._bytes_segment = bytes_segment or (BYTES_SEGMENT if is_measured else sys.maxsize)
         self._latest: HierarchicalBucket | None = None
         super().__init__(mesh, axes_of, **options)
 
@@ -81,5 +118,7 @@ class HierarchicalReducer(GradientReducer):
         levels = self.mesh.mesh.runs(axes, self._ranks_per_host)
         if levels is None or not all(levels):
             return super()._bucket(slots, axes, dtype)
-        self._latest = HierarchicalBucket(slots, self.mesh, axes, dtype, levels, before=self._latest)
+        self._latest = HierarchicalBucket(
+            slots, self.mesh, axes, dtype, levels, self._bytes_segment, before=self._latest
+        )
         return self._latest

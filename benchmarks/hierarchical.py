@@ -106,9 +106,9 @@ def run_rank(name: str, repeats: int, answer: Path) -> None:
     dist.destroy_process_group()
 
 
-def on_hosts(command: list[str], megabits: float) -> dict[str, Any]:
+def on_hosts(command: list[str], link: Link) -> dict[str, Any]:
     """What the ranks of two hosts find: the first writes it to the file that `command` gets as `--answer`."""
-    with tempfile.TemporaryDirectory() as folder, Cluster(HOSTS, Link(megabits)) as cluster:
+    with tempfile.TemporaryDirectory() as folder, Cluster(HOSTS, link) as cluster:
         answer = Path(folder) / "found.json"
         started = []
         for rank in range(RANKS):
@@ -143,7 +143,7 @@ def main() -> None:
         return
     print(f"{datetime.date.today()}, {machine()}; `python -m benchmarks.hierarchical {' '.join(sys.argv[1:])}`\n")
     command = ["benchmarks.hierarchical", "--network", given.network, "--repeats", str(given.repeats)]
-    show(on_hosts(command, given.megabits))
+    show(on_hosts(command, Link(given.megabits)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Sums of gradients over hosts in two levels, in segments of several sizes, and in one ring.
 
-python -m benchmarks.segments [--megabits N] [--mebibytes N] [--repeats N]   as root: two hosts of two ranks each
+python -m benchmarks.segments [--megabits N] [--milliseconds N] [--repeats N]   as root: two hosts of two ranks each
 
 While a segment crosses the link between hosts, others are summed and gathered inside them. Prints a table of
 benchmarks/hierarchical.md.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.cluster.line import Link
 from torch import nn
 
 import convmesh as cm
@@ -68,6 +69,7 @@ def run_rank(mebibytes: int, repeats: int, answer: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabits", type=float, default=1000.0)
+    parser.add_argument("--milliseconds", type=float, default=0.0, help="that a packet takes on top")
     parser.add_argument("--mebibytes", type=int, default=16, help="of gradients")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
@@ -77,7 +79,7 @@ def main() -> None:
         return
     print(f"{datetime.date.today()}, {machine()}; `python -m benchmarks.segments {' '.join(sys.argv[1:])}`\n")
     command = ["benchmarks.segments", "--mebibytes", str(given.mebibytes), "--repeats", str(given.repeats)]
-    print(table(on_hosts(command, given.megabits), "one ring"))
+    print(table(on_hosts(command, Link(given.megabits, given.milliseconds / 1000)), "one ring"))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ Levels = tuple[Axes, Axes]
 """The axes, or parts of axes, inside hosts and across them."""
 
 
-BYTES_SEGMENT = 1 << 20
+BYTES_SEGMENT = 2 << 20
 """Of what a rank sends to other hosts, on CPUs (benchmarks/hierarchical.md). GPUs send all at once."""
 
 

@@ -55,6 +55,7 @@ def convolution(
     if slabs is not None:
         return convolution_in_slabs(x, weight, bias, slabs)
     if not suits_channels_last(x, weight):
+        x = in_format_for(x, x, weight, kind)
         return cast(torch.Tensor, torch.ops.aten.convolution(x, weight, bias, *params.of_aten))
     x, weight = in_best_format(x, weight, kind), in_best_format(weight, weight, kind)
     if _needs_explicit_onednn(x, weight, params, kind):
@@ -77,6 +78,8 @@ def convolution_backward(
         return dx, weight_gradient_in_slabs(grad, x, weight, slabs) if wanted[1] else None
     if suits_channels_last(x, weight):
         x, grad, weight = (in_best_format(t, weight, kind) for t in (x, grad, weight))
+    else:
+        grad, x = in_format_for(grad, x, weight, kind), in_format_for(x, x, weight, kind)
     if _needs_explicit_onednn(x, weight, params, kind):
         dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
@@ -153,9 +156,27 @@ def outweighs(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether an input is to be channels-last for the sake of a weight: it is so already, or is large enough to gain,
-    or is a single volume, whose kernels need it."""
-    return is_channels_last(x) or not is_always_left_alone(x) or outweighs(x, weight)
+    """Whether an input is to be channels-last for the sake of a weight, which then is copied unless it is so, too.
+
+    A single volume is, for its kernels; one that is so already, unless it is lighter than a weight to be copied;
+    any other if it outweighs the copies of both.
+    """
+    if not is_always_left_alone(x):
+        return True
+    if is_channels_last(x):
+        return x.numel() >= weight.numel() or is_channels_last(weight)
+    return outweighs(x, weight)
+
+
+def in_format_for(tensor: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """`tensor`, an input `x` or a gradient of its output, in the format that suits both input and weight.
+
+    A light one that is channels-last becomes plain: else ATen would copy the weight in every call.
+    """
+    if suits_channels_last(x, weight):
+        return in_best_format(tensor, weight, kind)
+    is_copied_for = is_channels_last(tensor) and math.prod(weight.shape[2:]) > 1 and _is_onednn(tensor.dtype, kind)
+    return tensor.contiguous() if is_copied_for else tensor
 
 
 def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:

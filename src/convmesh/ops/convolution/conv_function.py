@@ -12,12 +12,7 @@ from convmesh.dist import OpenMesh, Reduction
 from convmesh.dist.exchange import Arrived, PendingExchange, Pieces, add_arrived, start
 from convmesh.dist.wire import Slices
 from convmesh.kernels.conv_params import ConvParams
-from convmesh.kernels.local_conv import (
-    convolution,
-    convolution_backward,
-    in_best_format,
-    suits_channels_last,
-)
+from convmesh.kernels.local_conv import convolution, convolution_backward, in_format_for
 from convmesh.layout import Box, ExchangePlan, Region
 from convmesh.layout.terms import Term, Terms
 from convmesh.ops.channels.local_layers import Pads, constant, term_call
@@ -97,8 +92,7 @@ class SplitConvFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         plan = split.plan
         transfer = start(mesh, plan.forward, plan.carrier, plan.group_axes, Pieces([(plan.held, x)], x))
-        if suits_channels_last(x, weight):
-            x = in_best_format(x, weight, split.kind)  # once: backward reads the same copy
+        x = in_format_for(x, x, weight, split.kind)  # once: backward reads the same copy
         y = None if split.own is None else _apply(split, x, [], split.own, weight, bias)
         arrived = transfer.wait()
         y = _late_terms(split, y, x, weight, bias, arrived)
@@ -112,8 +106,7 @@ class SplitConvFunction(torch.autograd.Function):
         x, weight, *values = ctx.saved_tensors
         split: SplitConv = ctx.split
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        if suits_channels_last(x, weight):
-            dy = in_best_format(dy, weight, split.kind)
+        dy = in_format_for(dy, x, weight, split.kind)
         back = _Backward(split, x, list(zip(ctx.arrived_regions, values, strict=True)), dy, weight)
         halos = back.halos(wants_x, wants_w)
         transfer = _send_back(ctx.mesh, split.plan, halos, dy) if wants_x else None

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, settings
 from convmesh.testing import RankPool, SplitCase
 from tests.draws import examples
 
-# Where ranks share cores, one that is woken by a message would push the sender off its core while that holds a lock of
-# Gloo's; Gloo's thread then polls. As batch jobs, ranks let each other finish: a third less system time.
+# Ranks do this when they open a mesh (convmesh/dist/thread_policy.py); here the whole suite is batch work, so that two
+# workers let each other finish, too: a third less system time.
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, which torch does late

@@ -19,6 +19,7 @@ from convmesh.dist.job_store import job_store
 from convmesh.dist.meeting import meet, telling_refusals
 from convmesh.dist.new_groups import new_group
 from convmesh.dist.step_settings import StepSettings
+from convmesh.dist.thread_policy import let_computing_go_on
 from convmesh.dist.traffic import Traffic
 from convmesh.errors import DisagreementError, MeshError
 from convmesh.launchers import job_place
@@ -181,6 +182,7 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
     here, where = members.index(dist.get_rank()), _device(device, everyone)
     if where.type == "cpu":
         keep_freed_memory()
+        let_computing_go_on()
     through_host = where.type == "cuda" and dist.get_backend(everyone) != "nccl"
     return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
 

@@ -1,11 +1,14 @@
 """Published networks with large layers: a step on 2 ranks × 1 thread, cut in space, against 1 process × 1 thread.
 
+Also with threads as the system schedules them by default, which ranks change (convmesh/dist/thread_policy.py).
+
 python -m benchmarks.networks.speed > benchmarks/networks_speed.md      on a machine that does nothing else
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 import sys
 import warnings
@@ -23,22 +26,24 @@ from benchmarks.networks.factories import Published, Shape, import_package
 from benchmarks.networks.published import published
 from benchmarks.networks.surveying import tensors_of, without_chance
 from benchmarks.timing import Step, interleave, machine
+from convmesh.dist.thread_policy import move_threads
 from convmesh.runtime import ParallelNet
 from convmesh.testing import run_ranks
 
+SQUARE = (1, 3, 640, 640)
 LARGE: dict[str, Shape] = {
-    "torchvision.resnet18": (2, 3, 384, 384), "torchvision.resnet50": (2, 3, 256, 256),
-    "torchvision.vgg11_bn": (2, 3, 256, 256), "torchvision.densenet121": (2, 3, 256, 256),
-    "torchvision.mobilenet_v2": (2, 3, 384, 384), "torchvision.convnext_tiny": (2, 3, 256, 256),
-    "torchvision.swin_t": (2, 3, 256, 256), "torchvision.fcn_resnet50": (2, 3, 256, 256),
-    "torchvision.r3d_18": (2, 3, 8, 112, 112), "timm.convnextv2_atto": (2, 3, 384, 384),
-    "timm.hrnet_w18_small": (2, 3, 256, 256), "smp.Unet": (2, 3, 256, 256), "smp.FPN": (2, 3, 256, 256),
+    "torchvision.resnet18": SQUARE, "torchvision.resnet50": SQUARE,
+    "torchvision.vgg11_bn": SQUARE, "torchvision.densenet121": SQUARE,
+    "torchvision.mobilenet_v2": SQUARE, "torchvision.convnext_tiny": SQUARE,
+    "torchvision.swin_t": SQUARE, "torchvision.fcn_resnet50": SQUARE,
+    "torchvision.r3d_18": (2, 3, 8, 112, 112), "timm.convnextv2_atto": SQUARE,
+    "timm.hrnet_w18_small": SQUARE, "smp.Unet": SQUARE, "smp.FPN": SQUARE,
     "monai.UNet": (1, 1, 96, 96, 96), "monai.SegResNet": (1, 1, 96, 96, 96), "monai.VNet": (1, 1, 64, 64, 64),
     "nnunet.PlainConvUNet": (1, 1, 96, 96, 96), "nnunet.ResidualEncoderUNet": (1, 1, 96, 96, 96),
 }  # fmt: skip
 """Inputs of which every rank's half still keeps a core busy in the first layers."""
 
-ONE, TWO, REPEATS = "1 process × 1 thread", "2 ranks × 1 thread", 5
+ONE, TWO, USUAL, REPEATS = "1 process × 1 thread", "2 ranks × 1 thread", "2 ranks, threads as usual", 3
 
 
 def main() -> None:
@@ -58,8 +63,14 @@ def _measured(network: Published) -> dict[str, list[float]]:
     split = cm.parallelize(
         twin := without_chance(network.model()).float(), cm.plan(twin, x, cm.Mesh(height=2), "spatial")
     )
-    whole = partial(_step, model, x)
-    return interleave({ONE: lambda: whole() if dist.get_rank() == 0 else None, TWO: _split_step(split, x)}, REPEATS)
+    whole, both = partial(_step, model, x), _split_step(split, x)
+
+    def as_usual() -> None:
+        move_threads(os.SCHED_BATCH, os.SCHED_OTHER)
+        both()
+        move_threads(os.SCHED_OTHER, os.SCHED_BATCH)
+
+    return interleave({ONE: lambda: whole() if dist.get_rank() == 0 else None, USUAL: as_usual, TWO: both}, REPEATS)
 
 
 def _step(model: nn.Module, x: Any) -> None:
@@ -83,21 +94,22 @@ def _backward(outputs: Iterable[torch.Tensor]) -> None:
 
 
 def _row(network: Published, seconds: dict[str, list[float]]) -> str:
-    one, two = (statistics.median(seconds[rival]) for rival in (ONE, TWO))
+    one, usual, two = (f"{1e3 * statistics.median(seconds[rival]):.0f}" for rival in (ONE, USUAL, TWO))
     ratio = statistics.median(a / b for a, b in zip(seconds[ONE], seconds[TWO], strict=True))
     shape = "×".join(map(str, network.shape))
-    return f"| {network.name} | {shape} | {1e3 * one:.0f} | {1e3 * two:.0f} | {ratio:.2f}× |"
+    return f"| {network.name} | {shape} | {one} | {usual} | {two} | {ratio:.2f}× |"
 
 
 HEAD = f"""# Published networks, cut in space over two processors
 
 One step, forward and backward, in float32: {TWO} under `spatial`, against {ONE}; medians of
-{REPEATS} rounds in which both take turns. Above 1×, two ranks are faster.
+{REPEATS} rounds in which all take turns. Above 1×, two ranks are faster. *As usual*: with threads that the system
+schedules by its default, which lets Gloo's threads take the cores of those that compute; ranks change that.
 
 {{today}}; {{machine}}; `python -m benchmarks.networks.speed`
 
-| network | input | {ONE}, ms | {TWO}, ms | ratio |
-| --- | --- | --: | --: | --: |"""
+| network | input | {ONE}, ms | {USUAL}, ms | {TWO}, ms | ratio |
+| --- | --- | --: | --: | --: | --: |"""
 
 
 if __name__ == "__main__":

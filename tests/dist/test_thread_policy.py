@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from convmesh import Mesh, open_mesh
-from convmesh.dist.thread_policy import VARIABLE, let_computing_go_on
+from convmesh.dist.thread_policy import VARIABLE, let_computing_go_on, move_threads
 from convmesh.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="SCHED_BATCH is Linux's")
@@ -23,8 +23,7 @@ def policies() -> set[int]:
 def as_usual() -> None:
     """Undo what the suite itself does: its processes are batch work, too."""
     let_computing_go_on.cache_clear()
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+    move_threads(os.SCHED_BATCH, os.SCHED_OTHER)
 
 
 def policies_on_a_mesh(setting: str) -> set[int]:

@@ -27,8 +27,13 @@ def let_computing_go_on() -> bool:
     """
     if os.environ.get(VARIABLE) == "0" or not hasattr(os, "SCHED_BATCH") or not _THREADS.exists():
         return False
+    move_threads(os.SCHED_OTHER, os.SCHED_BATCH)
+    return os.sched_getscheduler(0) == os.SCHED_BATCH
+
+
+def move_threads(before: int, after: int) -> None:
+    """Give this process's threads of one policy another one, as far as the system allows it."""
     for thread in _THREADS.iterdir():
         with contextlib.suppress(OSError):  # it has ended, or the system forbids it
-            if os.sched_getscheduler(int(thread.name)) == os.SCHED_OTHER:
-                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
-    return os.sched_getscheduler(0) == os.SCHED_BATCH
+            if os.sched_getscheduler(int(thread.name)) == before:
+                os.sched_setscheduler(int(thread.name), after, os.sched_param(0))

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from convmesh.supervise import coordinator
 from convmesh.supervise.journal import Journal
+from convmesh.supervise.policy import Policy
+from convmesh.supervise.rendezvous import Rendezvous
+from convmesh.supervise.run_token import run_token
+from convmesh.supervise.telling import Telling
 from convmesh.supervise.world import free_port
 from tests.supervise.scripted import fault, job, starts
 
@@ -47,3 +52,22 @@ def test_a_lost_host_is_done_without_and_comes_back(tmp_path: Path) -> None:
     assert starts(tmp_path)[:2] == [(4, 0), (2, 5)]
     assert starts(tmp_path)[2][0] == 4
     assert [event["kind"] for event in Journal(tmp_path).events()] == ["lost", "grown"]
+
+
+def test_a_host_says_for_which_others_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and not before some time has passed."""
+    policy = Policy(2, min_ranks=3)
+    meeting = Rendezvous(f"127.0.0.1:{free_port()}", policy, run_token(tmp_path))
+    for seconds, said in ((1000.0, ""), (0.0, f"convmesh: {WAITS}.\n")):
+        monkeypatch.setattr(coordinator, "SECONDS_UNTOLD", seconds)
+        leader = coordinator.Coordinator(meeting, policy, 2, Telling(tmp_path))
+        for _ in range(3):
+            meeting.beat(2, 1)
+            leader.look()
+        assert capsys.readouterr().err == said
+    meeting.close()
+
+
+WAITS = "waits for 2 hosts (`--hosts`) and 3 ranks (`--min-ranks`): 1 host with 2 ranks is here"

@@ -14,6 +14,9 @@ from convmesh.supervise.policy import Policy
 from convmesh.supervise.rendezvous import Rendezvous
 from convmesh.supervise.telling import Telling
 
+SECONDS_UNTOLD = 15.0
+"""How long hosts are awaited without a word."""
+
 ENDED, HUNG = "ended", "hung"
 """Why a generation is over: of a hang, every host tells where its ranks are."""
 
@@ -55,6 +58,7 @@ class Coordinator:
         else:
             seconds, self._awaited = policy.seconds_timeout, hosts
         self._patient_until = time.monotonic() + seconds
+        self._tells_at: float | None = time.monotonic() + SECONDS_UNTOLD
         self._members: list[tuple[int, int]] = []
         """Hosts of the running generation and their ranks; none between generations."""
         self._is_over = False
@@ -100,7 +104,9 @@ class Coordinator:
         ranks = sum(host.slots for _, host in able)
         waits = not self._number and len(able) < self._awaited and time.monotonic() < self._patient_until
         if waits or ranks < max(self._policy.min_ranks, 1):
+            self._tell_of_waiting(len(able), ranks)
             return
+        self._tells_at = None
         self._wanted = self._wanted or ranks
         self._members, self._is_over = [(member, host.slots) for member, host in able], False
         first = able[0][1]
@@ -109,6 +115,14 @@ class Coordinator:
         world = {"hosts": self._members, "wanted": self._wanted, "again": again, **place}
         self._meeting.set(f"world/{self._number}", world)
         self._meeting.set("current", self._number)
+
+    def _tell_of_waiting(self, hosts: int, ranks: int) -> None:
+        """Once, if it takes long: somebody may have forgotten to start one."""
+        if self._tells_at is not None and time.monotonic() >= self._tells_at:
+            self._tells_at = None
+            awaited = f"{self._awaited} hosts (`--hosts`) and {max(self._policy.min_ranks, 1)} ranks (`--min-ranks`)"
+            here = f"{hosts} host{'' if hosts == 1 else 's'} with {ranks} ranks {'is' if hosts == 1 else 'are'} here"
+            self._telling.say(f"waits for {awaited}: {here}")
 
     def _watch(self) -> None:
         """End a generation that has failed; when all its hosts have reported or are gone, decide what comes next."""
@@ -156,6 +170,7 @@ class Coordinator:
 
     def _next(self) -> None:
         self._members, self._number = [], self._number + 1
+        self._tells_at = time.monotonic() + SECONDS_UNTOLD
 
 
 def _outcome(report: Mapping[str, Any]) -> Outcome:

@@ -77,6 +77,7 @@ class HostSupervisor:
             if self._coordinator is not None:
                 self._meeting.set("end", status)
         self._meeting.leave(0 if self._coordinator is None else self._coordinator.hosts_alive)
+        self._meeting.close()
         return int(status)
 
     def _hear(self, number: int) -> None:

@@ -60,6 +60,10 @@ class Rendezvous:
     def add(self, key: str, amount: int = 1) -> int:
         return self._store.add(key, amount)
 
+    def close(self) -> None:
+        """Hang up; a store that this supervisor serves lives as long as its process."""
+        self._store.close()
+
     def leave(self, hosts: int) -> None:
         """The end: the host of the store serves it until all `hosts` that live have heard of it."""
         with contextlib.suppress(StoreLostError):

@@ -21,11 +21,15 @@ class Telling:
 
     def tell(self, event: Event) -> None:
         """Show an event now, and note it when that is possible."""
-        cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a rank that was killed has hidden it
         when = f"after step {event.step}: " if event.step else ""  # ranks that were still setting up know of none
-        sys.stderr.write(f"{cursor}convmesh: {when}{event.what}.\n")
+        self.say(f"{when}{event.what}")
         self._unwritten.append(event)
         self.flush(False)
+
+    def say(self, what: str) -> None:
+        """Show what is no event of the run."""
+        cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a rank that was killed has hidden it
+        sys.stderr.write(f"{cursor}convmesh: {what}.\n")
 
     def flush(self, owns_folder: bool) -> None:
         """A folder that another run uses must stay as it is, so wait until the ranks have taken it."""

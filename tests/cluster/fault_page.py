@@ -60,6 +60,11 @@ def table(results: Sequence[Tried]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def rewritten(before: str, results: Sequence[Tried]) -> str:
+    """The page with other results; what people wrote below them stays."""
+    return page(results) + END + before.partition(END)[2]
+
+
 def page(results: Sequence[Tried]) -> str:
     dates = sorted({each.date for each in results})
     return HEAD.format(
@@ -71,7 +76,7 @@ def page(results: Sequence[Tried]) -> str:
     )
 
 
-KEPT = "benchmarks/faults.jsonl"
+KEPT, END = "benchmarks/faults.jsonl", "<!-- end of the table of faults -->\n"
 HEAD = """# Reliability
 
 Measured {dates} on a machine with {cores} cores that other work kept busy (Linux {kernel}), several tries at a time, by
@@ -85,7 +90,4 @@ weights are those of a run that nobody disturbed: to the bit on the same ranks, 
 Seconds are those until ranks trained again, most of them for starting Python and torch; a host that is silent is
 given 20 s first.
 
-{table}
-A run whose only checkpoint is damaged is not begun again: it ends with status 2 and a message that names the file.
-[Runs that survive failures](guides/elastic.md) says what supervisors do.
-"""
+{table}"""

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from convmesh.checkpoint.weights_export import export_weights
 from tests.cluster.cluster import Cluster, why_not
-from tests.cluster.fault_page import Tried, in_order, keep_result, page, read_results, table
+from tests.cluster.fault_page import Tried, in_order, keep_result, read_results, rewritten, table
 from tests.cluster.faults import FAULTS, SECONDS_TIMEOUT, Fault
 from tests.cluster.training import ROOT, Training
 
@@ -137,7 +137,9 @@ def main() -> int:
         results = in_order(read_results(kept), [each.name for each in FAULTS])
     sys.stdout.write(table(results))
     if options.page:
-        (ROOT / options.page).write_text(page(results), encoding="utf-8")
+        file = ROOT / options.page
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        file.write_text(rewritten(before, results), encoding="utf-8")
     return int(any(each.problem for each in results))
 
 

@@ -334,3 +334,26 @@ def test_a_module_under_two_names_keeps_its_own_weights() -> None:
     assert all(after[name] is before[name] for name in before)
     assert all(parameter.grad is None for parameter in model.parameters())
     torch.testing.assert_close({n: t.detach() for n, t in after.items()}, values, rtol=0, atol=0)
+
+
+class Branching(nn.Module):
+    """Windows of 7×7 do so: where the image is no larger, they are not shifted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x)
+        return 2 * y if x.shape[-2] < 40 else y
+
+
+def test_a_network_that_takes_another_branch_on_small_batches_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its own extents, which are too large for a check here, it is its model."""
+    for limit, elements in (("ENOUGH", 1000), ("MOST_KEPT", 40_000), ("MOST_COMPUTED", 40_000)):
+        monkeypatch.setattr(f"convmesh.graph.checking.small_batches.{limit}", elements)
+    model, x = Branching(), torch.randn(1, 3, 64, 64)
+    with pytest.warns(CaptureWarning, match="not compared .* does not hold for a batch of"):
+        captured = capture(model, x)
+    assert captured.unchecked
+    assert torch.equal(captured.module(x), model(x))

@@ -37,15 +37,21 @@ def hosts_in(file: Path) -> list[str]:
 def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequence[str] = ("ssh",)) -> int:
     """Run the supervisors to their end; the status is the first that is not 0. Ctrl-C and SIGTERM reach all of them."""
     line = _remote_line(job, hosts, folder)
-    started = [_connected([*ssh, "-tt", host, line]) for host in hosts]
-    readers = [_shown(process, host) for process, host in zip(started, hosts, strict=True)]
+    started: list[subprocess.Popen[str]] = []
+    is_interrupted = threading.Event()
 
     def interrupt(number: int) -> None:
         del number
+        is_interrupted.set()
         for process in started:
             _type_control_c(process)
 
-    with hearing(interrupt):
+    with hearing(interrupt):  # from before the first is started: none may be left running alone
+        for host in hosts:
+            if is_interrupted.is_set():
+                break
+            started.append(_connected([*ssh, "-tt", host, line]))
+        readers = [_shown(process, host) for process, host in zip(started, hosts, strict=False)]
         codes = [process.wait() for process in started]
     for reader in readers:
         reader.join()

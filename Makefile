@@ -25,7 +25,7 @@ test-soak: .venv/.ready  # 100,000 tiny steps and 1,000 restarts, in which nothi
 test-fuzz: .venv/.ready  # files of every kind, changed at random for an hour
 	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 3600
 
-test-torch:  # the exactness core on another torch, in a virtual environment of its own: make test-torch VERSION=2.15
+test-torch:  # the exactness core on the oldest and the newest torch, in environments of their own; VERSION=2.14: on that one
 	sh scripts/test-torch $(VERSION)
 
 test-networks:  # published networks of other packages, in a virtual environment of its own: hours on two cores

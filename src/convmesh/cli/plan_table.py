@@ -138,6 +138,6 @@ def _some(rejected: Sequence[Rejected], most: int) -> list[str]:
     lines = []
     for strategy, listed in by_strategy.items():
         lines += [f"{strategy} on {mesh_text(one.mesh)}: {one.reason}" for one in listed[:most]]
-        if len(listed) > most:
-            lines[-1] += f" (and {len(listed) - most} more meshes)"
+        if (more := len(listed) - most) > 0:
+            lines[-1] += f" (and {more} more {'mesh' if more == 1 else 'meshes'})"
     return lines

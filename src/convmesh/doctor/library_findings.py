@@ -68,8 +68,8 @@ def _library(name: str) -> Finding:
 def _calibration() -> Finding:
     if LOCAL in user_systems():
         return Finding("calibration", "ok", "this machine is measured: predictions and `auto` use it")
-    advice = "Run `convmesh calibrate` once (minutes) for predictions of this machine."
-    return Finding("calibration", "missing", "this machine was not measured; a run takes a second's estimate", advice)
+    text = "this machine has not been measured; runs use a one-second estimate"
+    return Finding("calibration", "missing", text, "Run `convmesh calibrate` once (it takes minutes).")
 
 
 def _launcher() -> Finding:

@@ -181,7 +181,7 @@ class RunConfig(Section):
     accumulate: Count = 1
     """Parts in which a batch is computed one after the other, for memory; it must divide the batch."""
     epochs: CountOrNone = 10
-    """How often the training data are gone through."""
+    """Passes over the training data."""
     steps: CountOrNone = 0
     """Stop after this many steps, whatever `epochs` says; 0 follows `epochs`."""
     precision: Precision = "fp32"
@@ -193,9 +193,9 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of weights, sample order, augmentation and dropout."""
     sync: Literal["step", "async"] = "step"
-    """step: ranks sum gradients in every step; async: each trains alone and hands in its weights when it has them."""
+    """step: ranks sum gradients in every step; async: each trains alone and sends its changes now and then."""
     sync_every: Count = 4
-    """For async: the steps of a rank between two times that it hands in its weights."""
+    """For async: steps a rank takes before it sends in its changes."""
     compile: Compile = False
     """true traces and compiles the whole step where it can; "max-autotune" tries more kernels, "eager" only replays."""
     timeout_seconds: Positive = 600.0

@@ -138,7 +138,7 @@ class Explanation:
         rows += [(v.phase, amount(v.bytes_sent), v.formula, v.what) for v in self.volumes]
         total = sum(self.sent.values())
         same = "as the formulas say" if self.agrees else f"the formulas say {amount(sum(self.by_formula.values()))}"
-        rows.append(("in all", amount(total), "", f"the runtime's own program sends {total:,} B: {same}"))
+        rows.append(("total", amount(total), "", f"the runtime's own program sends {total:,} B: {same}"))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
 

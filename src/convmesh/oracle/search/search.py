@@ -133,7 +133,8 @@ def _not_evaluated(tried: dict[Candidate, Ranked | None]) -> Refusal:
     detail = "; similar meshes have no plan"
     if evaluated:
         best = min(evaluated, key=lambda ranked: ranked.prediction.seconds_step)
-        rank = f"the best of the {len(tried)} evaluated" if len(tried) > 1 else "more promising, and too slow"
+        alone = "this strategy's most promising mesh, and already too slow"
+        rank = alone if len(tried) == 1 else f"the best of the {len(tried)} evaluated"
         detail = f"; {best.mesh} was {rank}"
     return Refusal(kind=RefusalKind.NOT_EVALUATED, detail=detail)
 

@@ -61,7 +61,7 @@ def _letters(layer: LayerSpec) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows along one dim: needed by a rank, of these its own, and its own once for each rank that needs them."""
+    """Rows along one dim: those a rank needs, its own among them, and its own once for each rank that needs them."""
 
     needed: int
     own_needed: int

@@ -9,7 +9,7 @@ from convmesh.layout.mesh import Mesh
 from convmesh.system import GroupSpan, LinkLevel, Placement, System
 
 RING_LINKS = 2
-"""Links of a device that rings use, if a group does not have all devices that are linked in pairs."""
+"""Links of a device that rings use, if a group lacks some of the devices that are linked in pairs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Choice:
 
 
 def fastest(carrier: str, shape: Shape, bytes_sent: int, methods: tuple[Method, ...]) -> Choice:
-    """Of the methods that support the collective, its size and all its media."""
+    """The fastest method that supports the collective, its size and all its media."""
     return min(_choices(carrier, shape, bytes_sent, methods), key=lambda choice: choice.seconds)
 
 

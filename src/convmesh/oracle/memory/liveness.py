@@ -53,8 +53,7 @@ class Liveness:
             self._forward(nodes, self._main, not block, "forward")
 
     def loss(self) -> None:
-        """The loss keeps as many bytes as the outputs hold; without stages, the runtime also checks the outputs
-        then."""
+        """The loss keeps as many bytes as the outputs hold; without stages, the runtime then checks the outputs too."""
         outputs = dict.fromkeys(key for name in self._ends() for key in self._main.tensors[name])
         here = sum(map(self._ledger.size, outputs)) if LOSS not in self._nodes else 0
         outputs_kept = here + self._bytes_elsewhere() if here else 0

@@ -44,8 +44,7 @@ class ComputeModel:
         return self.priced(work)[1]
 
     def priced(self, work: Work, compiled: bool = False) -> tuple[Estimate, float]:
-        """Both, looked up by id: programs mostly share the objects of equal work, and comparing takes longer than
-        pricing.
+        """Both, looked up by id: programs mostly share the objects of equal work, and comparing these takes longer.
 
         A compiled step uses our own kernels where these were timed.
         """

@@ -87,8 +87,7 @@ class DimDemand:
 
     @lru_cache(maxsize=KEPT)  # noqa: B019 - demands are kept as long as what asks for them
     def degree(self, asked: DimDemand) -> int:
-        """The most of these parts that one part of `asked` shares indices with: exact, or too high if there are
-        holes."""
+        """Most of these parts that one part of `asked` shares indices with: exact, or too high if there are holes."""
         if self.parts == asked.parts == 1:
             return int(any(self.near((span,)) for span in asked.part(0)))
         starts, stops = self.hulls

@@ -9,8 +9,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """`functools.cached_property` without its lock, which before Python 3.12 takes longer than most values kept
-    here."""
+    """Like `functools.cached_property`, whose lock before Python 3.12 takes longer than most of what is kept here."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self._compute = compute

@@ -66,7 +66,7 @@ class _Mixed(nn.Module):
 
 
 class MixedNetworks:
-    """One network for each kind of node, and one with all kinds equally often."""
+    """One network for each kind of node, and one in which none is more frequent than the others."""
 
     def __init__(self, device: torch.device) -> None:
         draw = random.Random(0)

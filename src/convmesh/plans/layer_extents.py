@@ -30,7 +30,7 @@ def filters_of(node: Node) -> int:
 
 
 def uneven_channels(node: Node, ranks: int) -> str:
-    """Why a layer's channels cannot be cut so many ways; empty if they can."""
+    """Why a layer's channels cannot be cut over that many ranks; empty if they can."""
     filters, groups = filters_of(node), int(str(node.options.get("groups", 1)))
     if node.is_recurrent:
         return "" if filters % ranks == 0 else f"{filters} hidden units do not divide over {ranks} ranks"

@@ -30,7 +30,7 @@ def _is_parameter(node: Node) -> bool:
 
 
 def cut_kind(node: Node) -> str:
-    """A node's kind; embeddings have their own, and recurrent layers are told from functions without weights."""
+    """A node's kind; embeddings have their own, and recurrent layers are distinct from functions without weights."""
     if node.is_recurrent:
         return "recurrent layer"
     return "embedding" if is_table(node) else node.kind

@@ -18,8 +18,7 @@ MOST = 10**9
 
 
 def whole_number(text: str) -> int | None:
-    """The number that was written, or None; Python refuses to read thousands of digits, and nobody has that many
-    GPUs."""
+    """The number that was written, or None; Python refuses to read thousands of digits, and nobody has so many GPUs."""
     is_short = text.isdecimal() and len(text) <= len(str(MOST))
     return int(text) if is_short and int(text) <= MOST else None
 

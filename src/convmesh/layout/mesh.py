@@ -79,7 +79,7 @@ class Mesh:
         return self._hash
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """As written in code."""
         grid = f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
         shares = ", ".join(f"{name}={parts}" for name, parts in self.shares.items())
         return f"{grid}.with_shares({shares})" if shares else grid
@@ -101,7 +101,7 @@ class Mesh:
         return self.axes.get(name, 1) if name in AXES else self._stretch(name)[1]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on every axis."""
+        """A rank's place on every axis."""
         place = {}
         for name, size in reversed(self.axes.items()):
             rank, place[name] = divmod(rank, size)

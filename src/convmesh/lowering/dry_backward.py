@@ -26,7 +26,7 @@ class Backward:
 
     steps: list[Step]
     gradients: Gradients
-    """Of the tensors that the call was given."""
+    """Gradients of the tensors that the call was given."""
     bytes_peak: int
     weight_steps: int = 0
     """How many of the last steps are for weights alone."""

@@ -110,7 +110,7 @@ class PlainCall(DryCall):
 
 @dataclass(frozen=True)
 class ArrangeCall(DryCall):
-    """A change of layout, apart from the layer that wants it."""
+    """A change of layout, separate from the layer that asks for it."""
 
     cuts: tuple[Cut, ...]
 

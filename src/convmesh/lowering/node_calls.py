@@ -273,7 +273,7 @@ def _numbered(described: tuple[Any, ...]) -> int:
 
 
 def function_of(op: str, target: Any) -> Callable[..., Any]:
-    """What a node that is no module calls."""
+    """The function or method that a node calls."""
     if op == "call_method":
         return partial(_call_method, str(target))
     function: Callable[..., Any] = target

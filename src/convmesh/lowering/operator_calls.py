@@ -40,7 +40,7 @@ Signature = tuple[Any, ...]
 
 
 class _Fresh(NamedTuple):
-    """A result in memory of its own."""
+    """A result in its own memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -83,7 +83,7 @@ _views: dict[int, tuple[Any, bool]] = {}
 
 
 def is_view(func: Any) -> bool:
-    """Whether an operator does nothing but give its argument's memory another shape."""
+    """Whether an operator only gives its argument's memory another shape."""
     known = _views.get(id(func))
     if known is None:
         known = _views[id(func)] = func, func.is_view or func.overloadpacket.__name__ in ALIASING

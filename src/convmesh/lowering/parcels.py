@@ -57,7 +57,7 @@ class _Packed(torch.autograd.Function):
 
 
 class _Unpacked(torch.autograd.Function):
-    """Parts of a run as tensors of their own, without a copy: layers may then work on them in place."""
+    """Parts of a run as separate tensors, without a copy: layers may then work on them in place."""
 
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> Flats:

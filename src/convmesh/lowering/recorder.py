@@ -33,7 +33,7 @@ class _Recorder(UncompiledDispatchMode):
         if Probe.is_made:
             return func(*args, **(kwargs or {}))
         if is_probing(args):
-            return result_of(func, args, kwargs or {})  # it has no memory where there is data
+            return result_of(func, args, kwargs or {})  # it has no memory in a run with data
         if is_view(func):
             return func(*args, **(kwargs or {}))  # its memory was counted with the tensor that it views
         return self._noted(*run_call(func, args, kwargs or {}), func, args, kwargs or {})

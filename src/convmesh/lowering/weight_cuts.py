@@ -84,7 +84,7 @@ class DecidedCuts:
     def __init__(self) -> None:
         self.cuts: dict[str, Cuts] = {}
         self.blocks: dict[str, int] = {}
-        """Of weights whose first dim is cut block by block."""
+        """By weight whose first dim is cut block by block: their number."""
         self._decided: dict[str, ChannelSplit] = {}
 
     def note_norm(self, layer: str, module: nn.Module, given: Layout) -> bool:

@@ -77,7 +77,7 @@ def _gloo(seconds_latency: float, fraction_wire: float, table: TransferTable) ->
 
 
 def _latency(seconds_link: float, table: TransferTable, carrier: str) -> Figure:
-    """Of one message: the time on the link, and what the library took for a small one on this machine."""
+    """Latency of one message: the time on the link, and what the library took for a small one on this machine."""
     own = table.seconds(carrier, ranks=PAIR, active=PAIR, bytes_sent=0)
     if own is None:
         raise SystemFileError(f"the transfer table must have {carrier!r} between {PAIR} ranks; calibrate again.")

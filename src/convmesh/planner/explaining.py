@@ -61,7 +61,7 @@ def _predicted(made: Plan, program: Program, system: System) -> Prediction:
 
 
 def _shown_rank(mesh: Mesh) -> int:
-    """In the middle of space, and of a pipeline: such ranks send most."""
+    """A rank in the middle of space, and of a pipeline: such ranks send most."""
     ranks = representatives(mesh)
     return ranks[len(ranks) // 2]
 

@@ -109,7 +109,7 @@ def search_captured(
 
 
 def loaded(system: System | str | None, ranks: int = 1) -> System:
-    """A system by value, name or path; without one this machine, if it was calibrated and has enough devices."""
+    """A system by value, name or path; without one, this machine, if it was calibrated and has enough devices."""
     if system is not None:
         return system if isinstance(system, System) else System.load(system)
     if "local" in System.names():
@@ -258,7 +258,7 @@ class Bench:
         return max(0.0, prediction.bytes_needed / float(self.system.device.bytes_memory) - 1), prediction.seconds_step
 
     def lowered(self, plan: Plan) -> tuple[Plan, dict[int, Program]]:
-        """A draft with all that was open decided, and the programs of ranks that stand for all."""
+        """A draft with every open choice made, and the programs of ranks that stand for all."""
         ranks = representatives(plan.mesh)
         if plan.pipeline is not None:
             return plan, programs_of(plan, ranks, device=self.system.torch_device)

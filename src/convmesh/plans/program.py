@@ -201,7 +201,7 @@ class Program:
         return posted
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
-        """Up to the end of backward, each with how often it runs in a step."""
+        """All transfers up to the end of backward, each with how often it runs in a step."""
         return iter(self._transfers)
 
     @cached_property

@@ -66,7 +66,8 @@ class Memory:
 def memory_of(
     program: Program, assumptions: Assumptions | None = None, *, device: str = "cpu", staged: bool = False
 ) -> Memory:
-    """From the lifetimes of the program's tensors, on a `cpu` or in the blocks of a GPU's allocator (`cuda`).
+    """Peak memory from the lifetimes of the program's tensors, on a `cpu` or in the blocks of a GPU's allocator
+    (`cuda`).
 
     `staged`: messages between stages are kept in host memory, as with Gloo and GPUs.
     """

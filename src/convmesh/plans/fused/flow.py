@@ -69,4 +69,4 @@ class LiveMoment(NamedTuple):
     node: int
     bytes_held: int
     bytes_gradients: int
-    """Of them, those that stay until the end: gradients of weights."""
+    """Those of them that stay until the end: gradients of weights."""

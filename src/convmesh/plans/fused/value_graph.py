@@ -33,7 +33,7 @@ class Op:
     is_backward: bool
     node: int
     place: int
-    """Among the steps of its node."""
+    """Its place among the steps of its node."""
     run: int
     """Transfers and waits before it: a compiler sees only what comes between two of them."""
     views: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Collectives by algorithm and protocol, and the fastest that a system's library has.
 
-Steps and volumes are those of NCCL's tuner (src/graph/tuning.cc): a library that chooses by that formula runs the
-fastest by it. `bytes_sent` is what the runtime counts: one rank's volume in a ring, or all of a broadcast's.
+Steps and volumes are those of NCCL's tuner (src/graph/tuning.cc): a library that chooses by that formula runs whichever
+method is fastest by it. `bytes_sent` is what the runtime counts: one rank's volume in a ring, or all of a broadcast's.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class DimDemand:
 
     @lru_cache(maxsize=KEPT)  # noqa: B019 - demands are kept as long as what asks for them
     def degree(self, asked: DimDemand) -> int:
-        """At most how many of these parts one part of `asked` shares indices with: exact, or too high for holes."""
+        """Most of these parts that one part of `asked` shares indices with: exact, or too high if there are holes."""
         if self.parts == asked.parts == 1:
             return int(any(self.near((span,)) for span in asked.part(0)))
         starts, stops = self.hulls
@@ -143,7 +143,7 @@ class Demand:
         return Region(tuple(dim.part(self.mesh.part(dim.axes, here)) for dim in self.dims))
 
     def frame(self, rank: int) -> Region:
-        """The same with the holes that a tensor for it has room for."""
+        """The same, with the holes that a tensor for it has room for."""
         here = self.mesh.coordinates(rank)
         return Region(tuple(dim.frame(self.mesh.part(dim.axes, here)) for dim in self.dims))
 

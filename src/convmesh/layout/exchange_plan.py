@@ -1,10 +1,10 @@
 """Exchange plans: who sends which indices to whom, forward and adjoint, seen from one rank.
 
 A halo exchange, a change of layout and an all-gather are the same thing: ranks hold a region and need another. The rule
-is stated once, in `route`: a receiver takes each index from the supplier that stands where the receiver stands on the
-axes along which suppliers are replicas. Forward routes what is owned to what is needed. The adjoint routes gradients of
-what was needed to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner receives
-only one of them.
+is stated once, in `route`: a receiver takes each index from the supplier at its own place on the axes along which
+suppliers are replicas. Forward routes what is owned to what is needed. The adjoint routes gradients of what was needed
+to the owners, who add them; replicas of one piece of work hold equal gradients, so each owner receives only one of
+them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Carrier = Literal["none", "neighbour", "all_to_all", "all_gather"]
 
 Met = tuple[int, tuple[Span, ...]]
 Places = tuple[int | None, ...]
-"""Where a rank stands on some axes; None: anywhere."""
+"""A rank's place on some axes; None: anywhere."""
 
 MOST_MET = 1024
-"""Pairings of one dim that are kept; each has an entry for every peer."""
+"""Pairings of one dim to cache; each has an entry for every peer."""
 
 MOST_NEIGHBOURS = 26
 """Up to the neighbours of a cube, single messages beat a collective over the whole group."""
@@ -142,10 +142,10 @@ def _messages(supply: Demand, demand: Demand, rank: int, rank_supplies: bool) ->
 
 @lru_cache(maxsize=MOST_MET)
 def _met(mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], here: Places, fixed: Places) -> tuple[Met, ...]:
-    """How far the ranks are whose parts of `dim` share indices with `spans`, with those indices.
+    """How far away the ranks are whose parts of `dim` share indices with `spans`, with those indices.
 
-    `here` is where the rank stands on the dim's axes, `fixed` where its peers must stand. Layers of one extent and
-    kernel ask the same of their dims of space, whatever their channels.
+    `here` is the rank's place on the dim's axes, `fixed` where its peers must be. Layers with the same extent and
+    kernel ask the same for their dims of space, whatever their channels.
     """
     own, must = (dict(zip(dim.axes, places, strict=True)) for places in (here, fixed))
     found = []

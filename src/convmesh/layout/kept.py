@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """As `functools.cached_property`, which takes a lock before Python 3.12: longer than most of what is kept here."""
+    """Like `functools.cached_property`, whose lock before Python 3.12 takes longer than most of what is kept here."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self._compute = compute

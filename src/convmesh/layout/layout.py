@@ -12,7 +12,7 @@ from convmesh.layout.mesh import AXES, CHANNEL_AXES, Mesh
 from convmesh.layout.partition import Partition
 
 LAYOUTS_KEPT = 1 << 13
-"""Results that functions of layouts keep, each: shares that move bring new layouts for as long as a run lasts."""
+"""Results that each function of layouts caches: shares that move bring new layouts for as long as a run lasts."""
 
 
 class Cut(NamedTuple):
@@ -135,7 +135,7 @@ class Layout:
         return type(self)(self.mesh, [self._rescaled(cut, n) for cut, n in zip(self.cuts, shape, strict=True)])
 
     def _rescaled(self, cut: Cut, extent: int) -> Cut:
-        """A cut by the mesh's shares stays one, another uneven cut keeps its own."""
+        """A cut by the mesh's shares stays one; any other uneven cut keeps its own shares."""
         if extent == cut.partition.extent:
             return cut
         if cut == fair_cut(self.mesh, cut.partition.extent, cut.axes):

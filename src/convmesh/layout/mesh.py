@@ -79,7 +79,7 @@ class Mesh:
         return self._hash
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """As written in code."""
         grid = f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
         shares = ", ".join(f"{name}={parts}" for name, parts in self.shares.items())
         return f"{grid}.with_shares({shares})" if shares else grid
@@ -101,7 +101,7 @@ class Mesh:
         return self.axes.get(name, 1) if name in AXES else self._stretch(name)[1]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on every axis."""
+        """A rank's place on every axis."""
         place = {}
         for name, size in reversed(self.axes.items()):
             rank, place[name] = divmod(rank, size)
@@ -162,8 +162,8 @@ class Mesh:
     def runs(self, axes: Iterable[str], block: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """The axes, or parts of them, along which ranks lie in one block of `block` ranks, and those across blocks.
 
-        Of `data` in runs of 2, `data%2` is along a run, and `data/2` from run to run. None if blocks, one after another
-        from the first rank on, have different parts of a group.
+        Of `data` in runs of 2, `data%2` is along a run, and `data/2` from run to run. None if consecutive blocks, from
+        the first rank on, hold different parts of a group.
         """
         inside, across = [], []
         for name in (name for name in self.axes if name in {*axes}):
@@ -176,7 +176,7 @@ class Mesh:
 
 
 def along(step: int, extent: int, block: int | None) -> int:
-    """Of `extent` ranks that are `step` apart, those in one aligned block of ranks (None: all); 0 if that varies."""
+    """How many of `extent` ranks, `step` apart, one aligned block of ranks holds (None: all); 0 if that varies."""
     if block is None or block % (step * extent) == 0:
         return extent
     if step % block == 0:
@@ -186,7 +186,7 @@ def along(step: int, extent: int, block: int | None) -> int:
 
 
 def whole_axis(name: str) -> str:
-    """The axis that a name is of, or of a part of."""
+    """The axis that a name stands for, in whole or in part."""
     return name if name in AXES else _in_parts(name)[0]
 
 

@@ -129,7 +129,7 @@ def _kind(arithmetic: Arithmetic) -> type[np.float32] | type[np.float64]:
 
 
 def _floor(positions: Array, extent: int) -> Array:
-    """torch takes the floor of a float32 even of a double."""
+    """torch rounds even a double to float32 before it takes the floor."""
     below: Array = np.floor(positions.astype(np.float32)).astype(np.int64)
     return np.minimum(below, extent - 1)
 

@@ -36,8 +36,7 @@ class InputSlab:
 def output_slabs(window: Window, extent: int, most: int) -> tuple[OutputSlab, ...]:
     """All outputs of an input of `extent`, at most `most` in a slab.
 
-    Windows that reach into padding are in slabs of their own, which are thin: the input of all others is read where it
-    lies.
+    Windows that reach into padding are in slabs of their own, which are thin: the input of all others is read in place.
     """
     outs = window.out_extent(extent)
     first = min(-(-window.low // window.stride), outs)

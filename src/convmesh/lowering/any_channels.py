@@ -1,8 +1,7 @@
-"""Calls run dry for any number of channels.
+"""Dry runs that serve any number of channels.
 
-What a batch normalisation, a pool or a function of single elements does to one channel, it does to each; a convolution
-adds up what it makes of each channel that it is given. Networks have few shapes of space and many numbers of channels,
-so that most of such calls need no dry run of their own.
+Batch norms, pools and elementwise functions treat every channel alike; a convolution sums over its input channels.
+Networks have few spatial shapes and many numbers of channels, so most such calls need no dry run of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from convmesh.ops.norm.rows import pieces_of_channel
 from convmesh.private_torch.module_tables import buffers_of, give_tables, parameters_of
 
 LARGEST_ITEM = 8
-"""Bytes of an element, at most."""
+"""Most bytes of an element."""
 
 
 class AnyChannels(NamedTuple):
@@ -39,7 +38,7 @@ class AnyChannels(NamedTuple):
 
 
 def any_channels(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> AnyChannels | None:
-    """The call for `MANY` channels; None if it may depend on their number otherwise than by counting."""
+    """The call for `MANY` channels; None if its result may not be linear in their number."""
     given = [leaf for leaf in leaves if isinstance(leaf, Dry)]
     if not counts_alone(mesh) or not given or not all(_counts_channels(x, mesh) for x in given):
         return None
@@ -62,7 +61,7 @@ def any_channels(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> AnyCha
 
 
 def _counts_channels(x: Dry, mesh: OpenMesh) -> bool:
-    """Whether all that is done for a shard is so much for each channel; a single one may lie in memory in any order."""
+    """Whether work on a shard is proportional to its channels; a single one has an ambiguous memory order."""
     shape = x.layout.box(mesh.rank).shape
     if len(shape) < 2 or shape[1] < 2 or x.layout.cuts[1] != uncut(shape[1]):
         return False
@@ -70,23 +69,23 @@ def _counts_channels(x: Dry, mesh: OpenMesh) -> bool:
 
 
 def _is_last(x: Dry) -> bool:
-    """Whether channels lie innermost in memory."""
+    """Whether channels are innermost in memory."""
     return bool(x.order) and x.order == channels_last_order(len(x.order))
 
 
 def _pieces(x: Dry, mesh: OpenMesh) -> int:
-    """In how many pieces a norm looks at a channel; so many are chosen by the number of channels."""
+    """The number of pieces in which a norm reads a channel; it depends on the number of channels."""
     return pieces_of_channel(x.layout.box(mesh.rank).shape, _is_last(x))
 
 
 def _elements(x: Dry, mesh: OpenMesh) -> int:
-    """Of a channel of this rank's shard."""
+    """Elements per channel of this rank's shard."""
     samples, _, *space = x.layout.box(mesh.rank).shape
     return samples * math.prod(space)
 
 
 def conv_like(module: nn.Module, channels: int) -> nn.Module:
-    """A convolution like another, without data, of so many channels."""
+    """A copy of a convolution, without data, for `channels` input channels."""
     made: Any = copy(module)
     parameters = parameters_of(module)
     filters, _, *kernel = made.weight.shape
@@ -98,7 +97,7 @@ def conv_like(module: nn.Module, channels: int) -> nn.Module:
 
 
 def norm_like(module: nn.Module, channels: int) -> nn.Module:
-    """A norm like another, without data, of so many channels."""
+    """A copy of a norm, without data, for `channels` channels."""
     made: Any = copy(module)
     tables = parameters_of(module), buffers_of(module)
     give_tables(made, *({name: _lengthened(tensor, channels) for name, tensor in table.items()} for table in tables))

@@ -1,12 +1,12 @@
-"""Dry runs for any extent of one dim, from one for an extent that can be told from all other numbers.
+"""Dry runs for any extent of one dim, derived from one with an extent too large to mistake for another number.
 
-In a call that treats samples one by one, or channels, every extent, stride and count of bytes is a multiple of their
-number plus a constant. Run for `MANY` of them, both can be read off: constants are far smaller. The largest of several
-counts is no such number, so that a result lists the bytes held at every moment, of which the peak is chosen at the end.
+In a call that treats samples or channels one by one, every extent, stride and byte count is a multiple of their number
+plus a constant. A run for `MANY` of them shows both, because constants are far smaller. The largest of several counts
+is no such number, so a result lists the bytes held at every moment, and the peak is taken at the end.
 
-A gradient may arrive as a part of a larger tensor, with a gap behind each sample. A call that gets it copies it, or
-reads it as it lies; from how wide the gap is nothing follows but the words for it, so that one run, for `APART`, serves
-gaps of any width.
+A gradient may arrive as part of a larger tensor, with a gap after each sample. The call copies it, or reads it in
+place; the width of the gap changes nothing but the strides that are recorded, so one run, for `APART`, serves gaps of
+any width.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from convmesh.lowering.dry_values import Dry, DryResult, mapped
 from convmesh.plans import Held, Saved, Step, Transfer, Wait, Work
 
 MANY = 4_294_967_311
-"""The first prime above 2^32: with it torch still counts the bytes of 2^25 elements a sample in 64 bits."""
+"""The first prime above 2^32; with 2^25 elements a sample, torch's byte counts still fit in 64 bits."""
 
 MOST_ELEMENTS = 1 << 25
-"""Of this rank's part of a sample, in any argument of a call."""
+"""Most elements of this rank's part of one sample or channel, in any argument of a call."""
 
 MOST_BYTES = 1 << 28
-"""Of a call's weight: sums of a few of these stay far below half of `MANY`."""
+"""Most bytes of a call's weight: sums of a few of these stay far below half of `MANY`."""
 
 APART = 268_435_399
-"""Elements from one sample to the next, of gradients with gaps: the last prime below 2^28."""
+"""Elements from one sample to the next in gradients with gaps: the last prime below 2^28."""
 
 _HALF, _DIGITS = MANY // 2, str(MANY)
 _LONG = re.compile(r"(?<![\w.])\d{9,}(?![\w.])")
 
 
 def counts_alone(mesh: OpenMesh) -> bool:
-    """Whether calls on a mesh do the same for each sample and channel, however many there are.
+    """Whether calls on a mesh do the same for each sample and channel, regardless of their number.
 
-    Kernels of processors are chosen by size, and so is in a compiled step whether work waits for halos.
+    Not on CPUs, whose kernels are chosen by size, nor in compiled steps, where size decides whether to wait for halos.
     """
     return mesh.stands_for == "cuda" and not mesh.settings.compile
 
 
 class Extent(NamedTuple):
-    """What to read a result for: the extent of the dim that is `MANY`, and what stands for `APART`."""
+    """What to read a result for: the extent of the dim that is `MANY`, and the stride that `APART` stands for."""
 
     dim: int
     extent: int
@@ -57,18 +57,18 @@ class Extent(NamedTuple):
 
 
 def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether something else lies between a tensor's samples, each of which is in one piece."""
+    """Whether there are gaps between a tensor's samples, each of which is in one piece."""
     inside = sum((extent - 1) * stride for extent, stride in zip(shape[1:], strides[1:], strict=True))
     return strides[0] > inside + 1
 
 
 def uncut(extent: int) -> Cut:
-    """The cut of a dim of which one rank has all."""
+    """The cut of a dim that no axis cuts."""
     return Cut((), Partition.even(extent, 1))
 
 
 def for_extent(result: DryResult, wanted: Extent, mesh: Mesh) -> DryResult:
-    """What a dry run for `MANY`, on `mesh`, would have been for another extent; ValueError if that cannot be told."""
+    """The result of a dry run for `MANY` on `mesh`, read for another extent; ValueError if that is impossible."""
     at = _Counted(wanted, mesh)
     forward, backward = (tuple([at.step(step) for step in steps]) for steps in (result.forward, result.backward))
     if wanted.apart != APART and _counts_gaps(result):
@@ -96,7 +96,7 @@ def for_extent(result: DryResult, wanted: Extent, mesh: Mesh) -> DryResult:
 
 
 def _counts_gaps(result: DryResult) -> bool:
-    """Whether memory is held that has gaps in it."""
+    """Whether the memory that is held includes gaps."""
     owned = (*result.saved, *result.held.outputs, *(one for one in result.held.gradients if one is not None))
     sizes = (*(one.bytes_kept for one in owned), *(size for moments in result.moments for size in moments))
     return max(sizes, default=0) >= MANY * APART
@@ -154,7 +154,7 @@ class _Counted:
         )
 
     def _sent(self, found: Transfer) -> int:
-        """Of what is counted or of weights; a share that was rounded is no such number, but that of an all-reduce."""
+        """Bytes sent. A share that was rounded cannot be read for another extent, except that of an all-reduce."""
         size = found.bytes_sent
         if size < _HALF:
             return size
@@ -177,7 +177,7 @@ def _with_extent(layout: Layout, dim: int, extent: int) -> Layout:
 
 
 def _summed(sent: int, ranks: int) -> int:
-    """The bytes of which an all-reduce sends so many: at least as many as it sums, so that no two of them share one."""
+    """The bytes that an all-reduce sums if it sends `sent`; it sends at least what it sums, so the answer is unique."""
     summed = -(-sent * ranks // (2 * (ranks - 1)))
     assert all_reduce_bytes(summed, 1, ranks) == sent
     return summed

@@ -16,13 +16,13 @@ from convmesh.ops.core.sharded import Sharded
 from convmesh.plans import Split, split_nodes
 
 Role = Literal["follows", "cuts", "dense", "joint", "words", "sequence", "time_first"]
-"""What a layer does with channels: takes them as they come, or cuts its weight along them, in dim 1 or in the last,
-alone or together with others that read the same tensor, or in a last dim that its output has alone; or it reads time
-step by step, in dim 1 or in the first."""
+"""What a layer does with channels. "follows" takes them as they come. The others cut its weight along them: in dim 1
+("cuts"), in the last dim ("dense"), in the last dim together with others that read the same tensor ("joint"), or in a
+last dim that only its output has ("words"). "sequence" and "time_first" read time step by step, in dim 1 or dim 0."""
 
 
 class Arranged(NamedTuple):
-    """A change of layout: the split that asks for it, and for whom."""
+    """A change of layout: the split that asks for it, and the layer's role."""
 
     split: Split
     role: Role
@@ -43,8 +43,8 @@ def role_of(module: nn.Module | None) -> Role:
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def arranged_layout(given: Layout, split: Split, role: Role) -> Layout:
     """`given` with samples and space cut as `split` says. Channels stay as they come, unless their axes are needed
-    elsewhere, or the layer cuts its weight by other ones. Dims that are cut by the axes that cut the weight stay too:
-    the layer gathers them itself, so that backward need not sum what it then throws away."""
+    elsewhere or the layer cuts its weight by other axes. Dims cut by the axes that cut the weight stay cut too: the
+    layer gathers them itself, so that backward need not sum what it would throw away."""
     if given.copies:
         return given
     if role == "joint":
@@ -70,7 +70,7 @@ def arranged_layout(given: Layout, split: Split, role: Role) -> Layout:
 
 
 def _over_time(given: Layout, split: Split, sample_dim: int) -> Layout:
-    """For a recurrent layer: time is whole, and features are, unless the axes that cut hidden units cut them."""
+    """For a recurrent layer: time is whole, and so are features unless the axes that cut hidden units cut them."""
     samples, features = given.cuts[sample_dim], given.cuts[2]
     if samples.axes != split.sample:
         samples = fair_cut(given.mesh, given.shape[sample_dim], split.sample)
@@ -88,8 +88,8 @@ def _keeps_channels(channels: Cut, split: Split, cuts_channels: bool, elsewhere:
 
 
 def _with_tokens(given: Layout, split: Split, dims: int) -> Layout:
-    """For a layer whose output has features in the last of `dims`: dims before it that are cut stay so, wherever their
-    cuts came from; axes that cut nothing yet cut what the split says."""
+    """For a layer whose output has features in the last of `dims`: dims before it that are already cut stay so; axes
+    that cut nothing yet cut what the split says."""
     cuts = [*given.cuts]
     if len(cuts) == dims and not _keeps_channels(cuts[-1], split, True, ()):
         cuts[-1] = fair_cut(given.mesh, given.shape[-1], ())
@@ -109,7 +109,7 @@ def input_user(graph: Graph, name: str) -> Node | None:
 
 
 def input_layout(whole: Layout, name: str, user: Node, split: Split) -> Layout:
-    """An input as its user's split wants it. If layers come between the two, only samples are cut, and tokens."""
+    """An input's layout as its user's split wants it; if layers come between, only samples and tokens are cut."""
     if name in user.inputs:
         return arranged_layout(whole, split, _role(user))
     made = user.outputs[0].shape

@@ -32,7 +32,7 @@ class Assembly:
         self.uses: dict[str, list[tuple[str, Axes]]] = defaultdict(list)
         """By weight: the nodes that it serves, and the axes that cut their work."""
         self.computed: set[str] = set()
-        """Weights that others are computed from: what comes back to them that way has been summed."""
+        """Weights that others are computed from: gradients that reach them that way are already summed."""
         self.eager: set[str] = set()
         """Nodes that sum the gradients of their weights themselves."""
 
@@ -66,7 +66,7 @@ class Assembly:
 
     @property
     def mixed(self) -> frozenset[str]:
-        """Nodes whose weights also serve others in a way that one sum after backward would not be right for both."""
+        """Nodes whose weights also serve others such that one sum after backward would not be right for both."""
         return self._sums()[1]
 
     def _sums(self) -> tuple[dict[str, Axes], frozenset[str]]:
@@ -81,7 +81,7 @@ class Assembly:
         arranged: dict[str, Arranged],
         shared: dict[str, str],
     ) -> Lowered:
-        """All of it; `nodes` are those that were noted, with backward as gradients reach them."""
+        """The result; `nodes` are those that were noted, with backward as gradients reach them."""
         sum_axes, eager = self._sums()
         tensors = {name: value for name, value in env.items() if isinstance(value, Dry)}
         return Lowered(
@@ -111,7 +111,7 @@ class Assembly:
         return with_sums(program, sum_axes, self._mesh, self._plan.summing)
 
     def _batch_sizes(self) -> tuple[int, int]:
-        """Bytes of this rank's inputs, and of targets that are a class for each sample or voxel of its outputs."""
+        """Bytes of this rank's inputs, and of targets that hold one class per sample or voxel of its outputs."""
         rank, made = self._mesh.rank, {node.node: node for node in self.nodes}
         outputs = (made[name] for name in self._graph.nodes[-1].inputs if name in made)
         shapes = [layout.box(rank).shape for node in outputs for layout in node.outputs]
@@ -120,7 +120,7 @@ class Assembly:
 
 
 def node_kind(op: str) -> str:
-    """What a node calls, whatever its number of dims: `conv` for Conv2d and conv3d."""
+    """What a node calls, without the number of dims: `conv` for Conv2d and conv3d."""
     name = op.lower()
     return name[:-2] if name[-2:] in ("1d", "2d", "3d") else name
 

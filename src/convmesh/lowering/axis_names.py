@@ -25,14 +25,14 @@ class AxisNames:
 
     @classmethod
     def shared(cls, used: Iterable[str]) -> AxisNames:
-        """Names under which calls are alike: a single axis that cuts channels is the first of those, always."""
+        """Names under which calls are alike: a single channel axis always takes the name of the first."""
         first, second = CHANNEL_AXES
         names = {*used}
         return cls(((second, first),)) if second in names and first not in names else _SAME
 
     @property
     def back(self) -> AxisNames:
-        """The names as they were."""
+        """The renaming back to the original names."""
         return AxisNames(tuple((new, old) for old, new in self.pairs))
 
     def axes(self, axes: Axes) -> Axes:

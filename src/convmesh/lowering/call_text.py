@@ -1,4 +1,4 @@
-"""Calls of operators as text, from which they can be made again on tensors of the same shapes, types and formats."""
+"""Operator calls as text, from which they can be repeated on tensors of the same shapes, types and formats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CONVOLUTIONS = frozenset(
 
 
 def in_kernel_format(func: Any, args: Any, result: Any) -> Any:
-    """What convolutions give without data: channels innermost if input or weight have them so, as cuDNN and oneDNN do.
+    """Results of convolutions without data: channels are innermost if input's or weight's are, as in cuDNN and oneDNN.
 
-    How the gradient lies that comes in does not matter: it is copied first; the meta kernels of torch 2.11 follow it.
+    The arriving gradient's format does not matter, as it is copied first; torch 2.11's meta kernels follow it.
     """
     if func.overloadpacket not in _CONVOLUTIONS:
         return result
@@ -52,12 +52,12 @@ def _written(value: Any) -> str:
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return str(value).removeprefix("torch.")
     if isinstance(value, torch.device):
-        return "device"  # that of whoever makes the call again
+        return "device"  # that of whoever repeats the call
     return repr(value) if isinstance(value, (bool, int, float, str)) else "None"
 
 
 _texts: dict[Any, str] = {}
-"""Of tensors by type, shape and strides."""
+"""Texts of tensors, by type, shape and strides."""
 
 MOST_TEXTS = 1 << 15
 

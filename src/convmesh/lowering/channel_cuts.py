@@ -1,11 +1,11 @@
 """Cutting the channels of a bare model: its weights become shards, its code runs as it is.
 
-`cut_channels` is not a use of `plan`, because a plan owns more than it may touch. A plan captures the network, chooses
-the layout of every tensor, its inputs' too, redistributes where two layers disagree, and runs the result in a net of
-its own. `cut_channels` leaves `forward` to its author: nothing is captured, inputs come as `cut` says, and every layer
-takes its input as the layer before left it. It also bounds what gathered inputs hold (`most_gathered`), which a split
-cannot say. Which algorithm a layer takes, what is refused and how tensors are cut is decided by the rules that plans
-are lowered with (`channel_rules`), so both decide alike for the same layouts.
+`cut_channels` does not use `plan`, because a plan owns more than `cut_channels` may touch. A plan captures the network,
+chooses the layout of every tensor including the inputs, redistributes where two layers disagree, and runs the result in
+its own net. `cut_channels` leaves `forward` to its author: nothing is captured, inputs come as `cut` says, and every
+layer takes its input as the layer before left it. It also bounds what gathered inputs hold (`most_gathered`), which a
+split cannot express. Both take algorithms, refusals and cuts from the same rules (`channel_rules`), so they decide
+alike for the same layouts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SampleShape = Sequence[int] | torch.Tensor
 
 @dataclass
 class ChannelPlan:
-    """For every layer its cut; for every norm the axes that cut its channels."""
+    """The cut of every layer, and the axes that cut the channels of every norm."""
 
     layers: dict[str, LayerCut] = field(default_factory=dict)
     per_channel: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ChannelPlan:
     def limit_gathered(self, most: int) -> None:
         """Let layers gather again until at most `most` extra elements are kept.
 
-        Those come first that save the most memory for each element they send once more.
+        Layers that save the most memory per element sent again come first.
         """
         by_worth = sorted(self.layers, key=lambda name: -_worth(self.layers[name]))
         kept = sum(cut.gathered_extra for cut in self.layers.values())
@@ -86,8 +86,8 @@ def plan_channels(
 ) -> ChannelPlan:
     """Decide the cut of every layer for inputs of a global shape, cut as `cut` says; needs no processes.
 
-    `sample` is that shape, or a tensor of it, whose type and need for a gradient count too. `algorithm` is one choice
-    for all layers, or maps patterns of layer names to choices; "whole" leaves a layer uncut. `most_gathered` bounds the
+    `sample` is that shape, or a tensor of it, whose dtype and `requires_grad` count too. `algorithm` is one choice for
+    all layers, or maps patterns of layer names to choices; "whole" leaves a layer uncut. `most_gathered` bounds the
     elements of gathered inputs that a rank keeps for backward: 0 keeps none, None all.
     """
     plan = ChannelPlan()
@@ -108,7 +108,7 @@ def _without_data(sample: SampleShape, model: nn.Module) -> torch.Tensor:
 
 
 def _dry_run(model: nn.Module, x: Sharded, plan: ChannelPlan, algorithm: Algorithms) -> None:
-    """Run the model without data: layers decide on their cuts, and norms note how their channels come."""
+    """Run the model without data: layers decide on their cuts, and norms note how their channels arrive."""
     names = {id(module): name for name, module in model.named_modules()}
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -174,6 +174,6 @@ def cut_channels(
 
 
 def _gather_again(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Set at each call: a weight that is moved or materialised is another object, without its attributes."""
+    """Set the mark at each call: a weight that was moved or materialised is a new object without its attributes."""
     del args
     setattr(module.weight, GATHERS_AGAIN, True)

@@ -1,8 +1,8 @@
 """The rules by which a layer's channels and filters are cut: candidates, limits, and which tensors are cut how.
 
 Each layer takes the algorithm whose transfers, forward and backward, move the fewest elements for its input's layout.
-Where only channel-local operators lie between two layers with a wide middle, that makes the pair y-then-x: it gathers
-once and sum-scatters once, and nothing is moved in the middle.
+Where only channel-local operators separate two layers with a wide middle, the pair becomes y-then-x: one gather, one
+sum-scatter, and nothing moved in the middle.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Asked:
     axes: tuple[str, ...]
     sums: Sums = "channel"
     blocks: int = 1
-    """In how many blocks the layer's output is read: every rank is to have the same part of each."""
+    """The number of blocks in which the layer's output is read; every rank gets the same part of each."""
 
 
 def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: int = 1) -> LayerCut:
-    """The cut of a layer with channels in `dim` that moves the least for its input, among those that are allowed.
+    """Of the allowed cuts of a layer with channels in `dim`, the one that moves the least for its input.
 
-    Of two that move as much, a layer on tokens takes the one that keeps no gathered input.
+    Of two that move the same amount, a layer on tokens takes the one that keeps no gathered input.
     """
     cut_by = x.layout.cuts[dim].axes
     splits = _possible(asked, cut_by or asked.axes, bool(cut_by), groups)
@@ -92,7 +92,7 @@ def decide_cut(asked: Asked, x: Sharded, plans_of: PlansOf, groups: int, dim: in
 
 
 def _possible(asked: Asked, axes: tuple[str, ...], is_cut: bool, groups: int) -> list[ChannelSplit]:
-    """The splits that a layer may take. A whole input needs no gathering, and groups none either: cut the filters."""
+    """The splits that a layer may take. A whole input needs no gathering, nor do groups: cut the filters."""
     name, choice = asked.name, asked.algorithm
     if groups > 1 or (not is_cut and choice == "auto"):
         return [ChannelSplit(gathered=axes)]
@@ -106,7 +106,7 @@ def _possible(asked: Asked, axes: tuple[str, ...], is_cut: bool, groups: int) ->
 
 
 def _in_blocks(split: ChannelSplit, blocks: int) -> ChannelSplit:
-    """The same with filters cut in each block; a dim that several axes cut has no blocks."""
+    """The split with filters cut in each block; a dim that several axes cut has no blocks."""
     return replace(split, blocks=blocks) if len(split.gathered) == 1 else split
 
 

@@ -22,7 +22,7 @@ def weights_of_call(node: fx.Node) -> dict[str, str]:
 
 
 def stand_in(tensors: Mapping[str, Any]) -> nn.Linear | None:
-    """A layer without data for a call on such tensors; None if no layer has those."""
+    """A layer without data for a call on such tensors; None if no layer could have them."""
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not isinstance(bias, nn.Parameter | None):
         return None

@@ -26,16 +26,16 @@ class Backward:
 
     steps: list[Step]
     gradients: Gradients
-    """Of the tensors that the call was given."""
+    """Gradients of the tensors that the call was given."""
     bytes_peak: int
     weight_steps: int = 0
     """How many of the last steps are for weights alone."""
     bytes_weights: int = 0
-    """The most that those hold."""
+    """Most bytes that those steps hold."""
     moments: tuple[tuple[int, ...], ...] = ((0,), (0,))
-    """What is held in the course of both."""
+    """Bytes held in the course of each part."""
     touches: Mapping[int, Touch] = field(default_factory=dict)
-    """By step: what it reads and makes, where that is asked for."""
+    """By step: what it reads and makes, if requested."""
 
 
 def run_backward(
@@ -66,14 +66,14 @@ def run_backward(
 def _gradients(
     outputs: Sequence[torch.Tensor], ends: Gradients, sources: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
 ) -> Gradients:
-    """The gradients of `sources`, from those of the outputs; they are found together with those of the weights."""
+    """The gradients of `sources` from those of the outputs, computed together with those of the weights."""
     learning = [t for t in outputs if t.requires_grad]
     if not learning or not (sources or weights):
         return [None] * len(sources)
     given = [end for end in ends if end is not None]
     found: Gradients = list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True))
     for weight, gradient in zip(weights, found[len(sources) :], strict=True):
-        # `.grad` lies in memory as its weight does.
+        # `.grad` has the strides of its weight.
         if gradient is not None and strides_of(gradient) != strides_of(weight):
             torch.empty_like(weight).copy_(gradient)
     return found[: len(sources)]
@@ -103,7 +103,7 @@ def _split_backward(
 
 
 def other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors besides `sources` that gradients are found for: weights, or the shards that stand for them."""
+    """The tensors other than `sources` that get gradients: weights, or the shards that stand for them."""
     known = {id(t) for t in sources}
     found: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()

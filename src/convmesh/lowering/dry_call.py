@@ -1,4 +1,4 @@
-"""A call of a network before it is run dry: what tells it from others, and the function that runs."""
+"""A call of a network before it is run dry: what distinguishes it from others, and the function to run."""
 
 from __future__ import annotations
 
@@ -22,60 +22,60 @@ Ready = tuple[Function, list[torch.Tensor]]
 
 
 class DryCall(ABC):
-    """A call on whatever arguments. It is made ready only if no call like it was run before."""
+    """A call, apart from its arguments. It is made ready only if no call like it has run before."""
 
     @property
     @abstractmethod
     def key(self) -> Any:
-        """Tells calls apart that differ in more than their arguments; None: the result is not to be used again."""
+        """Distinguishes calls that differ in more than their arguments. None means: never reuse the result."""
 
     @property
     def axes(self) -> Axes:
-        """Axes that it may cut by, besides those that cut its arguments."""
+        """Axes that it may cut by, other than those that cut its arguments."""
         return ()
 
     @property
     def uses_sub_batches(self) -> bool:
-        """Whether the plan's number of sub-batches may matter to it."""
+        """Whether its result may depend on the plan's number of sub-batches."""
         return False
 
     @property
     def is_alike_everywhere(self) -> bool:
-        """Whether ranks with shards of equal shape do the same, wherever they stand, and send to no single rank."""
+        """Whether ranks with equal shard shapes behave identically and exchange no point-to-point messages."""
         return False
 
     def on_own_samples(self, axes: Axes, args: Any) -> DryCall | None:
-        """The call on one rank's samples of a batch that `axes` cut; None if samples do not stay apart in it."""
+        """The call on one rank's samples of a batch that `axes` cut; None if it does not treat samples one by one."""
         del axes, args
         return None
 
     @property
     def counts_samples(self) -> bool:
-        """Whether all that it does and holds is so much for each of its samples, and so much besides."""
+        """Whether all that it does and holds is linear in its number of samples."""
         return False
 
     def with_channels(self, channels: int) -> DryCall | None:
-        """The call as it would be on so many channels; None if what it does is not so much for each of them."""
+        """The call on that many channels; None if its result is not linear in their number."""
         del channels
         return None
 
     @property
     def filters(self) -> int:
-        """Channels that it makes, however many it is given; 0 if it makes as many."""
+        """Output channels, if fixed; 0 if the call returns as many channels as it receives."""
         return 0
 
     @property
     def finds_statistics(self) -> bool:
-        """Whether it normalises, and so looks at all of a channel at once."""
+        """Whether it normalises, and so reads a whole channel at once."""
         return False
 
     @property
     def joins_channels(self) -> bool:
-        """Whether its arguments have channels of their own, of which the first's are counted."""
+        """Whether its arguments may differ in their channels; only the first one's are counted."""
         return False
 
     def with_choice(self, decided: ChannelSplit | None) -> DryCall:
-        """The call as a plan has it that names the cut of the weight which this one decided on."""
+        """The call under a plan that already names the weight cut which this call chose."""
         del decided
         return self
 
@@ -85,7 +85,7 @@ class DryCall(ABC):
 
     @abstractmethod
     def ready(self) -> Ready:
-        """What runs."""
+        """The function to run, with its weights."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class PlainCall(DryCall):
 
     function: Function
     is_known: bool
-    """Whether a call of the same function is one that was made before."""
+    """Whether the function alone identifies the call."""
 
     @property
     def key(self) -> Any:
@@ -110,7 +110,7 @@ class PlainCall(DryCall):
 
 @dataclass(frozen=True)
 class ArrangeCall(DryCall):
-    """A change of layout, apart from the layer that wants it."""
+    """A change of layout, separate from the layer that asks for it."""
 
     cuts: tuple[Cut, ...]
 

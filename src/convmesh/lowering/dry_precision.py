@@ -26,6 +26,6 @@ def precision_on(device: torch.device) -> Precision:
 
 
 def autocast_for(plan: Plan, device: torch.device) -> torch.autocast:
-    """What a step of the plan runs in."""
+    """The autocast that a step of the plan runs in."""
     dtype = getattr(torch, AUTOCAST.get(plan.precision, "bfloat16"))
     return torch.autocast(device.type, dtype, enabled=bool(plan.precision))

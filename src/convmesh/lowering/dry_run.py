@@ -33,25 +33,25 @@ from convmesh.private_torch import flat_arguments, nested_arguments, tree_leaves
 from convmesh.private_torch.meta_autocast import meta_autocast
 
 DryRuns = RecentResults[Any, DryResult]
-"""Results by what tells calls apart: shared by the ranks, meshes and plans of one network."""
+"""Results by what distinguishes calls, shared by the ranks, meshes and plans of one network."""
 
 
 _REFUSALS = (ConvMeshError, ValueError, TypeError, LookupError, RuntimeError)
-"""What a call that cannot be made raises."""
+"""Errors that a call raises if it cannot be made."""
 
 
 class Flat(NamedTuple):
-    """A call's arguments as leaves, how they are nested, and that as text."""
+    """A call's arguments as leaves, and their nesting, also as text."""
 
     leaves: Sequence[Any]
     spec: Any
     nesting: str
     gap: int | None = None
-    """Elements from one sample of the arriving gradient to the next, if there is a gap behind each."""
+    """Elements from one sample of the arriving gradient to the next, if there is a gap after each."""
 
 
 class Question(NamedTuple):
-    """A call on the mesh of the axes that it uses, and what to read its result for."""
+    """A call on a mesh of only the axes that it uses, and what to read its result for."""
 
     view: MeshView
     call: DryCall
@@ -59,9 +59,9 @@ class Question(NamedTuple):
     spec: Any
     arriving: tuple[Strides | None, ...]
     given: Any
-    """What the result depends on besides the call."""
+    """What the result depends on apart from the call."""
     wanted: Extent | None
-    """The extent for which a call on `MANY` is to be read."""
+    """The extent for which to read the result of a call on `MANY`."""
 
     @property
     def key(self) -> Any:
@@ -69,28 +69,28 @@ class Question(NamedTuple):
 
 
 _MET = DryResult(None, (), (), (), ())
-"""In place of the result of a call that was not run."""
+"""Stands in for the result of a call that was met but not run."""
 
 
 class DryRunner:
-    """Runs calls on one rank of a mesh. A call like an earlier one, on whatever mesh or rank, is not run again.
+    """Runs calls on one rank of a mesh. A call like an earlier one, on any mesh or rank, is not run again.
 
-    Calls run on a mesh of those axes alone that cut their tensors or weights: the other axes change nothing but the
+    A call runs on a mesh of only those axes that cut its tensors or weights: the other axes change nothing but the
     numbers of the ranks that messages go to.
     """
 
     def __init__(self, mesh: OpenMesh, known: DryRuns | None = None) -> None:
         self.mesh = mesh
         self.splits_backward = False
-        """Whether gradients of weights are found apart from those of inputs, as some schedules of pipelines do."""
+        """Whether gradients of weights are computed separately from those of inputs, as some pipeline schedules do."""
         self._known = DryRuns() if known is None else known
         self._views: dict[tuple[frozenset[str], bool], MeshView] = {}
         self._here: dict[Any, DryResult] = {}
 
     def run(self, call: DryCall, args: Any, arriving: tuple[Strides | None, ...] = ()) -> DryResult:
-        """A call for `args` = (args, kwargs) with `Dry` in place of tensors.
+        """The result of a call on `args` = (args, kwargs), with `Dry` in place of tensors.
 
-        `arriving` says how gradients of the outputs lie in memory, if not as the outputs do.
+        `arriving` gives the strides of the outputs' gradients, where they differ from the outputs' own.
         """
         leaves, spec, nesting = flat_arguments(*args)
         if call.key is None:
@@ -104,29 +104,29 @@ class DryRunner:
         return self._here[signature]
 
     def _gap(self, first: DryResult, arriving: tuple[Strides | None, ...]) -> int | None:
-        """That of a gradient of the only output, whose shape the first run of the call has told."""
+        """The gap in the gradient of the only output, whose shape is known from the call's first run."""
         if len(arriving) != 1 or arriving[0] is None or not isinstance(first.value, Dry):
             return None
         shape = first.value.layout.box(self.mesh.rank).shape
         return arriving[0][0] if has_gaps(shape, arriving[0]) else None
 
     def _by_samples(self, call: DryCall, args: Any, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
-        """A call, run on this rank's samples alone if it may be."""
+        """A call's result, from a run on this rank's samples alone if possible."""
         apart = samples_apart(call, args, flat.leaves, self.mesh)
         if apart is None:
             return self._for_any(call, flat, arriving, None)
         try:
             result = self._for_any(apart.call, flat._replace(leaves=apart.leaves), arriving, apart)
         except _REFUSALS:
-            return self._shared(call, flat, arriving)  # which fails too, and tells of the whole batch
+            return self._shared(call, flat, arriving)  # which fails too, with an error about the whole batch
         return apart.joined(result, self.mesh) if apart.keeps_cuts(result) else self._shared(call, flat, arriving)
 
     def _for_any(
         self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...], apart: SamplesApart | None
     ) -> DryResult:
-        """A call, from its run for any number of samples or of channels if that is to be had.
+        """A call's result, from a run for any number of samples or channels if possible.
 
-        Of two calls that differ in channels the first is run for any number of samples, the second for any number of
+        Of calls that differ in channels, the first runs for any number of samples, and the second for any number of
         channels, which serves all others.
         """
         by_samples = None if apart is None else self._any_samples(apart, flat, arriving)
@@ -143,7 +143,7 @@ class DryRunner:
         return self._shared(call, flat, arriving)
 
     def _is_met(self, question: Question) -> bool:
-        """Whether the same was asked before; from now on it was."""
+        """Whether the same was asked before; also notes that it now was."""
         key = "met", question.key
         if question.key in self._known or key in self._known:
             return True
@@ -171,7 +171,7 @@ class DryRunner:
         return self._question(apart.call, flat, arriving, Extent(0, apart.samples))
 
     def _shared(self, call: DryCall, flat: Flat, arriving: tuple[Strides | None, ...]) -> DryResult:
-        """The result of a call like this one, or of this one, run now."""
+        """The result of an earlier call like this one, or of this one, run now."""
         return self._answer(self._question(call, flat, arriving))
 
     def _question(
@@ -185,7 +185,7 @@ class DryRunner:
         return Question(view, call, seen, flat.spec, arriving, given, wanted)
 
     def _answer(self, asked: Question) -> DryResult:
-        """The result of a call like this one; or of this one, run now. With `wanted`, as read for that."""
+        """The result of an earlier call like this one, or of this one, run now; read for the extent wanted, if any."""
         view, call, seen, spec, arriving, given, wanted = asked
         result = self._known.get(asked.key)
         if result is None:
@@ -194,7 +194,7 @@ class DryRunner:
         return view.outside(result if wanted is None else self._counted(result, wanted, view.open.mesh))
 
     def _counted(self, result: DryResult, wanted: Extent, mesh: Mesh) -> DryResult:
-        """A result for `MANY` as one for an extent, made once; it keeps the former, whose id is then its own."""
+        """A result for `MANY` read once for another extent; it keeps the former alive, so that its id stays unique."""
         key = (id(result), wanted)
         known = self._known.get(key)
         if known is None:
@@ -212,7 +212,7 @@ class DryRunner:
 
 
 def _begins_with_samples(strides: Strides) -> bool:
-    """Whether samples lie one after another, so that no stride depends on their number."""
+    """Whether samples are outermost in memory, so that no stride depends on their number."""
     return strides[0] == max(strides)
 
 
@@ -221,14 +221,14 @@ def _named(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _description(leaf: Any) -> Any:
-    """Of an argument with no shards; torch takes long to write a tensor."""
+    """Describes an argument that has no shards; torch is slow to write a tensor as text."""
     if isinstance(leaf, torch.Tensor) and leaf.is_meta:
         return type(leaf), leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
     return repr(leaf)
 
 
 def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:
-    """What a call's result depends on besides its arguments: the rank, or no more than the shapes of its shards."""
+    """What a call's result depends on apart from its arguments: the rank, or only the shapes of its shards."""
     layouts = [leaf.layout for leaf in leaves if isinstance(leaf, Dry)]
     if call.is_alike_everywhere and all(layout == layouts[0] for layout in layouts):
         return layouts[0].box(mesh.rank).shape
@@ -236,7 +236,7 @@ def _place(call: DryCall, leaves: Sequence[Any], mesh: OpenMesh) -> Any:
 
 
 def _written_for(mesh: OpenMesh, *call: Any) -> DryResult:
-    """A call, in operators for whoever runs them: a compiler, or torch."""
+    """Run a call in the operators that a compiler, or torch, would run."""
     with fusing() if mesh.settings.compile else nullcontext():
         return _run(mesh, *call)
 

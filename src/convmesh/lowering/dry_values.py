@@ -19,7 +19,7 @@ from convmesh.private_torch import tree_leaves, tree_map
 
 Axes = tuple[str, ...]
 Strides = tuple[int, ...]
-"""How a gradient lies in memory."""
+"""How a gradient is laid out in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Dry:
     dtype: torch.dtype
     learns: bool
     order: Order = ()
-    """Its dims from the one that lies outermost in memory to the innermost; empty: as they are numbered."""
+    """Its dims from the outermost in memory to the innermost; empty: as they are numbered."""
 
     def on(self, mesh: OpenMesh) -> Sharded:
         """This rank's shard, without data."""
@@ -39,23 +39,23 @@ class Dry:
         return Sharded(local.requires_grad_(self.learns), self.layout, mesh)
 
     def lying_in(self, layout: Layout) -> Dry:
-        """The same in another layout. `replace` takes five times as long."""
+        """The same tensor in another layout. `replace` takes five times as long."""
         return self if layout is self.layout else Dry(layout, self.dtype, self.learns, self.order)
 
     def copied_in(self, layout: Layout) -> Dry:
-        """The same as an earlier call arranged it: copies for several ranks have a dim of their own, the innermost."""
+        """The same tensor as an earlier call arranged it: copies for several ranks add an innermost dim."""
         order = (*self.order, *range(len(self.order), len(layout.cuts))) if self.order else ()
         return Dry(layout, self.dtype, self.learns, order)
 
     def gradient(self, mesh: OpenMesh, strides: Strides | None) -> torch.Tensor:
-        """A gradient of the shard, without data: lying as told, or else as the shard itself."""
+        """A gradient of the shard, without data: with the given strides, or laid out like the shard itself."""
         local = self.on(mesh).local.detach()
         return lying(local, strides)
 
 
 @dataclass(frozen=True)
 class DryResult:
-    """What a call gives (`Dry` in place of tensors), does and keeps, and the axes that cut its weights' work."""
+    """What a call returns (`Dry` in place of tensors), does and keeps, and the axes that cut its weights' work."""
 
     value: Any
     forward: tuple[Step, ...]
@@ -66,19 +66,19 @@ class DryResult:
     """The cut of the weight, if it was left to the call."""
     held: Held = field(default_factory=Held)
     weight_steps: int = 0
-    """How many of the last steps of backward find gradients of weights apart."""
+    """How many of the last steps of backward compute gradients of weights alone."""
     gradients: tuple[Strides | None, ...] = ()
-    """Of each tensor that it was given: how the gradient that is found lies in memory."""
+    """By input tensor: the strides of its gradient; None where there is none."""
     moments: tuple[tuple[int, ...], ...] = ()
-    """Bytes held in the course of forward, of backward, and of its work on weights apart: `held` has the peaks."""
+    """Bytes held in the course of forward, of backward, and of its separate work on weights; `held` has the peaks."""
     flow: NodeFlow = NO_FLOW
     """Which values its computations read and make, if they are for a compiler."""
     counted_from: DryResult | None = field(default=None, repr=False, compare=False)
-    """The result for any number of samples that this one was read from."""
+    """The result for `MANY` that this one was read from."""
 
 
 def lying(tensor: torch.Tensor, strides: Strides | None) -> torch.Tensor:
-    """A tensor like another, in this order in memory."""
+    """A tensor like another, with these strides."""
     if strides is None:
         # On tensors without data `empty_like` takes ten times as long.
         plain = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -95,7 +95,7 @@ def _dry(x: Any) -> Any:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """A result with a function of every leaf in its place; most results are one tensor."""
+    """A result with the function applied to every leaf; most results are one tensor."""
     return function(value) if isinstance(value, (Dry, Sharded)) else tree_map(function, value)
 
 

@@ -1,4 +1,4 @@
-"""In how many equal blocks the features of a dense layer are read by what follows it.
+"""The number of equal blocks in which the features of a dense layer are read by what follows it.
 
 A fused projection makes queries, keys and values at once, a gated layer its values and gates. Cut in one run, the first
 rank would have queries and half of the keys; cut block by block, every rank has the same heads of each.

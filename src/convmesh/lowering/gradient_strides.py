@@ -1,8 +1,8 @@
-"""Gradients on their way back: how they lie in memory, and the sums that autograd makes of several users' ones.
+"""Gradients on their way back: their strides, and the sums that autograd makes where a value has several users.
 
-A gradient lies as the operator that found it left it, often not as the value it belongs to; operators that meet both
-are then slower, or copy first. Nodes are walked from the last to the first, and those that a gradient reaches in
-another order than their first dry run took it to have are run again.
+A gradient has the strides that its operator gave it, often not those of its value; operators that meet both are then
+slower, or copy first. Nodes are walked from the last to the first, and a node whose gradient arrives with other strides
+than its first dry run assumed is run again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from convmesh.lowering.recorder import recorded
 from convmesh.plans import NodeProgram, Step
 
 Place = tuple[str, int]
-"""A node, and which of its tensors."""
+"""A node, and the index of one of its tensors."""
 
 MOST_ADDED = 1 << 12
-"""Different gradients that are kept, of all networks."""
+"""Different gradients kept, over all networks."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A node's dry run: what it gave, the tensors that it was given, and the run itself for other gradients."""
+    """A node's dry run: its result, its input tensors, and the run itself, to repeat for other gradients."""
 
     result: DryResult
     inputs: tuple[tuple[Place | None, Dry], ...]
@@ -46,7 +46,7 @@ class Returning:
         self._arrived: dict[Place, Strides | None] = {}
 
     def programs(self, nodes: Sequence[NodeProgram]) -> tuple[NodeProgram, ...]:
-        """The nodes, with backward as gradients reach them; of a tensor's users, each but the last adds its own."""
+        """The nodes, with backward as gradients reach them; each of a tensor's users but the last adds its own."""
         return tuple(reversed([self._program(node) for node in reversed(nodes)]))
 
     def _program(self, node: NodeProgram) -> NodeProgram:
@@ -59,23 +59,23 @@ class Returning:
         if result is visit.result and not sums:
             return node
         steps, end = result.backward, len(result.backward) - result.weight_steps
-        # Whose memory gradients are stays as it was found: one that is a part of another would count whole.
+        # The owners of gradients' memory stay as first found: a gradient that is part of another would count whole.
         held, again = node.held, result.held
         held = replace(held, bytes_backward=again.bytes_backward, bytes_weights=again.bytes_weights)
         backward = (*steps[:end], *sums, *steps[end:]) if sums else steps
         return replace(node, backward=backward, held=held, flow=replace(result.flow, sums=len(sums)))
 
     def _pass_on(self, visit: Visit, result: DryResult) -> list[Step]:
-        """Give every input's gradient to the node that made it; the sums on the way."""
+        """Pass every input's gradient to the node that made it; returns the sums on the way."""
         steps: list[Step] = []
         for (place, value), strides in zip(visit.inputs, result.gradients, strict=True):
             if strides is None:
                 continue
-            if place is None:  # it joins the other node's there
+            if place is None:  # it is added to that of the node that rearranged the input
                 steps += self._sum(value, strides, strides)[0]
                 continue
             crosses = place[0] in self._visits and self._visits[place[0]].stage != visit.stage
-            # What travels between stages is packed, and unpacked as the value is.
+            # What travels between stages is packed, and unpacked in the value's order.
             found = None if crosses or strides == self._own(value) else strides
             if place in self._arrived:
                 more, total = self._sum(value, self._arrived[place], found)
@@ -95,7 +95,7 @@ class Returning:
 
 @lru_cache(maxsize=MOST_ADDED)
 def _laid_out(shape: tuple[int, ...], order: Order) -> Strides:
-    """Strides of a gradient that lies like a value with its dims in this order."""
+    """Strides of a gradient laid out like a value with its dims in this order."""
     value = torch.empty_permuted(shape, order or tuple(range(len(shape))), device="meta")
     return lying(value, None).stride()
 
@@ -104,7 +104,7 @@ def _laid_out(shape: tuple[int, ...], order: Order) -> Strides:
 def _added(
     shape: tuple[int, ...], dtype: torch.dtype, one: Strides, other: Strides
 ) -> tuple[tuple[Step, ...], Strides]:
-    """The sum of two gradients: what it takes, and how it lies."""
+    """The sum of two gradients: its steps and its strides."""
     parts = [torch.empty_strided(shape, strides, dtype=dtype, device="meta") for strides in (one, other)]
     with torch.no_grad(), recorded(dry_mesh(Mesh(), 0)) as steps:
         total = torch.add(*parts)

@@ -24,7 +24,7 @@ from convmesh.plans import BucketProgram, Program, ShowingProgram, Step, WeightP
 from convmesh.plans.summing import Reduction, Summing
 
 MOST_SUMS = 256
-"""Sums that are kept: those of a search's meshes, or of the same meshes in two scaling curves."""
+"""Sums kept: those of a search's meshes, or of the same meshes in two scaling curves."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ _known: RecentResults[Any, Sums] = RecentResults(MOST_SUMS)
 
 
 def with_sums(program: Program, sum_axes: Mapping[str, tuple[str, ...]], mesh: OpenMesh, summing: Summing) -> Program:
-    """The program with what sums the gradients of a backward pass in which every weight got one, and what follows."""
+    """The program with the sums of gradients, as after a backward pass that reached every weight, and what follows."""
     held = {weight.name: weight for weight in program.weights}
     alike = SummedAxes.of(mesh, sum_axes.values(), summing.reduction)
     inside = {weight: alike.inside(axes) for weight, axes in sum_axes.items()}
@@ -67,7 +67,7 @@ def _updating(weight: WeightProgram, elements: int | None) -> WeightProgram:
 
 
 def _place(mesh: OpenMesh, sum_axes: Mapping[str, tuple[str, ...]], name: Reduction) -> Any:
-    """What the sums depend on of where a rank stands: in an all-reduce, only whether it is the first."""
+    """How the sums depend on the rank: in an all-reduce, only on whether it is the first."""
     if name not in ("bucketed", "hierarchical"):
         return mesh.rank
     return tuple(root_of(mesh, axes) == mesh.rank for axes in dict.fromkeys(sum_axes.values()))
@@ -93,14 +93,14 @@ def _reduced(
 
 
 def _buckets(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> tuple[BucketProgram, ...]:
-    """The buckets' legs, each run for all of them before the next, as `reduce_now` does."""
+    """The buckets' legs, each run for all buckets before the next, as in `reduce_now`."""
     legs = [[_steps(reducer, leg, bucket) for bucket in reducer.buckets] for leg in ("start", "relay", "finish")]
     weights = [tuple(names[slot.parameter] for slot in bucket.slots) for bucket in reducer.buckets]  # type: ignore[index]
     return tuple(BucketProgram(*both) for both in zip(weights, zip(*legs, strict=True), strict=True))
 
 
 def _updated(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> dict[str, int]:
-    """How much of every summed weight an optimiser finds a gradient for on this rank."""
+    """Elements of every summed weight for which the optimiser finds a gradient on this rank."""
     found = {slot.parameter: slot.parameter.grad for bucket in reducer.buckets for slot in bucket.slots}
     if isinstance(reducer, ShardedReducer):
         for bucket in reducer.scattered:

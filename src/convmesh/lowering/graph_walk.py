@@ -76,7 +76,7 @@ class Lowering:
         for node in self._captured.module.graph.nodes:
             self._visit(node, self._captured.graph.node(node.name))
         late = self._assembly.mixed - self._assembly.eager - self._eager
-        if late:  # their backward sends more than was written down
+        if late:  # their backward sends more than was recorded
             return self._with_eager(late).run()
         nodes = Returning(self._visits, self._mesh).programs(self._assembly.nodes)
         self._visits = {}  # they refer to this walk, which would keep it alive
@@ -108,7 +108,7 @@ class Lowering:
         return Dry(layout, getattr(torch, value.dtype), False, order)
 
     def _for_samples(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape of the captured batch, for the batch that is asked for."""
+        """A shape from the captured batch, for the requested number of samples."""
         if self._samples is None or shape[:1] != self._captured.graph.inputs[0].outputs[0].shape[:1]:
             return shape
         return (self._samples, *shape[1:])
@@ -155,7 +155,7 @@ class Lowering:
         return self._cache.stand_in(node, self._captured.module)
 
     def _made_apart(self, node: fx.Node, args: Any) -> Any:
-        """What a node makes of constants; where those are without data, so are its weights."""
+        """The result of a node on constants; if those have no data, neither do its weights."""
         has_data = not any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves(args))
         if node.op != "call_module" or has_data:
             return call_of(self._captured.module, node)(*args[0], **args[1])
@@ -175,8 +175,8 @@ class Lowering:
     ) -> tuple[Run, DryResult]:
         """A node's dry run.
 
-        It sums the gradients of its weights itself if they serve work that is cut by different axes, or are computed
-        from the model's parameters: the reducer knows only those.
+        The node sums the gradients of its weights itself if they serve work that is cut by different axes, or are
+        computed from the model's parameters: the reducer knows only the parameters themselves.
         """
         if unseen and module is not None:
             run: Run = self._unseen(spec, args, module)
@@ -206,12 +206,12 @@ class Lowering:
             self._env[node.args[0].name] = replace(target, learns=learns)
 
     def _again(self, run: Run, stage: int, arriving: tuple[Strides | None, ...]) -> DryResult:
-        """A node's dry run once more, for gradients that lie in memory otherwise."""
+        """Repeats a node's dry run for gradients with other strides."""
         self._runner.splits_backward = stage > 0 and self._is_zero_bubble
         return run(arriving=arriving)
 
     def _inputs(self, node: fx.Node, args: Any) -> tuple[tuple[Place | None, Dry], ...]:
-        """The tensors that a node is given, and whose they are; None for one that another node had rearranged."""
+        """A node's input tensors and where they come from; None for one that another node had rearranged."""
         names = self._cache.argument_names(node)
         places: list[Place | None] = [(n, i) for n in names for i in range(len(dries_in(self._env[n])))]
         if node.name in self._shared:
@@ -219,7 +219,7 @@ class Lowering:
         return tuple(zip(places, dries_in(args), strict=True))
 
     def _as_seen(self, name: str, stage: int) -> Any:
-        """A value as a stage has it: of what crossed from an earlier one, the gradient always travels back."""
+        """A value as a stage sees it: if it crossed from an earlier one, its gradient always travels back."""
         value = self._env[name]
         if not isinstance(value, Dry) or self._stages.get(name, 0) >= stage:
             return value
@@ -245,7 +245,7 @@ class Lowering:
         return ModuleCall(spec.layer, module, key, split, moves, cuts_norm, decided, blocks, role)
 
     def _blocks(self, spec: Node, split: Split | None) -> int:
-        """In how many blocks a layer's features are read, in its own stage."""
+        """The number of blocks in which a layer's features are read, within its own stage."""
         if split is None or not split.channel or not spec.channels_last:
             return 1
         stage = self._stages.get(spec.name, 0)
@@ -278,11 +278,11 @@ def _first(args: Any) -> Dry:
 
 
 def _computed(value: Any) -> Any:
-    """A tensor that learns as what it is to the call, a result: unlike a leaf it may be changed in place."""
+    """A learning leaf as the call sees it, a result: unlike a leaf, it may be changed in place."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad else value
 
 
 def _learned_apart(value: Any) -> Any:
-    """What a layer makes of constants alone: every rank has all of it, and its backward is the layer's own affair."""
+    """A layer's result on constants alone: every rank has all of it, and its backward is left to the layer."""
     is_learned = isinstance(value, torch.Tensor) and value.requires_grad
     return without_data(value) if is_learned else value

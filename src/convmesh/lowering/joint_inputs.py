@@ -1,6 +1,6 @@
 """Dense layers that read one tensor and cut their filters alike: separate projections to queries, keys and values.
 
-Each would bring the tensor to its ranks by itself, and send its gradient back by itself. Together they do so once.
+Alone, each would bring the tensor to its ranks and send its gradient back. Together they do so once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def joint_readers(graph: Graph, plan: Plan, stages: Mapping[str, int]) -> frozen
 
 
 def _groups(graph: Graph) -> tuple[tuple[Node, ...], ...]:
-    """Dense layers on tokens by the tensor that they read, where that is several."""
+    """Dense layers on tokens that read the same tensor, grouped by it."""
     if "joint readers" not in graph.derived:
         readers: dict[str, list[Node]] = {}
         for node in split_nodes(graph):
@@ -34,7 +34,7 @@ def _groups(graph: Graph) -> tuple[tuple[Node, ...], ...]:
 
 
 def _go_together(graph: Graph, group: tuple[Node, ...], plan: Plan) -> bool:
-    """Whether all cut their filters over the same axes, or may, and that moves less than to sum their outputs would."""
+    """Whether all cut their filters over the same axes, or may, and that moves no more than summing their outputs."""
     splits = [plan.split(node.layer) for node in group]
     if not splits[0].channel or len({(split.channel, split.sample) for split in splits}) > 1:
         return False

@@ -1,4 +1,4 @@
-"""Counting the bytes of tensors that are alive: each storage once, from the operator that makes it to its end."""
+"""Counting the bytes of live tensors: each storage once, from the operator that makes it until it is freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
 
 class HeldStorages(UncompiledDispatchMode):
-    """What operators inside the block made on one kind of device and is still held; exact, but for their workspace."""
+    """Counts bytes made by operators inside the block on one kind of device and still held; exact but for workspace."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class HeldStorages(UncompiledDispatchMode):
             return NotImplemented  # it comes again, with the tensors inside
         result = func(*args, **(kwargs or {}))
         if Probe.is_made or is_probing(args):
-            return result  # which has no memory where there is data
+            return result  # it has no memory in a run with data
         self.see(result if isinstance(result, (list, tuple)) else (result,))
         return result
 
     def see(self, values: Iterable[Any]) -> None:
-        """Count those of the tensors that were not known."""
+        """Count the tensors that were not seen before."""
         for value in values:
             if type(value) is torch.Tensor and value.is_meta and self._device == "meta":  # nearly all of a dry run
                 self._count(value.untyped_storage())
@@ -59,14 +59,14 @@ class HeldStorages(UncompiledDispatchMode):
         self.bytes_held -= self._alive.pop(watch.key)[1]
 
     def start(self, values: Iterable[Any] = ()) -> int:
-        """Look for the peak from here on, with `values` held before; gives the bytes that are held now."""
+        """Track the peak from here on, with `values` already held; returns the bytes held now."""
         self.see(values)
         self.bytes_peak = self.bytes_held
         return self.bytes_held
 
 
 class HeldMoments(HeldStorages):
-    """The same, with what is held after every operator."""
+    """The same, also noting what is held after every operator."""
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -82,7 +82,7 @@ class HeldMoments(HeldStorages):
         return before
 
     def above(self, base: int) -> tuple[int, ...]:
-        """What was held since the start, each different number once, less `base`."""
+        """The distinct byte counts held since the start, less `base`."""
         return tuple([held - base for held in self._moments])
 
 
@@ -97,7 +97,7 @@ Groups = Sequence[tuple[str, Sequence[torch.Tensor | None]]]
 
 
 def owned(tensors: Sequence[torch.Tensor], groups: Groups) -> tuple[Saved, ...]:
-    """For each tensor the first one of the groups, by the group's name and its index there, whose memory it is in."""
+    """For each tensor, the first member of the groups whose memory it is in: the group's name and the index there."""
     owners: dict[int, tuple[Any, int]] = {}
     for name, members in groups:
         for index, tensor in enumerate(members):
@@ -113,5 +113,5 @@ def owned_by(tensors: Sequence[torch.Tensor | None], groups: Groups) -> tuple[Sa
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their storages, each once."""
+    """Bytes of their storages, each counted once."""
     return sum({memory_key(t): t.untyped_storage().nbytes() for t in tensors}.values())

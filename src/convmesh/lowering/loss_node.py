@@ -1,4 +1,4 @@
-"""The loss as one more node of a program: a plan does not know it, whoever measures or predicts a step may."""
+"""The loss as one more node of a program: a plan does not know it, but whoever measures or predicts a step may."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from convmesh.plans.loss_memory import LOSS
 def with_loss(
     lowered: Lowered, loss: Callable[..., Any], target_shape: Sequence[int], target_dtype: torch.dtype
 ) -> Program:
-    """The program with the loss of its last node's output after it, and the look at the loss that the runtime takes."""
+    """The program followed by the loss of its last node's output, and the finite check that the runtime does."""
     program = lowered.program
     last = program.nodes[-1]
     settings = StepSettings(precision=lowered.plan.precision, compile=lowered.plan.compile)

@@ -1,4 +1,4 @@
-"""Lowering: a plan and a network become the program of one rank, kept with the network."""
+"""Lowering: a plan and a network become the program of one rank, cached with the network."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Lowered:
     arranged: dict[str, Arranged]
     """Nodes whose input changes its layout first, and what asks for it."""
     shared: dict[str, str]
-    """Nodes that take the input which another one had changed."""
+    """Nodes that take an input that another node rearranged, and that node."""
     cuts: dict[str, Cuts]
     """By weight: the axes that cut its dims."""
     blocks: dict[str, int]
@@ -39,6 +39,6 @@ class Lowered:
     numbers: dict[str, Any]
     """By node: sizes, shapes and what is computed from them."""
     dtypes: dict[str, torch.dtype]
-    """By node that gives one tensor."""
+    """By node that returns one tensor."""
     orders: dict[str, Order]
-    """By node that gives one tensor: its dims as they lie in memory."""
+    """By node that returns one tensor: its dims in memory order."""

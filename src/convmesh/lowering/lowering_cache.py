@@ -1,4 +1,4 @@
-"""What lowering has found for one network, kept with its capture: shapes, steps and layouts, never a weight."""
+"""Results of lowering one network, cached with its capture: shapes, steps and layouts, never a weight."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from convmesh.private_torch import tree_leaves
 from convmesh.private_torch.module_tables import buffers_of, parameters_of, parts_of
 
 MOST_LOWERED = 256
-"""Lowered plans that are kept for a network: a search returns to the best few."""
+"""Lowered plans kept for a network: a search returns to the best few."""
 
 
 MOST_STATES = 4
-"""States of a network that are kept apart: to train and to evaluate, before and after a change of types."""
+"""States of a network that are cached separately: training and evaluation, before and after a change of types."""
 
 
 class Problem(NamedTuple):
@@ -52,7 +52,7 @@ class LoweringCache:
     """Lowered plans of a network in one state, and the dry runs that plans share."""
 
     takes_channels_last: bool
-    """Whether inputs come with channels innermost: as the weights are."""
+    """Whether inputs come with channels innermost, like the weights."""
     dry_runs: DryRuns = field(default_factory=DryRuns)
     _lowered: RecentResults[Any, Lowered] = field(default_factory=lambda: RecentResults(MOST_LOWERED))
     _module_keys: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class LoweringCache:
     _stand_ins: dict[str, nn.Linear | None] = field(default_factory=dict)
 
     def lowered(self, problem: Problem, lower: Callable[[], Lowered]) -> Lowered:
-        """The lowered plan, kept or made now. It is found again for the plan with all choices made, too."""
+        """The lowered plan, cached or made now. It is also cached for the plan with all choices made."""
         known = self._lowered.get(problem.key)
         if known is None:
             known = lower()
@@ -70,7 +70,7 @@ class LoweringCache:
         return replace(known, plan=replace(problem.plan, splits=known.plan.splits))
 
     def argument_names(self, node: fx.Node) -> tuple[str, ...]:
-        """The nodes among a node's arguments, in order, as often as they are named."""
+        """The nodes among a node's arguments, in order, with repeats."""
         if node.name not in self._arguments:
             leaves = tree_leaves((node.args, dict(node.kwargs)))
             self._arguments[node.name] = tuple(leaf.name for leaf in leaves if isinstance(leaf, fx.Node))
@@ -84,7 +84,7 @@ class LoweringCache:
         return self._stand_ins[node.name]
 
     def module_key(self, path: str, module: nn.Module) -> Any:
-        """What tells calls of a module of the network apart from those of others."""
+        """What distinguishes calls of one module of the network from those of others."""
         if path not in self._module_keys:
             self._module_keys[path] = module_key(module)
         return self._module_keys[path]
@@ -95,7 +95,7 @@ _PINNED = "lowering of an unchanged network"
 
 @contextmanager
 def unchanged_network(captured: Captured) -> Iterator[None]:
-    """Take it that nothing changes about a network inside the block: a search would look for changes at every plan."""
+    """Assume that a network does not change inside the block: a search would otherwise check at every plan."""
     before = captured.derived.get(_PINNED)
     captured.derived[_PINNED] = cache_of(captured)
     try:
@@ -118,7 +118,7 @@ def cache_of(captured: Captured) -> LoweringCache:
 
 
 def share_dry_runs(known: Captured, other: Captured) -> None:
-    """Have a network that was captured for another batch, and not lowered yet, use the dry runs of the first."""
+    """Let a network captured for another batch, and not lowered yet, use the dry runs of the first."""
     state = _state(other.module)
     if other is not known and _state(known.module) == state:
         caches = other.derived.setdefault("lowering", RecentResults(MOST_STATES))
@@ -130,7 +130,7 @@ def _takes_channels_last(module: nn.Module) -> bool:
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:
-    """What may change about a network after it was captured: modes, types, orders in memory, what learns."""
+    """What may change about a network after capture: modes, types, memory order, and which weights learn."""
     parts = parts_of(module)
     tables = [table for part in parts for table in (parameters_of(part), buffers_of(part)) if table]
     tensors = [tensor for table in tables for tensor in table.values() if tensor is not None]

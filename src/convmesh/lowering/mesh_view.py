@@ -59,14 +59,14 @@ class MeshView:
         return with_peers(steps, self._rank)
 
     def _rank(self, peer: int) -> int:
-        """The rank of the whole mesh that stands where `peer` does on the reduced one."""
+        """The rank of the whole mesh at the place of `peer` on the reduced one."""
         place = self.open.mesh.coordinates(peer)
         table = dict(self._back.pairs)
         return self._mesh.rank({**self._here, **{table.get(name, name): at for name, at in place.items()}})
 
 
 def with_peers(steps: tuple[Step, ...], rank_of: Callable[[int], int]) -> tuple[Step, ...]:
-    """Steps whose messages go to other ranks; the same tuple if none changes."""
+    """Steps with their peers renumbered by `rank_of`; the same tuple if none changes."""
     moved = tuple(_with_peer(step, rank_of) for step in steps)
     return steps if all(a is b for a, b in zip(moved, steps, strict=True)) else moved
 

@@ -34,10 +34,10 @@ ALIKE_MODULES = (
 ALIKE_FUNCTIONS: frozenset[Any] = frozenset(
     (operator.add, operator.iadd, operator.mul, torch.add, torch.mul, torch.relu, F.relu, F.leaky_relu, F.gelu, F.silu)
 )
-"""Calls that look at single elements, or at sums over all ranks: where a rank stands does not matter to them."""
+"""Calls that read single elements, or sums over all ranks: the place of a rank does not matter to them."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""They look at single elements, too, if their kernel has only one."""
+"""They read single elements, too, if their kernel has only one."""
 
 BY_SAMPLE = frozenset(
     (
@@ -48,7 +48,7 @@ BY_SAMPLE = frozenset(
 """Layers that treat samples one by one."""
 
 DIMS_NAMED = {"flatten": 1, "unflatten": 1, "unbind": 1, "transpose": 2}
-"""Methods that leave all dims before those that they name as they are, and how many they name first."""
+"""Methods that leave all dims before those they name unchanged, and how many leading arguments name dims."""
 
 NORMS = (nn.LayerNorm, nn.GroupNorm)
 
@@ -60,12 +60,12 @@ BY_CHANNEL = frozenset(
 """Layers without weights that treat channels one by one."""
 
 _like: RecentResults[Any, tuple[nn.Module, Any]] = RecentResults(1 << 10)
-"""Layers of other numbers of channels, by what tells calls of those apart that they are like."""
+"""Copies of layers with other numbers of channels, by the original's module key and that number."""
 
 
 @dataclass(frozen=True)
 class FunctionCall(DryCall):
-    """A function or a tensor's method; `tensors` are constants and weights among its arguments."""
+    """A function or a tensor's method; `tensors` are the constants and weights among its arguments."""
 
     op: str
     target: Any
@@ -165,7 +165,7 @@ class ModuleCall(DryCall):
 
     @property
     def counts_samples(self) -> bool:
-        """Which way channels are cut is decided by what is sent of samples alone: their number does not matter."""
+        """How channels are cut depends only on what is sent per sample, so the number of samples does not matter."""
         weight = getattr(self.module, "weight", None)
         return type(self.module) not in NORMS and (weight is None or int(weight.nbytes) <= MOST_BYTES)
 
@@ -214,7 +214,7 @@ def _is_pointwise(module: nn.Module) -> bool:
 
 
 def _sums_channels(module: nn.Module) -> bool:
-    """Whether a layer is a convolution that adds up what it makes of each channel, and lies in memory as usual."""
+    """Whether a layer is a convolution that sums over all its input channels, with a contiguous weight."""
     layer: Any = module
     return type(module) in CONVOLUTIONS and layer.groups == 1 and bool(layer.weight.is_contiguous())
 
@@ -233,7 +233,7 @@ def _cut_apart(split: Split) -> Split:
 
 
 def _keeps_first(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a tensor's method looks at the dims behind its first alone."""
+    """Whether a tensor's method only concerns dims after the first."""
     x, *given = args
     if kwargs or not isinstance(x, Dry):
         return False
@@ -255,7 +255,7 @@ def _joined_dim(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 
 def module_key(module: nn.Module) -> int | None:
-    """What tells calls of modules apart; None for a module whose forward may depend on anything."""
+    """Distinguishes calls of modules; None for a module whose forward may depend on anything."""
     if not type(module).__module__.startswith("torch.nn."):
         return None
     shapes = tuple((name, t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in named_tensors(module))
@@ -273,7 +273,7 @@ def _numbered(described: tuple[Any, ...]) -> int:
 
 
 def function_of(op: str, target: Any) -> Callable[..., Any]:
-    """What a node that is no module calls."""
+    """The function or method that a node calls."""
     if op == "call_method":
         return partial(_call_method, str(target))
     function: Callable[..., Any] = target

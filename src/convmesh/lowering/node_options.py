@@ -1,4 +1,4 @@
-"""Single nodes of a network, lowered for given layouts of their inputs: mixes of splits are made of them."""
+"""Single nodes of a network, lowered for given layouts of their inputs: mixes of splits are built from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from convmesh.plans.steps import Steps
 from convmesh.private_torch import flat_arguments, tree_leaves
 
 Value = Any
-"""What a node gives: `Dry` in place of tensors."""
+"""What a node returns, with `Dry` in place of tensors."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Single:
 
 
 class SingleLowering(Lowering):
-    """Works out nodes one by one, each for many layouts; calls that are alike run once."""
+    """Lowers nodes one by one, each for many layouts; calls that are alike run once."""
 
     def __init__(self, captured: Captured, plan: Plan, rank: int, device: str) -> None:
         super().__init__(captured, plan, rank, device=device)
@@ -47,7 +47,7 @@ class SingleLowering(Lowering):
         self.nodes = {node.name: node for node in captured.module.graph.nodes}
         self._joint = frozenset()  # nodes are looked at one by one
         self.values = dict(self._env)
-        """Of the plan that it was made with: sizes and numbers are the same for all plans."""
+        """Values under the plan that it was made with; sizes and numbers are the same for all plans."""
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -63,7 +63,7 @@ class SingleLowering(Lowering):
         return replace(value, layout=input_layout(whole, name, user, split))
 
     def likeness(self, name: str, sources: Sequence[str], splits: Sequence[Split | None]) -> Any:
-        """What tells a node from others under these splits, besides the values of `sources`; None if all is its own."""
+        """What distinguishes a node under these splits, apart from the values of `sources`; None if it is unique."""
         node, spec = self.nodes[name], self._captured.graph.node(name)
         called = node.target
         if (module := self._module_of(node)) is not None:
@@ -87,7 +87,7 @@ class SingleLowering(Lowering):
         return None if any(isinstance(part, (Dry, torch.Tensor)) for part in tree_leaves(value)) else repr(value)
 
     def single(self, name: str, given: Mapping[str, Value], split: Split | None) -> Single | None:
-        """A node for given inputs, under a split if it takes one; None if that cannot be."""
+        """A node for given inputs, under a split if it takes one; None if that is impossible."""
         node, spec = self.nodes[name], self._captured.graph.node(name)
         self._env = {**self.values, **given}
         self._weights, self._made = DecidedCuts(), {}
@@ -110,7 +110,7 @@ class SingleLowering(Lowering):
         )
 
     def _moved(self, node: fx.Node, split: Split) -> DryResult | None:
-        """Change the first input's layout to what the split asks for, apart from the node's own call."""
+        """Change the first input's layout to what the split asks for, separately from the node's own call."""
         source = next((leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)), None)
         if source is None or not isinstance(self._env[source.name], Dry):
             return None

@@ -19,8 +19,8 @@ from convmesh.private_torch.module_tables import call_with
 def is_opaque(kind: str, module: object) -> bool:
     """Whether a call runs on whole samples unseen: a user's own module that could not be traced.
 
-    Torch's modules and functions without a split version are refused instead: some mix samples, or have them elsewhere
-    than in the first dim, and would be wrong without a word.
+    Torch's modules and functions without a split version are refused instead: some mix samples, or do not have them in
+    the first dim, and would be silently wrong.
     """
     return kind == "opaque" and isinstance(module, nn.Module) and not type(module).__module__.startswith("torch.")
 
@@ -30,7 +30,7 @@ _STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def mixes_samples(module: nn.Module) -> bool:
-    """Whether a closed module needs the whole batch: statistics of a part of it would be others."""
+    """Whether an opaque module needs the whole batch: statistics of a part of it would differ."""
     return any(isinstance(part, _STATISTICS) for part in module.modules())
 
 

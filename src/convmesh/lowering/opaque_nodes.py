@@ -1,4 +1,4 @@
-"""Nodes that the tracer could not look into, in a dry run: what their inputs' change of layout costs, and no more."""
+"""Nodes that the tracer could not look into, in a dry run: the cost of their inputs' change of layout, and no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_unseen(
 ) -> DryResult:
     """A node whose samples stay cut, unless it mixes them; `shapes` are its outputs'.
 
-    What it computes is not known, nor what a gradient's order in memory changes.
+    What it computes is unknown, and so is the effect of a gradient's strides.
     """
     del arriving
     mesh, lead = runner.mesh, inputs[0].layout

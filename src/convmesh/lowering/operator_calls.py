@@ -22,25 +22,25 @@ from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.tensor_internals import memory_key, storage_key
 
 ALIASING = frozenset({"detach", "_unsafe_view", "lift_fresh", "as_strided_"})
-"""Operators whose result is their argument's memory, although torch does not call them views."""
+"""Operators whose result shares their argument's memory, although torch does not call them views."""
 
 FREE = ALIASING | {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that touch no memory."""
 
 MOST_CALLS = 1 << 15
-"""Different calls that are kept; a search for one network makes a few thousand."""
+"""Different calls kept; a search for one network makes a few thousand."""
 
 _PRODUCTS = {torch.ops.aten.mm: 0, torch.ops.aten.bmm: 0, torch.ops.aten.addmm: 1, torch.ops.aten.baddbmm: 1}
-"""Matrix products, and which of their arguments is multiplied from the left."""
+"""Matrix products, and which of their arguments is the left factor."""
 
 _TORCH_COUNTS = re.compile("attention|conv|scaled_mm")
-"""Names of the other operators whose operations torch counts."""
+"""Names of the other operators whose FLOPs torch counts."""
 
 Signature = tuple[Any, ...]
 
 
 class _Fresh(NamedTuple):
-    """A result in memory of its own."""
+    """A result in its own memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Fresh(NamedTuple):
 
     @property
     def bytes_needed(self) -> int:
-        """Of memory that begins with it."""
+        """Bytes of a storage that begins and ends with it."""
         if 0 in self.shape:
             return 0
         last = sum([(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)])
@@ -79,11 +79,11 @@ _known: dict[Signature, _CallReplay | None] = {}
 
 
 _views: dict[int, tuple[Any, bool]] = {}
-"""By the id of an operator, which is kept: torch's hash of one is a function in Python."""
+"""By the id of an operator, which is kept alive here: torch's hash of one is a slow Python function."""
 
 
 def is_view(func: Any) -> bool:
-    """Whether an operator does nothing but give its argument's memory another shape."""
+    """Whether an operator only gives its argument's memory another shape."""
     known = _views.get(id(func))
     if known is None:
         known = _views[id(func)] = func, func.is_view or func.overloadpacket.__name__ in ALIASING
@@ -110,7 +110,7 @@ def run_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
 
 
 def made_call(func: Any, args: Any, kwargs: Any) -> tuple[Any, Work | None]:
-    """The same, without looking at earlier calls."""
+    """The same, without consulting earlier calls."""
     result = result_of(func, args, kwargs)
     is_free = func.is_view or func.overloadpacket.__name__ in FREE
     return result, None if is_free else _work(func, args, kwargs, result)
@@ -122,7 +122,7 @@ def result_of(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _signature(func: Any, args: Any, kwargs: Any) -> Signature:
-    """Everything that the results depend on; operators live as long as the process, so that their ids will do."""
+    """Everything that the results depend on; operators live as long as the process, so their ids suffice."""
     return id(func), torch.get_default_dtype(), _described(args), _described(kwargs.items()) if kwargs else None
 
 
@@ -163,7 +163,7 @@ def _replay_of(result: Any, work: Work | None, given: Sequence[torch.Tensor]) ->
             results.append(_Given(index))
             continue
         if not value.is_meta:
-            return None  # a number that all ranks draw: it has a value, also in a dry run
+            return None  # a number that all ranks draw: it has a value even in a dry run
         fresh = _Fresh(tuple(value.shape), value.stride(), value.dtype)
         storage = value.untyped_storage()
         if storage_key(storage) in storages or storage.nbytes() != fresh.bytes_needed:
@@ -210,7 +210,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if func.overloadpacket in (torch.ops.aten.mkldnn_convolution, torch.ops.aten.convolution):
         is_transposed = func.overloadpacket is torch.ops.aten.convolution and args[6]
         places = args[0] if is_transposed else result
-        return 2 * int(places.numel()) * int(args[1][0].numel())  # as torch counts, in fifty times as long
+        return 2 * int(places.numel()) * int(args[1][0].numel())  # torch's count takes fifty times as long
     if func.overloadpacket in FOURIER_KERNELS:
         return _fourier_flops(args[0], args[1], result)
     if func.overloadpacket in _PRODUCTS:
@@ -237,7 +237,7 @@ def _fourier_flops(x: Any, dims: Sequence[int], result: Any) -> int:
 
 
 def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
-    """As many as forward for each gradient that is wanted; torch's own count ignores groups."""
+    """The count of forward for each gradient that is wanted; torch's own count ignores groups."""
     transposed, wanted = options[4], options[7]
     places = x if transposed else grad
     return 2 * int(places.numel()) * int(weight[0].numel()) * sum(map(bool, wanted[:2]))

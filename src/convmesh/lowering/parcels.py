@@ -1,7 +1,7 @@
-"""What crosses from one stage to the next: this rank's shards of several tensors, side by side in one run a type.
+"""What crosses from one stage to the next: this rank's shards of several tensors, side by side in one run per type.
 
-A stage's inputs and outputs are then flat and of a size known beforehand, and each value travels once, in one message
-with the others. Values lie in a run as the dry run found them to lie in memory, so that none is turned round.
+A stage's inputs and outputs are then flat and of known size, and each value travels once, in one message with the
+others. Values keep the memory order that the dry run found, so that none is transposed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Flats = tuple[torch.Tensor, ...]
 
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> list[torch.Tensor]:
-    """Views of a run as tensors that lie in it one after the other, each with its dims in an order of its own."""
+    """Views of a run as the consecutive tensors in it, each with its dims in its own order."""
     found = []
     for part, shape, order in zip(flat.split([shape.numel() for shape in shapes]), shapes, orders, strict=True):
         lying = order or tuple(range(len(shape)))
@@ -34,7 +34,7 @@ def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Or
 
 
 def _run_of(tensors: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.Tensor:
-    """The tensors side by side, copied once, however they lie."""
+    """The tensors side by side, copied once, whatever their strides."""
     flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
     for part, tensor in zip(_parts(flat, [tensor.shape for tensor in tensors], orders), tensors, strict=True):
         part.copy_(tensor)
@@ -42,11 +42,11 @@ def _run_of(tensors: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.T
 
 
 class _Packed(torch.autograd.Function):
-    """Tensors as one run; always a copy: a schedule cuts outputs off their graph, which cannot be done to views."""
+    """Tensors as one run; always a copy: a schedule detaches outputs from their graph, which views do not allow."""
 
     @staticmethod
     def forward(ctx: Any, orders: Sequence[Order], *tensors: torch.Tensor) -> torch.Tensor:
-        """Tensors beyond those that have an order are not packed: they get a gradient, which is zero."""
+        """Tensors beyond those that have an order are not packed; their gradient is zero."""
         packed, ctx.idle = tensors[: len(orders)], tensors[len(orders) :]
         ctx.orders, ctx.shapes = orders, [tensor.shape for tensor in packed]
         return _run_of(packed, orders)
@@ -57,7 +57,7 @@ class _Packed(torch.autograd.Function):
 
 
 class _Unpacked(torch.autograd.Function):
-    """Parts of a run as tensors of their own, without a copy: layers may then work on them in place."""
+    """Parts of a run as separate tensors, without a copy: layers may then work on them in place."""
 
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> Flats:
@@ -81,7 +81,7 @@ class Parcel:
     orders: tuple[Order, ...]
 
     def _places(self) -> list[tuple[torch.dtype, list[int]]]:
-        """By type, in the order in which types first come: which tensors share a run."""
+        """By type, in order of first appearance: which tensors share a run."""
         chosen: dict[torch.dtype, list[int]] = {}
         for index, dtype in enumerate(self.dtypes):
             chosen.setdefault(dtype, []).append(index)
@@ -94,7 +94,7 @@ class Parcel:
         return [torch.Size(layout.box(rank).shape) for layout in self.layouts]
 
     def examples(self, rank: int) -> Flats:
-        """Runs without data, as a stage is told what it will be given."""
+        """Runs without data, which tell a stage what it will receive."""
         shapes = self.shapes(rank)
         return tuple(
             torch.empty(
@@ -130,7 +130,7 @@ class Parcel:
 
 
 def _with_gradient(flat: torch.Tensor) -> torch.Tensor:
-    """What leaves a stage takes part in backward even if no weight before it learns: its gradient is on its way."""
+    """What leaves a stage takes part in backward even if no weight before it learns: its gradient is sent anyway."""
     wants = torch.is_grad_enabled() and flat.is_floating_point() and not flat.requires_grad
     return flat.requires_grad_() if wants else flat
 
@@ -141,7 +141,7 @@ def rows(local: torch.Tensor, count: int) -> list[torch.Tensor]:
 
 
 def parcel_of(names: Sequence[str], lowered: Lowered) -> Parcel:
-    """Of nodes that give one tensor each."""
+    """The parcel of nodes that return one tensor each."""
     unique = tuple(dict.fromkeys(names))
     layouts = tuple(lowered.layouts[name][0] for name in unique)
     dtypes, orders = tuple(lowered.dtypes[name] for name in unique), tuple(lowered.orders[name] for name in unique)

@@ -1,4 +1,4 @@
-"""What a plan may change without changing any layer: where gradients are summed, and what is computed again."""
+"""What a plan may change without changing any layer: how gradients are summed, and what is recomputed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from convmesh.plans import Plan, Program
 
 
 def without_variant(plan: Plan) -> Plan:
-    """The plan with the usual sums, and nothing computed again: its layers do the same."""
+    """The plan with the default sums and nothing recomputed: its layers do the same."""
     return replace(plan, reduction="bucketed", compression="none", ranks_per_host=1, checkpoint=())
 
 
 def with_variant(lowered: Lowered, plan: Plan, mesh: OpenMesh) -> Lowered:
-    """A lowering of `without_variant(plan)` as that of the plan itself."""
+    """A lowering of `without_variant(plan)`, changed to that of the plan itself."""
     program = _recomputing(lowered.program, plan) if plan.checkpoint else lowered.program
     if plan.pipeline is None and plan.summing != lowered.plan.summing:  # stages sum for themselves
         program = with_sums(program, lowered.sum_axes, mesh, plan.summing)

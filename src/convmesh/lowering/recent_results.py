@@ -1,4 +1,4 @@
-"""A dictionary that forgets what was asked for longest ago."""
+"""A dictionary that forgets the least recently used entry."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ class _Recorder(UncompiledDispatchMode):
         if Probe.is_made:
             return func(*args, **(kwargs or {}))
         if is_probing(args):
-            return result_of(func, args, kwargs or {})  # it has no memory where there is data
+            return result_of(func, args, kwargs or {})  # it has no memory in a run with data
         if is_view(func):
-            return func(*args, **(kwargs or {}))  # its memory was counted with the tensor that it shows
+            return func(*args, **(kwargs or {}))  # its memory was counted with the tensor that it views
         return self._noted(*run_call(func, args, kwargs or {}), func, args, kwargs or {})
 
     def _run_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Operators on tensors that torch itself takes apart."""
+        """Operators on tensor subclasses, which torch itself takes apart."""
         if self._storages is not None and any(is_dtensor_type(kind) for kind in types):
             return NotImplemented  # it comes again, with the tensors inside
         return self._noted(*made_call(func, args, kwargs), func, args, kwargs)
@@ -94,7 +94,7 @@ class SavedTensors:
     def listed(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
     ) -> tuple[Saved, ...]:
-        """What was kept, told apart by whose memory it is; from here on only the graph keeps it."""
+        """What was kept, by whose memory it is; from here on only the graph keeps it alive."""
         owners: dict[int, tuple[Any, int]] = {}
         for what, tensors in (("weight", weights), ("output", outputs), ("input", inputs)):
             owners |= {memory_key(t): (what, index) for index, t in enumerate(tensors)}

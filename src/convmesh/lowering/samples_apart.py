@@ -1,7 +1,7 @@
-"""Calls that treat samples one by one: a rank's own samples are all that they depend on of the batch.
+"""Calls that treat samples one by one: of the batch, they depend only on the rank's own samples.
 
-Such a call runs dry on this rank's samples alone, as if there were no others. So it is alike on meshes that cut the
-batch into parts of the same size, and in batches of any size.
+Such a call runs dry on this rank's samples alone, as if there were no others. It is then alike on all meshes that cut
+the batch into parts of the same size, and in batches of any size.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class SamplesApart:
     samples: int
 
     def in_any_number(self, mesh: OpenMesh) -> tuple[Any, ...] | None:
-        """The arguments with `MANY` samples; None if the call may depend on their number otherwise than by counting.
+        """The arguments with `MANY` samples; None if its result may not be linear in their number.
 
-        A single sample may lie in memory in any order; kernels of processors look at samples one by one.
+        A single sample has an ambiguous memory order; CPU kernels are chosen by size.
         """
         dries = [leaf for leaf in self.leaves if isinstance(leaf, Dry)]
         is_large = any(math.prod(leaf.layout.box(mesh.rank).shape[1:]) > MOST_ELEMENTS for leaf in dries)
@@ -84,7 +84,7 @@ def samples_apart(call: DryCall, args: Any, leaves: Sequence[Any], mesh: OpenMes
 
 
 def _shared_cut(layouts: Sequence[Layout]) -> Cut | None:
-    """The cut of the first dim, if all tensors have one and the same."""
+    """The cut of the first dim, if all tensors share it."""
     first = layouts[0].cuts[0] if layouts and layouts[0].cuts else None
     return None if first is None or any(layout.cuts[:1] != (first,) for layout in layouts) else first
 

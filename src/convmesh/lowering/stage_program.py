@@ -57,7 +57,7 @@ def stages_by_node(graph: Graph, pipeline: Pipeline) -> dict[str, int]:
 def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
     """A lowering of all layers, with the program of this rank's stages alone.
 
-    It may be that of another stage's rank that stands where this one stands along the other axes.
+    `lowered` may be for another stage's rank, at this rank's place along the other axes.
     """
     pipeline = lowered.plan.pipeline
     assert pipeline is not None
@@ -81,7 +81,7 @@ def on_stage(lowered: Lowered, graph: Graph, mesh: OpenMesh) -> Lowered:
 
 
 def _shifted(node: NodeProgram, shift: int) -> NodeProgram:
-    """The node on another stage's rank: its peers are as far along the pipe axis as it is."""
+    """The node on another stage's rank: its peers move along the pipe axis with it."""
     forward, backward = (with_peers(steps, lambda peer: peer + shift) for steps in (node.forward, node.backward))
     moves = forward is not node.forward or backward is not node.backward
     return replace(node, forward=forward, backward=backward) if moves else node
@@ -117,7 +117,7 @@ def _stage_nodes(
 
 
 def _accumulating(node: NodeProgram, weights: Mapping[str, WeightProgram], mesh: OpenMesh) -> NodeProgram:
-    """A node that adds its weights' gradients to those of earlier micro-batches: one addition too many in a step."""
+    """A node that adds its weights' gradients to earlier micro-batches'; this counts one addition too many a step."""
     added = [name for name in node.weights if name in weights]
     if not added:
         return node
@@ -147,7 +147,7 @@ def _boundary(
 
 
 def _sent(lowered: Lowered, names: Sequence[str], peer: int, mesh: OpenMesh) -> tuple[Transfer, ...]:
-    """One message for each type of values: all that cross travel side by side."""
+    """One message per type: values that cross travel side by side."""
     elements: Counter[torch.dtype] = Counter()
     for name in names:
         elements[lowered.dtypes[name]] += math.prod(lowered.layouts[name][0].box(mesh.rank).shape)

@@ -1,4 +1,4 @@
-"""The axes along which gradients are summed, under names that meshes share: sums over as many ranks are then alike."""
+"""The axes along which gradients are summed, named so that sums over equally many ranks are alike."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SCATTERED, TOGETHER = "data", "height"
 
 @dataclass(frozen=True)
 class SummedAxes:
-    """A rank on a mesh of no more axes than its sums use; `names` says what the axes of that mesh stand for."""
+    """A rank on a mesh of only the axes that its sums use; `names` says what the axes of that mesh stand for."""
 
     open: OpenMesh
     names: Mapping[Axes, Axes]
 
     @classmethod
     def of(cls, mesh: OpenMesh, sum_axes: Iterable[Axes], name: Reduction) -> SummedAxes:
-        """Axes that only serve together are one, unless hosts tell them apart. Which rank this is matters along the
-        scattered axis alone; else whether it is the first."""
+        """Axes that are only used together become one, unless hosts distinguish them. The rank's place matters along
+        the scattered axis alone; elsewhere, only whether it is the first."""
         used = {axes for axes in sum_axes if mesh.mesh.extent(axes) > 1}
         if name in ("broadcast", "hierarchical") or len(used) != 1:
             return cls(mesh, {})

@@ -1,4 +1,4 @@
-"""Numbers for the values of a dry run: every tensor's memory has one, and another one after it is written to."""
+"""Numbers for the values of a dry run: every tensor's memory has one, and gets a new one when it is written to."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _is_in_rows(name: str, args: Any, given: torch.Tensor) -> bool:
 
 
 class ValueNumbers:
-    """Numbers by memory. A memory that was freed may come back as that of another tensor, with another number."""
+    """Numbers by memory. Freed memory may come back as another tensor's, under another number."""
 
     def __init__(self) -> None:
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}

@@ -39,7 +39,7 @@ Cuts = dict[int, Axes]
 def without_data(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         return tensor
-    # Not `empty_like`: of a weight that is cut already that would be a shard.
+    # Not `empty_like`: for a weight that is already cut, that would return a shard.
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=memory_format_of(tensor))
     return made.requires_grad_(tensor.requires_grad)
 
@@ -79,12 +79,12 @@ def _decide_units(asked: Asked, module: nn.Module, x: Sharded, plans_of: Any, gr
 
 
 class DecidedCuts:
-    """The cuts of all weights, found out layer by layer."""
+    """The cuts of all weights, decided layer by layer."""
 
     def __init__(self) -> None:
         self.cuts: dict[str, Cuts] = {}
         self.blocks: dict[str, int] = {}
-        """Of weights whose first dim is cut block by block."""
+        """By weight whose first dim is cut block by block: their number."""
         self._decided: dict[str, ChannelSplit] = {}
 
     def note_norm(self, layer: str, module: nn.Module, given: Layout) -> bool:
@@ -122,8 +122,8 @@ class DecidedCuts:
 
 
 def shared_sums(uses: Mapping[str, Sequence[tuple[str, Axes]]]) -> tuple[dict[str, Axes], frozenset[str]]:
-    """For every weight the axes to sum its gradient over; and the nodes that must sum at once, since a weight of theirs
-    also serves nodes whose work is cut by other axes, so that one sum after backward would count some parts twice."""
+    """The axes over which to sum every weight's gradient; and the nodes that must sum at once, because one of their
+    weights also serves nodes whose work is cut by other axes: one sum after backward would count some parts twice."""
     eager: set[str] = set()
     while True:
         found = {name: {() if node in eager else axes for node, axes in by} for name, by in uses.items()}

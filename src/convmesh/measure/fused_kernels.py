@@ -39,7 +39,7 @@ def _moments(reads: Tensors, writes: Tensors) -> list[torch.Tensor]:
 def _sums(reads: Tensors, writes: Tensors) -> list[torch.Tensor]:
     """Sums over these dims: of the first two values, and of their product with the others, as a norm's backward has it.
 
-    What both sums share is of few loads: else a compiler would write it to memory first.
+    What both sums share takes few loads: otherwise a compiler would write it to memory first.
     """
     first = _joined(reads[:2])
     product = first * _joined(reads[2:]) if len(reads) > 2 else first

@@ -13,16 +13,16 @@ PAIR = 2
 """Ranks between which this machine's messages were timed."""
 
 CROSSINGS = 2
-"""How often a message crosses the link: Gloo sends data when it was told that the other side waits for them
+"""How often a message crosses the link: Gloo sends data once told that the other side is waiting for it
 (gloo/transport/tcp/pair.cc, `sendNotifyRecvReady`), and ranks begin to wait when they begin to send."""
 
 BYTES_ONE_PIECE = 8
 """A sum that Gloo's ring does not cut: two values of 4 bytes, such as a loss and its weight. Each rank's part is two
-segments of at least one value (gloo/allreduce.cc), so the first rank has all of it and the others' parts are empty.
-It goes from rank to rank and back, and whoever gets it has announced long before that it waits: one crossing a step."""
+segments of at least one value (gloo/allreduce.cc), so the first rank has all of it and the others' parts are empty. It
+goes from rank to rank and back, and each receiver announced long before that it is waiting: one crossing a step."""
 
 BESIDE = Overlap(active=1, compute_slowdown=1.0, transfer_slowdown=1.0, hidden=1.0)
-"""Data on a link keep no core busy: computing goes on meanwhile."""
+"""Data on a link keeps no core busy: computing goes on meanwhile."""
 
 
 def joined_hosts(
@@ -30,7 +30,7 @@ def joined_hosts(
 ) -> System:
     """A calibrated machine without GPUs as the hosts of a cluster.
 
-    A message takes what `local.transfers` has for a small one, and the link's latency twice. `fraction_wire` of the
+    A message takes what `local.transfers` has for a small one, plus twice the link's latency. `fraction_wire` of the
     link's bandwidth is left for data after headers.
     """
     table = local.transfers
@@ -77,7 +77,7 @@ def _gloo(seconds_latency: float, fraction_wire: float, table: TransferTable) ->
 
 
 def _latency(seconds_link: float, table: TransferTable, carrier: str) -> Figure:
-    """Of one message: the time on the link, and what the library took for a small one on this machine."""
+    """Latency of one message: the time on the link, and what the library took for a small one on this machine."""
     own = table.seconds(carrier, ranks=PAIR, active=PAIR, bytes_sent=0)
     if own is None:
         raise SystemFileError(f"the transfer table must have {carrier!r} between {PAIR} ranks; calibrate again.")

@@ -66,7 +66,7 @@ class _Mixed(nn.Module):
 
 
 class MixedNetworks:
-    """One network for each kind of node, and one with none of them more often than others."""
+    """One network for each kind of node, and one in which none is more frequent than the others."""
 
     def __init__(self, device: torch.device) -> None:
         draw = random.Random(0)
@@ -80,7 +80,7 @@ class MixedNetworks:
             self._counts.append(Counter([*kinds, "conv", *["conv" for kind in kinds if kind == "cat"]]))
 
     def seconds(self, autocast: torch.dtype | None = None) -> tuple[Mapping[str, Pair], float]:
-        """Forward and backward seconds of a node of each kind; and of a step besides its nodes."""
+        """Forward and backward seconds of a node of each kind; and of a step apart from its nodes."""
         gc.collect()
         gc.freeze()  # else collecting older objects would count
         for _ in range(ROUNDS):
@@ -95,7 +95,7 @@ class MixedNetworks:
 
 
 def not_negative(counts: Matrix, spent: Matrix) -> list[float]:
-    """What each column takes, by least squares; those that would take less than nothing take nothing."""
+    """What each column takes, by least squares; columns that would be negative are left out and count as zero."""
     taking = list(range(counts.shape[1]))
     while True:
         found, *_ = np.linalg.lstsq(counts[:, taking], spent, rcond=None)
@@ -120,7 +120,7 @@ class _MixedStep:
         self._spent += [self._step(autocast) for _ in range(STEPS)][2:]
 
     def take(self) -> list[float]:
-        """The medians of what was measured since the last time."""
+        """The medians of what was measured since the last call."""
         spent, self._spent = self._spent, []
         return [statistics.median(times) for times in zip(*spent, strict=True)]
 

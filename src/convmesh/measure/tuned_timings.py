@@ -14,7 +14,7 @@ from convmesh.plans.steps import Shape, Work
 from convmesh.system.operator_table import OperatorTable, Timing, tuned_call
 
 SPREAD = 0.05
-"""Of one measurement of a kernel."""
+"""Relative spread of one measurement of a kernel."""
 
 _SETTINGS = re.compile(
     r"(\([\d, ]*\)), (\([\d, ]*\)), (\([\d, ]*\)), (True|False), \([\d, ]*\), (\d+)(?:, (\([\w, ]*\)))?\)$"
@@ -23,9 +23,9 @@ _SETTINGS = re.compile(
 
 
 def tuned_timings(works: Iterable[Work], table: ConvTable, operators: OperatorTable) -> Iterator[Timing]:
-    """Those of `works`, of a compiled step, that the table gives to our own kernels, and what follows from these.
+    """Timings of the `works` of a compiled step that the table gives to our own kernels, and of what these affect.
 
-    Our kernels write channels-last, also where torch's, whose input has one channel, write plainly: convolutions that
+    Our kernels write channels-last even where torch's do not, because their input has one channel: convolutions that
     read such a value need not convert it.
     """
     listed = list(works)
@@ -70,7 +70,7 @@ def _seconds(work: Work, table: ConvTable) -> float | None:
 
 
 def _phase(work: Work, gradients: str | None) -> Phase | None:
-    """The phase that a call is; a compiler calls the two of backward apart."""
+    """The phase that a call is; a compiler calls the two of backward separately."""
     if work.op == "convolution":
         return "forward"
     return {(True, False): "input", (False, True): "weight"}.get(ast.literal_eval(gradients or "()")[:2])  # type: ignore[return-value]

@@ -5,7 +5,7 @@ Nowcasting", 2015, section 3.2 and the last row of table 1.
 | --- | --- | --- |
 | patches | 10 × 16×16×16 | squares of 4×4 pixels as channels |
 | encoder | states of 128, 64 and 64 channels | three layers of 5×5, one step for each frame |
-| forecaster | 10 × 256×16×16 | layers like them, from the top, begun with the encoder's states and given nothing |
+| forecaster | 10 × 256×16×16 | layers like them, from the top, started from the encoder's states, without input |
 | head | 10×64×64 | 1×1 over the states of all layers, squares as pixels |
 
 Gates look at the cell through one weight a channel. The four gates of a channel are neighbours among the filters, so
@@ -24,7 +24,7 @@ GATES = 4
 
 
 class ConvCell(nn.Module):
-    """One step of time: gates are convolutions of the input, if there is one, and of the last state."""
+    """One time step: gates are convolutions of the input, if there is one, and of the last state."""
 
     def __init__(self, channels: int, filters: int, kernel: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class ConvCell(nn.Module):
         self.filters = filters
 
     def reset_parameters(self) -> None:
-        """Of what is no layer's: gates begin without a look at the cell."""
+        """Reset what belongs to no layer: gates begin without a look at the cell."""
         nn.init.zeros_(self.peepholes)
 
     def forward(self, x: torch.Tensor | None, state: State) -> State:
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """Goes on from the encoder's states, one step for each frame to come, and shows the states of all layers."""
+    """Continues from the encoder's states, one step for each frame to come, and returns the states of all layers."""
 
     def __init__(self, filters: tuple[int, ...], kernel: int, frames: int) -> None:
         super().__init__()

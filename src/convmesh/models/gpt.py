@@ -3,8 +3,8 @@
 | stage | output of 1024 words | layers |
 | --- | --- | --- |
 | words | 1024×768 | a table of 50257 words, learnt positions |
-| blocks | 1024×768 | 12 × [causal attention of 12 heads, perceptron by way of 3072] |
-| head | 50257×1024 | layer norm, scores of all words by the table of the first stage |
+| blocks | 1024×768 | 12 × [causal attention of 12 heads, perceptron with 3072 hidden units] |
+| head | 50257×1024 | layer norm, scores of all words from the first stage's table |
 
 The activation is the exact GELU. Dropout belongs to the training recipe, not to the network.
 """
@@ -61,7 +61,7 @@ def gpt(
     head = nn.Sequential(nn.LayerNorm(features), scores, ClassesFirst())
     net = stages(words=words, blocks=nn.Sequential(*body), head=head)
     normal(dense_layers(net), std=DEVIATION)
-    for block in body:  # what blocks add is not to grow with their number
+    for block in body:  # what blocks add must not grow with their number
         normal(iter([block.attention.proj, block.fc2]), std=DEVIATION / math.sqrt(2 * blocks))
     if tied:
         scores.weight = words.table.weight

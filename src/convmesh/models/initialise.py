@@ -24,7 +24,7 @@ def weighted_layers(net: nn.Module) -> Iterator[Layer]:
 
 
 def _with_data(layers: Iterator[Layer]) -> Iterator[Layer]:
-    """Drawing nothing takes torch longer than the rest of building a network without data."""
+    """Layers with data: torch takes longer to draw weights without data than to build the rest of such a network."""
     return (layer for layer in layers if not layer.weight.is_meta)
 
 

@@ -35,7 +35,7 @@ def import_factory(path: str, argument: str = "model") -> Factory:
 
 
 def _unknown(module: Any, module_name: str, name: str) -> str:
-    """That a module has no such name, and those it may have been: what it defines itself, if it defines anything."""
+    """Says that a module has no such name, and what may be meant: what it defines itself, if it defines anything."""
     public = {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
     own = [key for key, value in public.items() if callable(value) and _is_of(value, module_name)]
     near = difflib.get_close_matches(name, own or public, 1)

@@ -75,7 +75,7 @@ class Small:
         """Standard normal values, or words, as float64."""
         import torch
 
-        if self.task.kind == "class per word":  # half a word more, so that a little noise makes no other word
+        if self.task.kind == "class per word":  # half a word more, so that a little noise does not change the word
             return torch.randint(0, self.task.count, self.shape, generator=generator).double() + 0.5
         return torch.randn(self.shape, generator=generator, dtype=torch.float64)
 

@@ -3,15 +3,15 @@
 | stage | output of 224×224 | layers |
 | --- | --- | --- |
 | patches | 56×56×96 | 4×4 stride 4, layer norm |
-| stage1 | 56×56×96 | 2 × [attention in windows of 7×7, 3 heads, perceptron by way of 384] |
+| stage1 | 56×56×96 | 2 × [attention in windows of 7×7, 3 heads, perceptron with 384 hidden units] |
 | stage2 | 28×28×192 | 2×2 neighbours merged, 2 × [6 heads, 768] |
 | stage3 | 14×14×384 | merged, 6 × [12 heads, 1536] |
 | stage4 | 7×7×768 | merged, 2 × [24 heads, 3072] |
 | head | 1000 | layer norm, mean, dense |
 
-Every second block shifts its windows by half of one, unless one covers all. Tokens keep height and width as dims of
-their own, and so do windows: ranks that have some rows have whole windows of them. Stochastic depth belongs to the
-paper's training recipe, not to the network.
+Every second block shifts its windows by half of one, unless one covers all. Tokens and windows keep height and width as
+separate dims: ranks that have some rows have whole windows of them. Stochastic depth belongs to the paper's training
+recipe, not to the network.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from convmesh.models.transformer import WIDER
 
 DEVIATION = 0.02
 FAR = -100.0
-"""Added to the scores of tokens that are no neighbours: a shift brings together what is on opposite borders."""
+"""Added to the scores of tokens that are not neighbours: a shift brings opposite borders together."""
 
 
 class WindowAttention(nn.Module):
-    """Tokens look at those of their window; scores have a learnt bias for each displacement."""
+    """Tokens attend to those in their window; scores have a learnt bias for each displacement."""
 
     def __init__(self, features: int, heads: int, extent: int, window: int, shift: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class WindowAttention(nn.Module):
 
 
 class Biases(nn.Module):
-    """What scores get for the displacement of two tokens, and where a shift has brought strangers together."""
+    """What is added to scores: for the displacement of two tokens, and for strangers that a shift brought together."""
 
     places: torch.Tensor
     strangers: torch.Tensor
@@ -79,7 +79,7 @@ class Biases(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the table, and write what follows from the sizes."""
+        """Draw the table, and fill in what follows from the sizes."""
         nn.init.trunc_normal_(self.table, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION)
         along = torch.arange(self.window)
         rows, columns = (axis.flatten() for axis in torch.meshgrid(along, along, indexing="ij"))
@@ -102,7 +102,7 @@ class Biases(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Tokens look at each other in windows, then each is transformed alone."""
+    """Tokens attend to each other in windows, then each is transformed alone."""
 
     def __init__(self, features: int, heads: int, extent: int, window: int, shift: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Merging(nn.Module):
 
 
 class Patches(nn.Module):
-    """A token for each square of an image, where it is: (samples, height, width, features)."""
+    """A token for each square of an image, in its place: (samples, height, width, features)."""
 
     def __init__(self, channels: int, patch: int, features: int) -> None:
         super().__init__()

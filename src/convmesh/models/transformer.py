@@ -1,4 +1,4 @@
-"""Blocks of Transformers: attention and a perceptron, each behind a layer norm and added to what came in.
+"""Blocks of Transformers: attention and a perceptron, each after a layer norm and added to its input.
 
 Vaswani et al., "Attention Is All You Need", 2017, with the norms first, as in GPT-2 and ViT. Queries, keys and values
 come from one dense layer: three blocks of its features, each of them heads.
@@ -15,7 +15,7 @@ WIDER = 4
 
 
 class Attention(nn.Module):
-    """Every token looks at all, or at itself and those before it."""
+    """Every token attends to all, or to itself and those before it."""
 
     def __init__(self, features: int, heads: int, is_causal: bool) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Tokens look at each other, then each is transformed alone."""
+    """Tokens attend to each other, then each is transformed alone."""
 
     def __init__(self, features: int, heads: int, is_causal: bool = False, epsilon: float = 1e-5) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 | stage | output of 224×224 | layers |
 | --- | --- | --- |
 | tokens | 197×768 | 16×16 stride 16, one token for the class, learnt positions |
-| blocks | 197×768 | 12 × [attention of 12 heads, perceptron by way of 3072] |
+| blocks | 197×768 | 12 × [attention of 12 heads, perceptron with 3072 hidden units] |
 | head | 1000 | layer norm, the class's token, dense |
 
 Dropout belongs to the paper's training recipe, not to the network.
@@ -22,7 +22,7 @@ EPSILON = 1e-6
 
 
 class ImageTokens(nn.Module):
-    """A token for each patch of an image, behind one for its class."""
+    """A token for each patch of an image, after one for its class."""
 
     def __init__(self, channels: int, extent: int, patch: int, features: int) -> None:
         super().__init__()

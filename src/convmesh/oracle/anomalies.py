@@ -30,8 +30,8 @@ DEVIATIONS = 4.0
 """Robust standard deviations from the median beyond which a value is off."""
 
 NEGLIGIBLE = 1e-4
-"""Share of the step below which a part is ignored; so is one of which no time was measured, as of a transfer on a GPU
-that was there before its stream came to it."""
+"""Share of the step below which a part is ignored. So is a part with no measured time, such as a transfer that reached
+a GPU before its stream needed it."""
 
 
 class Expected(Protocol):
@@ -227,5 +227,5 @@ def _within(ratio: float, estimate: Estimate) -> bool:
 
 
 def part_named(layer: str, phase: str) -> str:
-    """A part of a step in words; the optimiser's update is no layer's."""
+    """A part of a step in words; the optimiser's update belongs to no layer."""
     return f"{layer} {phase}" if layer else phase

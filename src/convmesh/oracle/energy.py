@@ -41,7 +41,7 @@ class Energy:
     seconds: float
     grams_co2_per_kwh: float
     dollars_per_hour: float | None = None
-    """Of all nodes together, where a price is public."""
+    """Price of all nodes together, where it is public."""
 
     @property
     def parts(self) -> dict[str, Estimate]:
@@ -69,7 +69,7 @@ class Energy:
 def energy_of(
     scheduled: Scheduled, system: System, programs: Mapping[int, Program], assumptions: Assumptions | None = None
 ) -> Energy:
-    """Of one step, in which every rank takes as long as the slowest; `programs` stand for those of all ranks."""
+    """Energy of one step, in which every rank takes as long as the slowest; `programs` stand for those of all ranks."""
     mesh, power = next(iter(programs.values())).mesh, system.power
     per_node = (assumptions or Assumptions()).ranks_per_node or int(system.node.devices)
     nodes, step = mesh.size / per_node, scheduled.step

@@ -29,14 +29,14 @@ from convmesh.system import System
 class Prediction:
     """One training step of a plan on a system.
 
-    Time, memory, traffic and energy are each evaluated when they are first asked for: of a plan that does not fit, a
-    search needs the memory alone.
+    Time, memory, traffic and energy are each evaluated on first use: for a plan that does not fit, a search needs only
+    the memory.
     """
 
     mesh: Mesh
     system: System
     programs: Mapping[int, Program] = field(repr=False)
-    """Of the evaluated ranks; each other rank behaves like one of these."""
+    """By evaluated rank; every other rank behaves like one of these."""
     assumptions: Assumptions
 
     @cached_property
@@ -57,7 +57,7 @@ class Prediction:
 
     @cached_property
     def energy(self) -> Energy:
-        """Of all ranks in a step."""
+        """Energy of all ranks in a step."""
         return energy_of(self.parts, self.system, self.programs, self.assumptions)
 
     @property
@@ -117,7 +117,7 @@ def predict_programs(
 
 
 def seconds_of(programs: Mapping[int, Program], system: System, assumptions: Assumptions | None = None) -> float:
-    """The step's time alone, as `predict_programs` finds it."""
+    """The step's time alone, as `predict_programs` predicts it."""
     running = {rank: fused(program) for rank, program in programs.items()}
     return _scheduled(running, system, assumptions or Assumptions()).step.value
 

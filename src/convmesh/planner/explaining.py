@@ -56,12 +56,12 @@ def explain(
 
 
 def _predicted(made: Plan, program: Program, system: System) -> Prediction:
-    """The layer's time alone; of a pipeline that of all stages, which wait for each other."""
+    """The layer's time alone; in a pipeline, that of all stages, which wait for each other."""
     return predict(made, system) if made.pipeline else predict_programs({program.rank: program}, system)
 
 
 def _shown_rank(mesh: Mesh) -> int:
-    """In the middle of space, and of a pipeline: such ranks send most."""
+    """A rank in the middle of space, and of a pipeline: such ranks send most."""
     ranks = representatives(mesh)
     return ranks[len(ranks) // 2]
 
@@ -86,9 +86,9 @@ def _grid(shared: LayerShares) -> dict[str, Split]:
 
 
 def _network(strategy: str, layer: LayerSpec, stages: int) -> tuple[nn.Module, tuple[int, ...]]:
-    """The layer behind one that makes its input, so that x arrives cut as it would in a network, and learns.
+    """The layer after one that makes its input, so that x arrives cut as it would in a network, and learns.
 
-    In a pipeline one layer more a stage follows, of the shape of the layer's output.
+    In a pipeline, one more layer follows for each further stage; it preserves the shape of the layer's output.
     """
     with torch.device("meta"):
         net = nn.Sequential()
@@ -101,7 +101,7 @@ def _network(strategy: str, layer: LayerSpec, stages: int) -> tuple[nn.Module, t
 
 
 def _before(layer: LayerSpec, dense_after_space: bool) -> tuple[nn.Module, tuple[int, ...]]:
-    """A layer with one weight a channel; where dense layers are cut otherwise than convolutions, a convolution."""
+    """A layer with one weight a channel; a convolution where dense layers are cut differently from convolutions."""
     if layer.kind == "conv":
         convolution = _CONVOLUTIONS[len(layer.space) - 1]
         return convolution(1, layer.channels, 1, bias=False), (layer.samples, 1, *layer.space)

@@ -1,4 +1,4 @@
-"""What a strategy does to attention: an attention of the shape that a user types is planned, lowered and priced."""
+"""What a strategy does to attention: attention of the shape that a user types is planned, lowered and priced."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def explain_attention(
 
 
 class _Attends(nn.Module):
-    """An attention behind a norm, so that its input learns, added to what came in."""
+    """Attention after a norm, so that its input learns, with a residual connection."""
 
     def __init__(self, layer: AttentionSpec) -> None:
         super().__init__()

@@ -35,17 +35,17 @@ class NodePrices:
         self._buckets: dict[tuple[tuple[str, ...], str], float] = {}
 
     def seconds(self, single: Single, share_exposed: float) -> float:
-        """Of a node's steps, of the share of its gradient sums that does not hide, and of its update."""
+        """Seconds of a node's steps, of the exposed share of its gradient sums, and of its update."""
         steps = math.fsum(self._pricing.script(steps, self._open.rank).seconds for steps in single.steps)
         return steps + share_exposed * self._sums(single) + self._update(single)
 
     def bytes(self, single: Single) -> float:
-        """Kept for backward, and the weights with their gradients and optimiser states."""
+        """Bytes kept for backward, and those of the weights with their gradients and optimiser states."""
         weights = math.fsum(self._elements(name, single) * self._bytes_each(name) for name in single.sums)
         return single.bytes_kept + weights * (2 + self._states)
 
     def _sums(self, single: Single) -> float:
-        """As parts of full buckets, which is how gradients travel."""
+        """Seconds of its gradient sums, as parts of full buckets, which is how gradients travel."""
         return math.fsum(
             self._elements(name, single) * self._bytes_each(name) / BYTES_BUCKET * self._bucket(axes, name)
             for name, axes in single.sums.items()

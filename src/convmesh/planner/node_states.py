@@ -32,13 +32,13 @@ class NodeState:
 
 @dataclass(frozen=True)
 class _Origin:
-    """The nearest node up to one whose state is chosen: by each state of the one, those that lead to it."""
+    """A node's nearest ancestor, or itself, whose state is chosen; by each state of the node, those that lead to it."""
 
     name: str
     leading: tuple[frozenset[int], ...]
 
     def excludes(self, at: int, other: _Origin, there: int) -> bool:
-        """Whether this node cannot be in one state while another is in its own."""
+        """Whether this node cannot be in state `at` while another is in state `there`."""
         return self.name == other.name and self.leading[at].isdisjoint(other.leading[there])
 
 
@@ -54,7 +54,7 @@ class NodeStates:
     singles: dict[str, Singles] = field(default_factory=dict)
     origins: dict[str, _Origin] = field(default_factory=dict)
     _alike: dict[Any, tuple[list[NodeState], Singles]] = field(default_factory=dict)
-    """States and lowerings by what tells nodes apart: blocks that repeat have the same."""
+    """States and lowerings by what distinguishes nodes: repeated blocks share them."""
 
     def explore(self) -> None:
         """Walk the graph with all states of the inputs."""
@@ -98,7 +98,7 @@ class NodeStates:
         return tuple(state.value for state in self.states[name])
 
     def _origin(self, name: str) -> _Origin:
-        """Of a node without a choice, that of its only input; parts of one tensor are then never combined otherwise."""
+        """A node without a choice has its only input's, so that parts of one tensor are only combined consistently."""
         if len(self.sources[name]) != 1 or name in self.splitting:
             return _Origin(name, tuple(frozenset((at,)) for at in range(len(self.states[name]))))
         before = self.origins[self.sources[name][0]]
@@ -108,13 +108,13 @@ class NodeStates:
         return _Origin(before.name, tuple(map(frozenset, leading)))
 
     def _ties(self, sources: Sequence[str]) -> Any:
-        """Which of some nodes have one origin, and how; None if all states of each go together."""
+        """Which of the nodes share an origin, and how; None if all of their states go together."""
         origins = [self.origins[name] for name in sources[:MOST_JOINED]]
         names = [origin.name for origin in origins]
         return None if len({*names}) == len(names) else tuple(origin.leading for origin in origins)
 
     def _combined(self, name: str) -> Iterator[tuple[int, ...]]:
-        """The states that a node's inputs may have at a time."""
+        """The combinations of states that a node's inputs may have."""
         origins = [self.origins[source] for source in self.sources[name]]
         for at in itertools.product(*(range(len(self.states[source])) for source in self.sources[name])):
             pairs = itertools.combinations(zip(origins, at, strict=True), 2)

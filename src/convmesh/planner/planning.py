@@ -90,7 +90,7 @@ def plan(
 
 
 def _device_kind(system: System | str | None) -> str:
-    """The kind of device to plan for: the system's; without one that of this job's ranks; without a job GPUs."""
+    """The kind of device to plan for: the system's; without one, that of this job's ranks; without a job, GPUs."""
     if system is not None:
         return loaded(system).torch_device
     is_on_cpus = dist.is_initialized() and dist.get_backend() != "nccl"

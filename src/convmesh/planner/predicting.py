@@ -69,7 +69,7 @@ def predict(
 
 
 def representatives(mesh: Mesh, *, borders: bool = False) -> list[int]:
-    """Ranks that stand for all: of every stage one away from the borders of axes that cut space, else the first.
+    """Ranks that stand for all: in every stage, one away from the borders of axes that cut space, else the first.
 
     With `borders` also one that is first along all those axes, and one that is last. Of uneven parts the larger ones
     come first, so that the second rank has the most work, and neighbours on both sides. Where the mesh has shares, the

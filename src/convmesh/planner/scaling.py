@@ -1,4 +1,4 @@
-"""Strategies on more and more ranks: the best mesh of each, priced, and where each stops to scale."""
+"""Strategies on more and more ranks: the best mesh of each, priced, and where each stops scaling."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def scale(
 
 @dataclass(frozen=True)
 class Scaling:
-    """Curves, and the samples a second of one device that had the memory."""
+    """Curves, and the samples a second of one device with enough memory."""
 
     samples_per_second_alone: float
     curves: tuple[Curve, ...]
 
     def efficiency(self, point: ScalingPoint) -> float:
-        """Of the speed that as many devices alone would have together, the part that is reached."""
+        """The speed, as a share of what as many devices working alone would reach together."""
         return point.samples_per_second / (point.ranks * self.samples_per_second_alone)
 
 

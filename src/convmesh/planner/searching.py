@@ -35,13 +35,13 @@ MOST_DEPTH = 5
 """How deep modules may be nested to be candidates for recomputation."""
 
 MOST_RANKS = 1 << 20
-"""Working out a mesh takes time and memory for each of its ranks."""
+"""Planning for a mesh takes time and memory for each of its ranks."""
 
 MIX = "mix"
 """The strategy of plans whose layers are split one by one."""
 
 RESCORED = 8
-"""The first plans, whose predictions are made anew with ranks at the borders of space too."""
+"""First plans of a result that are predicted again with ranks at the borders of space too."""
 
 
 def search(
@@ -60,10 +60,9 @@ def search(
 ) -> SearchResult:
     """Plans for `gpus` ranks of a system, best first, and why others are not among them.
 
-    `objective` is what to make least: time (of a step), epoch (of `samples` samples), memory, energy or cost.
-    `strategies` are those to look at; without them all are, and mixes of splits layer by layer.
-    With `precision` "amp-bf16" or "amp-fp16" steps run under `torch.autocast`; with `compile`, as
-    `parallelize(..., compile=True)` runs them.
+    `objective` is what to minimise: time (of a step), epoch (of `samples` samples), memory, energy or cost.
+    `strategies` are those to consider; by default all, and mixes of splits layer by layer. With `precision` "amp-bf16"
+    or "amp-fp16" steps run under `torch.autocast`; with `compile`, as `parallelize(..., compile=True)` runs them.
     """
     captured, options = network_of(model, sample), DraftOptions(precision=precision, compile=compile)
     return search_captured(
@@ -110,7 +109,7 @@ def search_captured(
 
 
 def loaded(system: System | str | None, ranks: int = 1) -> System:
-    """A system by value, name or path; without one this machine, if it was calibrated and has enough devices."""
+    """A system by value, name or path; without one, this machine, if it was calibrated and has enough devices."""
     if system is not None:
         return system if isinstance(system, System) else System.load(system)
     if "local" in System.names():
@@ -198,7 +197,7 @@ class Bench:
         return predict_programs({0: self.alone}, self.system, self.assumptions).seconds_step
 
     def evaluate(self, candidate: Candidate) -> list[Ranked]:
-        """A candidate as it is; if that does not fit, also with sharded optimiser states, and computed again."""
+        """A candidate as it is; if that does not fit, also with sharded optimiser states, and with recomputation."""
         capacity, made = float(self.system.device.bytes_memory), []
         for options in self._variants(candidate):
             made.append(self.ranked(self.draft(candidate.mesh, candidate.strategy, options)))
@@ -217,7 +216,7 @@ class Bench:
 
     @cached_property
     def _blocks(self) -> tuple[str, ...]:
-        """Modules to compute again: of the depth at which there are about as many as layers in each."""
+        """Modules to recompute: those at the depth where there are about as many modules as layers in each."""
         paths = [layer.split(".") for layer in self.captured.graph.layers]
         by_depth = [Counter(".".join(p[:depth]) for p in paths if len(p) > depth) for depth in range(1, MOST_DEPTH)]
         blocks = [tuple(name for name, layers in blocks_here.items() if layers > 1) for blocks_here in by_depth]
@@ -254,12 +253,12 @@ class Bench:
         return replace(plan, reduction="hierarchical", ranks_per_host=on_each)
 
     def worth(self, ranked: Ranked) -> tuple[float, float]:
-        """What does not fit the memory, then the time."""
+        """How far it exceeds the memory, then the time."""
         prediction = ranked.prediction
         return max(0.0, prediction.bytes_needed / float(self.system.device.bytes_memory) - 1), prediction.seconds_step
 
     def lowered(self, plan: Plan) -> tuple[Plan, dict[int, Program]]:
-        """A draft with all that was open decided, and the programs of ranks that stand for all."""
+        """A draft with every open choice made, and the programs of ranks that stand for all."""
         ranks = representatives(plan.mesh)
         if plan.pipeline is not None:
             return plan, programs_of(plan, ranks, device=self.system.torch_device)
@@ -268,7 +267,7 @@ class Bench:
         return lowered.plan, {rank: lowered.program}
 
     def mixes(self, mesh: Mesh) -> list[Ranked]:
-        """Plans whose layers are split one by one, those that were found for different weights of what overlaps."""
+        """Plans whose layers are split one by one, found for different shares of exposed gradient sums."""
         by_splits: dict[object, Ranked] = {}
         with contextlib.suppress(ConvMeshError):  # a network that cannot be mixed has presets all the same
             empty = self.draft(mesh, {"*": {}}, self.options)
@@ -278,9 +277,9 @@ class Bench:
         return list(by_splits.values())
 
     def rescored(self, result: SearchResult) -> SearchResult:
-        """The same with the first plans priced at the borders of space too, and in that order.
+        """The same with the first plans priced at the borders of space too, and sorted again.
 
-        Looking at more ranks finds waiting, never less of it: what comes after them cannot belong before them.
+        Looking at more ranks can only find more waiting: a plan that comes after these cannot belong before them.
         """
         plans = list(result.plans)
         while waiting := [at for at, one in enumerate(plans[:RESCORED]) if not self._has_borders(one)]:

@@ -44,7 +44,7 @@ def with_stages(captured: Captured, plan: Plan, options: StageOptions, device: s
 
 
 def _samples_a_rank(lowered: Lowered, graph: Graph) -> int:
-    """Samples of each rank, if all have equally many."""
+    """Samples of each rank; their greatest common divisor if ranks have different numbers."""
     layouts = [lowered.layouts[node.name][0] for node in graph.inputs]
     if any(not layout.shape for layout in layouts):
         raise PlanError("a pipeline cuts batches into micro-batches, but an input of the network has no samples.")

@@ -1,7 +1,7 @@
-"""How much a layer has of what axes cut: samples, rows of space, filters.
+"""How much a layer has for axes to cut: samples, rows of space, filters.
 
-Of recurrent layers the hidden units are the filters, which must divide over ranks, and time is no space: each step of
-it waits for the last.
+The filters of recurrent layers are their hidden units, which must divide over ranks. Time is not space: each time step
+waits for the one before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def samples_of(node: Node, given: Shape) -> int:
 
 
 def rows_of(node: Node, given: Shape) -> dict[str, int]:
-    """By axis of space: what its ranks share."""
+    """By axis of space: the rows that its ranks share."""
     return {} if node.is_recurrent else rows_by_axis(given, node.outputs[0].shape, node.channels_last)
 
 
@@ -30,7 +30,7 @@ def filters_of(node: Node) -> int:
 
 
 def uneven_channels(node: Node, ranks: int) -> str:
-    """Why a layer's channels cannot be cut so many ways; empty if they can."""
+    """Why a layer's channels cannot be cut over that many ranks; empty if they can."""
     filters, groups = filters_of(node), int(str(node.options.get("groups", 1)))
     if node.is_recurrent:
         return "" if filters % ranks == 0 else f"{filters} hidden units do not divide over {ranks} ranks"

@@ -1,7 +1,7 @@
 """What a loss and its check hold: a plan does not know the loss, so these are rules.
 
-The check asks of every output whether it is finite (`kernels/finite_check.py`), after forward, while the outputs are
-still held.
+The check tests whether every output is finite (`kernels/finite_check.py`), after forward, while the outputs are still
+held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LOSS = "loss"
 """The name of the loss's node, in programs that have one."""
 
 MASKS_CHECK = 3
-"""Masks of one byte an element that `isfinite` holds at its peak, besides absolute values."""
+"""Masks of one byte an element that `isfinite` holds at its peak, in addition to absolute values."""
 
 COPIES_BACKWARD = 2
 """Copies of the outputs during the loss's backward: gradients of log-probabilities, and of the outputs."""
@@ -27,5 +27,5 @@ def bytes_check(bytes_output: int, dtype: str) -> int:
 
 
 def bytes_backward(bytes_kept: int) -> int:
-    """Held at the peak of the loss's backward by a loss that keeps `bytes_kept` for it."""
+    """Bytes held at the peak of the backward of a loss that keeps `bytes_kept` for it."""
     return (1 + COPIES_BACKWARD) * bytes_kept

@@ -90,7 +90,8 @@ def check_pipeline(plan: Plan, graph: Graph) -> None:
 
 
 def _check_zero_bubble(plan: Plan, row: StageGraph) -> None:
-    """Weight gradients are computed apart from input gradients: one use for each weight, and no recomputed block."""
+    """Weight gradients are computed separately from input gradients: each weight has one use, no block is
+    recomputed."""
     if plan.checkpoint:
         raise PlanError("schedule 'zero-bubble' cannot be combined with `checkpoint`; use '1f1b' or 'interleaved'.")
     uses = Counter(weight.name for node in row.calls for weight in node.weights if weight.learns)

@@ -64,7 +64,7 @@ class Plan:
     """Where gradients are summed: on every rank, in the shards of an optimiser over `data`, on one root, or on every
     rank after a sum inside each host."""
     compression: Compression = "none"
-    """What of a gradient travels to be summed: all of it, or less, for slow links, which changes what is trained."""
+    """How much of a gradient travels to be summed: all or, for slow links, less, which changes what is trained."""
     ranks_per_host: int = 1
     """Ranks on each host, in order, for a hierarchical reduction."""
     attention: Attention = "gather"
@@ -72,11 +72,11 @@ class Plan:
     sub_batches: int = 1
     """Parts in which a batch is sent to dense layers that are cut over the batch's own axis."""
     precision: Precision = ""
-    """What its step is predicted for. What runs follows `torch.autocast` alone."""
+    """The precision that its step is predicted for. What runs follows `torch.autocast` alone."""
     compile: bool = False
     """Whether its step is predicted as `parallelize(..., compile=True)` runs it; that argument alone says what runs."""
     signature: str = ""
-    """Of the network that the plan was made for; empty fits any network with its layers."""
+    """The signature of the network that the plan was made for; an empty one fits any network with its layers."""
     notes: tuple[str, ...] = ()
     """Decisions, for the reader."""
     source: Any = field(default=None, compare=False, repr=False)
@@ -192,7 +192,7 @@ class Plan:
 
 
 def check_precision(name: str) -> None:
-    """Refuse what names no precision of a step."""
+    """Refuse a name that is no precision."""
     if name not in get_args(Precision):
         allowed = ", ".join(repr(one) for one in get_args(Precision))
         raise PlanError(f"`precision` (={name!r}) must be one of {allowed}; '' is that of the weights.")

@@ -19,7 +19,7 @@ FIELDS = (
 """Fields of a plan that are keys at the top of its file."""
 
 LEFT_OUT = ("()", "''", "1", "'gather'", "'none'", "False")
-"""Values that go without saying, as Python writes them: 1 and True are equal, but not the same."""
+"""Defaults that are not written, by their `repr`: 1 and True are equal, but not the same."""
 
 
 def dumps(plan: Plan) -> str:

@@ -155,7 +155,7 @@ class _Chooser:
             self._employ(layer, chosen, tuple(free))
 
     def _tokens(self, layer: _Layer, chosen: dict[str, Axes]) -> None:
-        """Axes of space cut tokens by their names, or all of them the last such dim; dims that come cut stay so."""
+        """Axes of space cut the token dims of their names, or else all cut the last; dims that arrive cut stay cut."""
         if self._stopped:
             return
         rows, axes = rows_by_axis(layer.given, layer.made, channels_last=True), self._present(SPACE_AXES)

@@ -46,7 +46,7 @@ class NodeProgram:
     kind: str = ""
     """The operator, without its number of dims: `conv`, `relu`, `cat`."""
     weight_steps: int = 0
-    """Steps at the end of `backward` that compute weight gradients, where a schedule runs them apart."""
+    """Steps at the end of `backward` that compute weight gradients, where a schedule runs them separately."""
     flow: NodeFlow = field(default=NO_FLOW, repr=False, compare=False)
     """Which values its computations read and make, in a program for a compiler."""
 
@@ -152,7 +152,7 @@ class Program:
     compile: bool = False
     """Whether a compiler runs its computations: they are elementary, and `fused` makes kernels of them."""
     live: tuple[LiveMoment, ...] = field(default=(), repr=False)
-    """What its kernels hold, one after another; empty where a compiler has not fused it."""
+    """What is held while each kernel runs, in order; empty unless a compiler has fused the program."""
     bytes_targets: int = 0
     """Its part of the targets, if they are a class for each sample or voxel; of one micro-batch."""
 
@@ -201,7 +201,7 @@ class Program:
         return posted
 
     def transfers(self) -> Iterator[tuple[Transfer, int]]:
-        """Up to the end of backward, each with how often it runs in a step."""
+        """All transfers up to the end of backward, each with how often it runs in a step."""
         return iter(self._transfers)
 
     @cached_property

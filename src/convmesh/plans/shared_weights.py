@@ -15,11 +15,11 @@ CUTS_CHANNELS = ("conv", "conv_transpose", "linear", "embedding", "recurrent lay
 
 
 READ = "attribute"
-"""The operator of nodes that do no more than read a weight for others."""
+"""The operator of nodes that only read a weight for others."""
 
 
 def has_own_weights(graph: Graph, node: Node) -> bool:
-    """Whether a dense layer's weights are the model's: it is a module, or a function that is given them as they are."""
+    """Whether a dense layer's weights are the model's: it is a module, or a function called on them directly."""
     if node.op != "linear":
         return node.op == "Linear"
     return len(node.inputs) > 1 and all(_is_parameter(graph.node(name)) for name in node.inputs[1:])
@@ -30,7 +30,7 @@ def _is_parameter(node: Node) -> bool:
 
 
 def cut_kind(node: Node) -> str:
-    """A node's kind, with embeddings as one of their own, and recurrent layers apart from functions without weights."""
+    """A node's kind; embeddings have their own, and recurrent layers are distinct from functions without weights."""
     if node.is_recurrent:
         return "recurrent layer"
     return "embedding" if is_table(node) else node.kind
@@ -56,7 +56,7 @@ def sharers(graph: Graph, node: Node) -> tuple[Node, ...]:
 
 
 def may_cut(graph: Graph, node: Node) -> bool:
-    """Whether a layer's weight may be cut: if others use it, theirs must be able to be."""
+    """Whether a layer's weight may be cut: all other layers that use it must allow that too."""
     return all(cut_kind(user) in CUTS_CHANNELS for user in (node, *sharers(graph, node)))
 
 

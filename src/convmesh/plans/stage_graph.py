@@ -33,7 +33,7 @@ class StageGraph:
 
     @classmethod
     def of(cls, graph: Graph) -> StageGraph:
-        """The network's, kept with it."""
+        """The stage graph of a network, cached with it."""
         row: StageGraph = graph.derived.get("stages") or graph.derived.setdefault("stages", cls(graph))
         return row
 
@@ -53,7 +53,7 @@ class StageGraph:
     def places(self) -> list[int]:
         """Where a stage after the first may start, so that every stage has a learning weight.
 
-        One place between each two such weights: where the least crosses, and of several the last.
+        One place between each two such weights: where the least crosses; on a tie, the last.
         """
         gaps = ([p for p in range(a + 1, b + 1) if self.obstacles[p] is None] for a, b in pairwise(self._learning))
         return [min(gap, key=lambda place: (self.bytes_crossing[place], -place)) for gap in gaps if gap]

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward", "input", "weight"]
-"""`backward` computes all gradients; `input` and `weight` compute them apart."""
+"""`backward` computes all gradients; `input` and `weight` compute them separately."""
 
 
 class Action(NamedTuple):

@@ -60,20 +60,20 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Memory that a node holds while it runs, and where its outputs lie.
+    """Memory that a node holds while it runs, and whose memory its outputs are in.
 
-    An output lies in the memory of an input, of another output (by index; its own index: own memory) or of a weight.
+    An output is in the memory of an input, of another output (by index; its own index: its own memory) or of a weight.
     """
 
     bytes_forward: int = 0
-    """Peak of forward, besides its inputs."""
+    """Peak of forward, without its inputs."""
     bytes_backward: int = 0
-    """Peak of backward, besides kept tensors and output gradients."""
+    """Peak of backward, without kept tensors and output gradients."""
     bytes_weights: int = 0
-    """The same, while weight gradients are computed apart."""
+    """The same, while weight gradients are computed separately."""
     outputs: tuple[Saved, ...] = ()
     gradients: tuple[Saved | None, ...] = ()
-    """Where the gradients of its inputs lie: in the gradient of an output, or of an input."""
+    """Whose memory the gradients of its inputs are in: that of an output's gradient, or of an input's."""
 
 
 NOTHING_HELD = Held()

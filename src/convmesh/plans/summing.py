@@ -1,4 +1,4 @@
-"""How weight gradients are summed over ranks: where, and what of them travels."""
+"""How weight gradients are summed over ranks: where, and how much of them travels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Summing:
     reduction: Reduction = "bucketed"
     compression: Compression = "none"
     ranks_per_host: int = 1
-    """Of a hierarchical reduction, whose sums are first made inside hosts; 1 for the others."""
+    """For a hierarchical reduction, which sums inside hosts first; 1 for the others."""
 
     def __post_init__(self) -> None:
         if self.reduction not in get_args(Reduction):

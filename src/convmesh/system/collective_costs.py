@@ -25,7 +25,7 @@ class Method:
     seconds_step: Annotated[Mapping[str, Figure], Rule("s", keys=MEDIA)]
     """By the medium that a step crosses; the method does not run over other media."""
     bytes_payload_most: Annotated[Figure | None, Rule("B", optional=True)] = None
-    """The largest tensor that the method reduces, gathers or broadcasts; any where nothing is given."""
+    """The largest tensor that the method reduces, gathers or broadcasts; any if omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

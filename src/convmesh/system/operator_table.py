@@ -51,7 +51,7 @@ class UpdateTiming:
 
 
 TUNED = "tuned"
-"""The operator of such timings as `tuned_call` names."""
+"""The operator of the timings that `tuned_call` names."""
 
 
 def tuned_call(call: str) -> str:
@@ -82,18 +82,18 @@ class Overheads:
     """Extra time, in forward and in backward, of a node that sends and whose kind and cut were not measured."""
     nodes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Forward and backward time of a node among others, the launches of its operators included, by its kind; under
-    autocast `conv amp`. Where it is known, it stands for what `kinds` and operators take."""
+    autocast `conv amp`. Where known, it replaces the times of `kinds` and of operators."""
     seconds_step_nodes: float = 0.0
-    """What a step takes besides, where nodes are timed so."""
+    """Time of a step apart from its nodes, where nodes are timed this way."""
     seconds_replay: float = 0.0
-    """Of a compiled step, whose operators graphs launch;"""
+    """Time of a compiled step, whose operators are launched as graphs."""
     seconds_replay_weight: float = 0.0
-    """and more for each of its weights."""
+    """Additional time of a compiled step for each of its weights."""
 
     def among_others(self, kind: str, works: int, precision: str, phase: int) -> float | None:
-        """The whole time of a node with so many operators; None where nodes were not timed so.
+        """The whole time of a node with `works` operators; None where nodes were not timed this way.
 
-        A kind that was not timed takes what relu takes, for each of its operators.
+        A kind that was not timed takes as long as relu for each of its operators.
         """
         suffix = " amp" if precision and f"{kind or 'relu'} amp" in self.nodes else ""
         if found := self.nodes.get(f"{kind}{suffix}"):

@@ -2,8 +2,8 @@
 
 Habits were read in the codes' sources. Which of them to model, and the constants marked as chosen, were decided with
 the shipped test runs in view, so the result on those is not blind. docs/accuracy.md says what the oracle reaches
-without them, and with each changed. Codes that are not listed do as today's do: gradient reduction overlaps backward,
-and devices talk directly.
+without them, and with each changed. Codes that are not listed behave like today's: gradient reduction overlaps
+backward, and devices talk directly.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ PARTS = ("data", "spatial", *SPACE_AXES, "filter", "channel", "pipeline")
 """The parts of a run's strategy."""
 
 MOST = 10**9
-"""Of anything that a file counts."""
+"""Most of anything that a file counts."""
 
 
 def whole_number(text: str) -> int | None:
-    """The number that was written, or None; Python refuses to read thousands of digits, and nobody has as many GPUs."""
+    """The number that was written, or None; Python refuses to read thousands of digits, and nobody has so many GPUs."""
     is_short = text.isdecimal() and len(text) <= len(str(MOST))
     return int(text) if is_short and int(text) <= MOST else None
 

@@ -33,7 +33,7 @@ class Case:
     practice: Practice
     programs: Mapping[int, Program]
     bytes_input: int
-    """Of one sample."""
+    """Bytes of one sample."""
 
     @property
     def mesh(self) -> Mesh:
@@ -138,7 +138,7 @@ def _in_turn(program: Program, compute: ComputeModel, transfers: TransferModel) 
 
 
 def _input(case: Case) -> float:
-    """Seconds that a step waits for its batch, besides prefetching."""
+    """Seconds that a step waits for its batch, beyond what prefetching hides."""
     groups = case.run.strategy.get("data", 1)
     bytes_group, ranks = case.bytes_input * case.run.batch / groups, case.run.gpus // groups
     copied = bytes_group / case.practice.bytes_per_second_paged if case.practice.copies_input else 0.0

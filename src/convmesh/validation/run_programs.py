@@ -95,7 +95,7 @@ class _Problem:
 
 
 def _programs(problem: _Problem) -> dict[int, Program]:
-    """Of representative ranks. Groups that share a batch differ in their gradient sums only."""
+    """Programs of representative ranks. Groups that share a batch differ only in their gradient sums."""
     lowered = _lowered(problem.in_few_groups())
     if lowered.mesh == problem.mesh:
         return {rank: one.program for rank, one in lowered.ranks.items()}

@@ -1,4 +1,4 @@
-"""Running a call in a new process, which can fork ranks that train whatever this process did before."""
+"""Running a call in a new process, which can fork ranks that train, regardless of what this process did before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convmesh.errors import ConvMeshError, UnsupportedError
 from convmesh.testing.ranks import RankError
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""That say which GPUs a process sees."""
+"""Environment variables that say which GPUs a process sees."""
 
 NO_GPUS: Mapping[str, str | None] = dict.fromkeys(GPU_VARIABLES, "")
 
@@ -28,7 +28,7 @@ def in_fresh_process(
 ) -> Any:
     """`fn(*args, **kwargs)` in a new process, by default without GPUs; our own errors are raised here again.
 
-    `variables` of the environment differ there; None stands for one that is not set.
+    Environment `variables` are set differently there; None stands for one that is not set.
     """
     call = _pickled((fn, args, dict(kwargs)))
     context = multiprocessing.get_context("spawn")

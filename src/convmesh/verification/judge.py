@@ -1,4 +1,4 @@
-"""The verdict on differences: which rounding does not explain, and the layer where they begin."""
+"""The verdict on differences: which of them rounding does not explain, and the layer where they begin."""
 
 from __future__ import annotations
 

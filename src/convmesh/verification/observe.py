@@ -61,7 +61,7 @@ class Comparer:
 
 
 _UNSET = re.compile(r"(new_)?empty(_like)?(_\d+)?")
-"""Names of nodes that give memory without values."""
+"""Names of nodes that return uninitialised memory."""
 
 
 class Watcher:
@@ -81,7 +81,7 @@ class Watcher:
                 part.forward = Watched(part, self).run
 
     def see(self, node: str, value: Any) -> None:
-        # A node that runs again does so to recompute what backward needs; memory without values compares with nothing.
+        # A node that runs again does so to recompute what backward needs; uninitialised memory compares with nothing.
         if not self.active or node in self._seen or _UNSET.fullmatch(node):
             return
         self._seen.add(node)

@@ -16,7 +16,7 @@ from convmesh.verification.fresh_process import GPU_VARIABLES, in_fresh_process
 from convmesh.verification.judge import Bounds
 
 SINGLE = Bounds(tolerance=1e-5, rounding_margin=30.0)
-"""In float32 every sum is rounded by what one process in float32 shows, not only the last digit of what is given."""
+"""In float32 every sum is rounded, as one process in float32 shows, not only the last digit of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RankPlace:
     dtype: torch.dtype = torch.float64
     gpus: int = 0
     variables: Mapping[str, str | None] | None = None
-    """That make the GPUs visible to that process; None if ranks are forked here."""
+    """Environment variables that make the GPUs visible to that process; None if ranks are forked here."""
 
     @property
     def is_exact(self) -> bool:
@@ -50,7 +50,7 @@ class RankPlace:
         return found
 
     def taken(self) -> torch.device:
-        """On a rank: its device. Ranks take GPUs in turn; products there are those of float32, not of TF32."""
+        """On a rank: its device. Ranks take GPUs in turn, and compute products in float32, not in TF32."""
         if self.device == "cpu":
             return torch.device("cpu")
         index = dist.get_rank() % torch.cuda.device_count()

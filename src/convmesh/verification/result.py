@@ -82,7 +82,7 @@ class Unsupported:
     op: str
     reason: str
     line: str = ""
-    """Of the user's code, where that is known: `net.py:12`."""
+    """Line of the user's code, if known: `net.py:12`."""
 
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""
@@ -108,7 +108,7 @@ class Verification:
     """The mesh that ran."""
     plan_mesh: Mesh
     shapes: Shapes
-    """The inputs' shapes that ran."""
+    """The shapes of the inputs that ran."""
     plan_shapes: Shapes
     steps: int
     layers: tuple[LayerCheck, ...] = ()

@@ -20,7 +20,7 @@ from convmesh.verification.drawn_batch import without_data
 from convmesh.verification.result import Shapes
 
 ENOUGH = 1 << 20
-"""Activations that train in moments: there is no need to go below."""
+"""Activations that train in moments: there is no need to shrink further."""
 
 LEAST_STATISTICS = 16
 """Values per channel in a batch norm: statistics of fewer amplify rounding errors."""

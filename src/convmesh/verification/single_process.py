@@ -57,9 +57,9 @@ class WholeRun:
         return problem
 
     def spread(self, folder: str, floats: torch.dtype) -> dict[Key, tuple[float, float]]:
-        """Train again as rounding would have it: the size of each tensor, and its change.
+        """Train again with the effect of rounding; returns the size of each tensor, and its change.
 
-        In float64 every number's last digit is changed; in less, all is computed in that precision.
+        In float64 every number's last digit is changed; in a lower precision, everything is computed in it.
         """
         values, rate = load(folder)
         comparer = Comparer(values)

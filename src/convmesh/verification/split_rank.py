@@ -43,7 +43,7 @@ def run_split(
     """The distances of this rank's tensors from those in `folder`.
 
     A plan without its captured network came from another process: the network is captured here, in this place's
-    precision. A compiled step has no layers to watch: losses, gradients and weights are compared alone.
+    precision. A compiled step has no layers to watch: only losses, gradients and weights are compared.
     """
     values, rate = load(folder)
     comparer = Comparer(values)
@@ -90,7 +90,7 @@ def _refuse_eager(net: ParallelNet) -> None:
 
 
 def _captured(model: nn.Module, batch: DrawnBatch, place: RankPlace) -> Captured:
-    """The run on one process has compared the captured network with the model."""
+    """Captured without a check: the run on one process has compared the captured network with the model."""
     return replace(capture_quietly(model, batch.samples, batch.shapes, place.dtype), unchecked="")
 
 

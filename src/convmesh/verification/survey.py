@@ -85,7 +85,7 @@ def _layout_like(given: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def _reason(spec: Node, error: Exception) -> str:
-    """The message without the layer's name, which stands apart."""
+    """The message without the layer's name, which is shown separately."""
     text = (
         _LISTING.sub("`convmesh.ops.supported()` lists what has one;", str(error))
         if isinstance(error, UnsupportedError)

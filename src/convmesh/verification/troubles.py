@@ -53,11 +53,11 @@ def _read(text: str) -> Trouble:
 
 
 def _public_kind(error: ConvMeshError) -> str:
-    """An operator's own kind of error stands below one that users see."""
+    """The kind of an error as users see it: operators' own kinds derive from one."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
 
 
 def _error(name: str, message: str) -> ConvMeshError | None:
-    """Errors of ours are a class and a message."""
+    """One of our errors, from its class and message."""
     kind = getattr(errors, name) if name else None
     return None if kind is None else kind(message)

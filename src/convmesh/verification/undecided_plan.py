@@ -40,6 +40,6 @@ def draft_of(captured: Captured, mesh: Mesh, strategy: str = "auto") -> Plan:
 def _with_stages(captured: Captured, plan: Plan) -> Plan:
     """With stages by the cost of layers; without, if some layers cannot run, which the survey then lists."""
     try:
-        return with_stages(captured, plan, StageOptions(), "cpu")  # verification runs on processors
+        return with_stages(captured, plan, StageOptions(), "cpu")  # verification runs on CPUs
     except UnsupportedError:
         return plan

@@ -55,10 +55,10 @@ def verify(
 
     Trains a float64 copy for a few steps on local processes, with the smallest input that network and plan allow.
     `sample` is a tensor or shape of the global batch. With `loss`, `target` is a tensor, or draws one for the shape of
-    a batch; without, random gradients start backward. A mesh of more than `most_ranks` ranks keeps its axes, shorter.
-    `compile` is that of `parallelize`, and needs a `loss`: compiled steps are then compared by losses, gradients and
-    weights. With `device="cuda"` the plan runs on the GPUs that torch sees, in float32 without TF32, and is compared
-    with float64 on one CPU process; several ranks may share a GPU.
+    a batch; without, backward starts from random gradients. A mesh of more than `most_ranks` ranks keeps its axes,
+    shortened. `compile` is that of `parallelize`, and needs a `loss`: compiled steps are then compared by losses,
+    gradients and weights. With `device="cuda"` the plan runs on the GPUs that torch sees, in float32 without TF32, and
+    is compared with float64 on one CPU process; several ranks may share a GPU.
     """
     began = time.monotonic()
     check_arguments(model, loss, target, steps, most_ranks)

@@ -6,7 +6,7 @@ from convmesh.oracle.simulate.pipeline_clocks import StageSeconds, run_actions
 from convmesh.plans.stage_order import actions_of
 
 MOST = 6
-"""Micro-batches and stages in a diagram."""
+"""Most micro-batches and stages in a diagram."""
 
 
 def slots(stages: int, microbatches: int) -> list[list[str]]:

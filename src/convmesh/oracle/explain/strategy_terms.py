@@ -46,7 +46,7 @@ class LayerShares:
 
 
 def sharing(strategy: str, layer: LayerSpec, mesh: Mesh, algorithm: str = "auto") -> LayerShares:
-    """How a strategy shares out one layer; refused with the limit if the layer is too small."""
+    """How a strategy divides one layer over ranks; refused with the limit if the layer is too small."""
     parts = strategy.split("+")
     dense = "hybrid" in parts and layer.kind == "linear" and "data" in mesh.axes
     kept, gathered = _channels(parts, mesh, algorithm)

@@ -61,7 +61,7 @@ class LayerSpec:
 
     @property
     def elements(self) -> dict[str, int]:
-        """Of x, w and y."""
+        """Numbers of elements of x, w and y."""
         return {"x": math.prod(self.given), "w": math.prod(self.weight), "y": math.prod(self.made)}
 
     @property

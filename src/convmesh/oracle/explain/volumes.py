@@ -11,7 +11,7 @@ from convmesh.oracle.explain.strategy_terms import LayerShares
 from convmesh.oracle.explain.typed_layer import LayerSpec
 
 BYTES = 4
-"""Of one element: float32."""
+"""Bytes of one element: float32."""
 
 PHASES = ("forward", "backward-data", "backward-filter", "reduction")
 
@@ -61,7 +61,7 @@ def _letters(layer: LayerSpec) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows along one dim: needed by a rank, of these its own, and its own once for each rank that needs them."""
+    """Rows along one dim: those a rank needs, its own among them, and its own once for each rank that needs them."""
 
     needed: int
     own_needed: int
@@ -116,7 +116,7 @@ class _Held:
 
 
 def _held(layer: LayerSpec, shared: LayerShares, rank: int) -> tuple[_Held, _Held]:
-    """Of x over the gathered axes, and of y over the kept axes."""
+    """Elements of x over the gathered axes, and of y over the kept axes."""
     samples, kept, gathered = _samples(layer, shared, rank), shared.kept, shared.gathered
     each_y = samples * math.prod(layer.made[2:])
     own_y, all_y = (_part(layer.filters, axes, shared.mesh, rank) for axes in (gathered + kept, gathered))

@@ -53,7 +53,7 @@ class Liveness:
             self._forward(nodes, self._main, not block, "forward")
 
     def loss(self) -> None:
-        """The loss keeps as many bytes as the outputs have; without stages, the runtime checks the outputs then."""
+        """The loss keeps as many bytes as the outputs hold; without stages, the runtime then checks the outputs too."""
         outputs = dict.fromkeys(key for name in self._ends() for key in self._main.tensors[name])
         here = sum(map(self._ledger.size, outputs)) if LOSS not in self._nodes else 0
         outputs_kept = here + self._bytes_elsewhere() if here else 0
@@ -67,7 +67,7 @@ class Liveness:
         self._kept_by_loss = kept
 
     def _factor_loss(self) -> int:
-        """Autocast computes losses in float32, so that of narrow outputs they keep wider copies."""
+        """Autocast computes losses in float32, so they keep wider copies of narrow outputs."""
         narrow = all(dtype in NARROW for name in self._ends() for dtype in self._nodes[name].dtypes)
         return 2 if self._program.precision and narrow else 1
 

@@ -66,9 +66,10 @@ class Memory:
 def memory_of(
     program: Program, assumptions: Assumptions | None = None, *, device: str = "cpu", staged: bool = False
 ) -> Memory:
-    """From the lifetimes of the program's tensors, on a `cpu` or in the blocks of a GPU's allocator (`cuda`).
+    """Peak memory from the lifetimes of the program's tensors, on a `cpu` or in the blocks of a GPU's allocator
+    (`cuda`).
 
-    `staged`: messages between stages lie in the host's memory, as with Gloo and GPUs.
+    `staged`: messages between stages are kept in host memory, as with Gloo and GPUs.
     """
     program = replace(program, nodes=tuple(map(_off_device, program.nodes))) if staged else program
     ledger = Ledger(BYTES_BLOCK if device == "cuda" else 1)
@@ -119,7 +120,7 @@ def _turns(program: Program, stages: Mapping[int, Sequence[NodeProgram]]) -> lis
 
 
 def _footprint(program: Program, nodes: Sequence[NodeProgram]) -> Footprint:
-    """Of one micro-batch; looped schedules wait for their messages at the end of a step."""
+    """Bytes of one micro-batch; looped schedules wait for their messages at the end of a step."""
     ledger = Ledger()
     live = Liveness(program, nodes, ledger)
     live.forward()
@@ -189,7 +190,7 @@ def _memory(ledger: Ledger, gpus: int) -> Memory:
 
 
 def bytes_of_libraries(gpus: int) -> int:
-    """On each of `gpus` GPUs; 0 on a processor."""
+    """Bytes that libraries take on each of `gpus` GPUs; 0 on a CPU."""
     return BYTES_CONTEXT + (BYTES_NCCL if gpus > 1 else 0) if gpus else 0
 
 
@@ -217,7 +218,7 @@ def _hold_first_message(program: Program, nodes: Sequence[NodeProgram], ledger: 
 
 
 def _off_device(node: NodeProgram) -> NodeProgram:
-    """A node whose messages lie in the host's memory: sent ones pass through, received ones are copied for use."""
+    """A node whose messages are in host memory: sent ones pass through, received ones are copied for use."""
     arrived = _crossing([node.backward])
     if not arrived and not _crossing([node.forward]):
         return node

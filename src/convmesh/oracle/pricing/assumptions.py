@@ -1,4 +1,4 @@
-"""What a prediction assumes about training, besides the plan and the cluster."""
+"""What a prediction assumes about training, beyond the plan and the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of a program's computations on a device, and of its host to launch them."""
+"""Seconds of a program's computations on a device, and of launching them from its host."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ComputeModel:
         return self.priced(work)[1]
 
     def priced(self, work: Work, compiled: bool = False) -> tuple[Estimate, float]:
-        """Both. Programs share the values of equal work, mostly: comparing them takes longer than the price.
+        """Both, looked up by id: programs mostly share the objects of equal work, and comparing these takes longer.
 
-        A compiled step computes by kernels of our own where these were timed.
+        A compiled step uses our own kernels where these were timed.
         """
         seen = self._seen.get((id(work), compiled))
         if seen is None:  # keep the work, so that no other gets its id
@@ -55,7 +55,7 @@ class ComputeModel:
 
     @property
     def overheads(self) -> Overheads:
-        """The host's seconds for each node and step, besides launching operators."""
+        """The host's seconds for each node and step, apart from launching operators."""
         return Overheads() if self._table is None else self._table.overheads
 
     @property
@@ -128,13 +128,13 @@ class ComputeModel:
 
 
 MOST_SHARED = 4
-"""Models that are kept, with the prices of all that they were asked for."""
+"""Models kept, each with all prices that it was asked for."""
 
 _shared: list[tuple[System, Assumptions, int, ComputeModel]] = []
 
 
 def shared_model(system: System, assumptions: Assumptions, active: int) -> ComputeModel:
-    """A model for this very device, kept: the plans of a search have most of their work in common."""
+    """A cached model for exactly this device: the plans of a search have most of their work in common."""
     for known, assumed, ranks, model in _shared:
         alike = known.device is system.device and known.node is system.node and known.operators is system.operators
         if alike and assumed == assumptions and ranks == active:

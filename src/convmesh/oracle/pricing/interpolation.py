@@ -40,7 +40,7 @@ class Interpolation:
         self._known: dict[tuple[str, str, int], tuple[Vector, Vector, list[Timing]]] = {}
 
     def near(self, work: Work, active: int) -> Near | None:
-        """From the same operator in the same number format; None if none was timed."""
+        """The time from timings of the same operator in the same number format; None if there are none."""
         features, residuals, timings = self._kind(work, active)
         if not timings:
             return None

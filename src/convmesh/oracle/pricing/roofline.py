@@ -27,9 +27,9 @@ PASSES: Mapping[str, float] = {
 KERNELS: Mapping[str, int] = {
     "convolution_backward": 2, "native_batch_norm_backward": 2, "addmm": 1, "fused_moments": 2, "fused_sums": 2,
 }  # fmt: skip
-"""Kernels that one call launches at least; 1 unless listed."""
+"""Fewest kernels that one call launches; 1 unless listed."""
 FUSED = "fused_"
-"""How a compiler's kernels begin."""
+"""Prefix of the names of a compiler's kernels."""
 GRAPHED = 0.4
 """A guess: kernels of a CUDA graph follow each other in 2 us where launches take 5."""
 

@@ -11,5 +11,5 @@ def expected_maximum(ranks: int) -> float:
 
 
 def seconds_straggling(seconds: float, ranks: int, jitter: float) -> float:
-    """How much longer a step takes that all ranks end together, if each one's work varies by the fraction `jitter`."""
+    """How much longer a step takes if all ranks wait for the last, and the work of each varies by a share `jitter`."""
     return seconds * jitter * expected_maximum(ranks)

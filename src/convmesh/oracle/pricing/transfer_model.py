@@ -141,7 +141,7 @@ class TransferModel:
         return min(self._mesh.size, self._ranks_per_node or int(self._system.node.devices))
 
     def _timed(self, carrier: str, ranks: int, bytes_sent: int, axes: tuple[str, ...]) -> Timed | None:
-        """From the table, which covers ranks on one node."""
+        """The time from the table, which covers ranks on one node."""
         if self._table is None or self._system.nodes(self._mesh, axes, self._ranks_per_node) > 1:
             return None
         return self._table.seconds(carrier, ranks=ranks, active=self._active, bytes_sent=bytes_sent)

@@ -11,7 +11,7 @@ from convmesh.oracle.search.candidates import Candidate, unevenness
 from convmesh.oracle.search.results import Ranked
 
 SIMILAR = 0.25
-"""Meshes that cut as finely hold about as much memory: they differ by less than this."""
+"""Meshes that cut equally finely hold about the same memory: they differ by less than this."""
 
 CLEARLY = 1.02
 """Ratio of the costs of two meshes above which the next one in that direction is taken to cost yet more."""

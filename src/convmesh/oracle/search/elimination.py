@@ -80,8 +80,8 @@ def _scopes(factors: Sequence[Factor]) -> tuple[Scope, ...]:
 def _order(scopes: tuple[Scope, ...], most_entries: int, avoid: frozenset[Variable] = frozenset()) -> _Order:
     """The order of elimination, smallest tables first; variables whose tables are too large are held.
 
-    Variables in `avoid` are held only if no others can be. The costs do not matter, so that a search for a price on
-    memory, which changes nothing else, asks once.
+    Variables in `avoid` are held only if no others can be. The costs do not matter here, so a search for a price on
+    memory, which changes only costs, finds one order once.
     """
     sizes = dict(pair for scope in scopes for pair in scope)
     near: dict[Variable, set[Variable]] = {name: set() for name in sizes}
@@ -128,7 +128,7 @@ def _eliminate(factors: Sequence[Factor], order: Sequence[Variable]) -> Choices 
 
 
 class _Waiting:
-    """Factors in the order in which they came, found by their variables."""
+    """Factors in order of arrival, indexed by their variables."""
 
     def __init__(self, factors: Iterable[Factor]) -> None:
         self.factors: dict[int, Factor] = {}
@@ -144,7 +144,7 @@ class _Waiting:
             self._with[name].append(number)
 
     def taken(self, name: Variable) -> list[Factor]:
-        """Those with a variable, which wait no longer."""
+        """Remove and return those with a variable."""
         return [self.factors.pop(number) for number in self._with.pop(name) if number in self.factors]
 
 

@@ -22,7 +22,7 @@ MOST_SPLITS = 5
 """Splits of a layer; first those in which axes cut the dims of their names, and all axes of space do the same."""
 
 MOST_ON_PLANES = 3
-"""The same for dense layers on tokens of two dims or more, in windows or not: sums of such layers are worked out for
+"""The same for dense layers on tokens of two or more dims, in windows or not: sums of such layers are computed for
 every pair of their splits, each with several ways to cut features."""
 
 MOST_INPUT = 4
@@ -73,7 +73,7 @@ def _idle(pairs: Sequence[tuple[str, str | None]], weights: int) -> int:
 
 
 def _strangeness(pairs: Sequence[tuple[str, str | None]]) -> float:
-    """Kinds of axes that cut another dim than their name's, and a half if axes of space differ."""
+    """The number of kinds of axes that cut another dim than their name's, plus a half if axes of space differ."""
     moved = {("space" if axis in SPACE_AXES else axis, dim) for axis, dim in pairs if dim not in (HOME[axis], None)}
     at_home = any(axis in SPACE_AXES and dim == axis for axis, dim in pairs)
     return len(moved) + 0.5 * (at_home and any(kind == "space" for kind, _ in moved))

@@ -23,7 +23,7 @@ def rare_collection() -> Iterator[None]:
 
 
 def _count_as_old() -> None:
-    """Have Python take all values for old ones: it would look through the new ones at once, for half a second."""
+    """Make Python count all values as old: it would otherwise look through the new ones at once, for half a second."""
     if not gc.get_freeze_count():  # else thawing would thaw what others froze
         gc.freeze()
         gc.unfreeze()

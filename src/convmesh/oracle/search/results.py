@@ -57,7 +57,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`plans` best first by `objective`; `seconds_alone` is the step's time on one device that had the memory."""
+    """`plans` best first by `objective`; `seconds_alone` is the step's time on one device with enough memory."""
 
     plans: tuple[Ranked, ...]
     rejected: tuple[Rejected, ...]

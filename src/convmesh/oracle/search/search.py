@@ -16,7 +16,7 @@ from convmesh.oracle.search.results import Ranked, Rejected, SearchResult
 from convmesh.plans import STRATEGIES
 
 Evaluate = Callable[[Candidate], Sequence[Ranked]]
-"""Evaluates a candidate: plans with predictions, as it is and, if that does not fit, in ways that hold less."""
+"""Evaluates a candidate: plans with predictions, as it is and, if that does not fit, in variants that hold less."""
 
 Mix = Callable[[Mesh], Sequence[Ranked]]
 """Plans for a mesh whose layers are split differently."""

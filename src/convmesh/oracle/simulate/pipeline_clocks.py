@@ -87,7 +87,7 @@ class _Pipe:
         return self.ran[rank][-1].end if self.ran[rank] else 0.0
 
     def advance(self, rank: int) -> bool:
-        """Run all actions that are ready; whether there was one."""
+        """Run all actions that are ready; returns whether there was one."""
         before = len(self.ran[rank])
         while not self.is_through(rank):
             action = self.next(rank)

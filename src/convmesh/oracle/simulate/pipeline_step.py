@@ -108,7 +108,7 @@ class _Pipelined:
         return Flow(self._crowd, self._lost)
 
     def _messages(self, nodes: Sequence[NodeProgram], rank: int) -> tuple[Estimate, Estimate]:
-        """To the next stage and to the one before."""
+        """The messages to the next stage and to the one before."""
         ends = [node for node in nodes if _crossing(node)]
         exchange = self._pricing.transfer.exchange
         onward = exchange(_sent(step for node in ends for step in node.forward), rank)

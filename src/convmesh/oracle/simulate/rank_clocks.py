@@ -29,7 +29,7 @@ class ScriptPart:
     phase: str
     script: Script
     seconds_host: float = 0.0
-    """Seconds of the host before it, besides launching operators."""
+    """Seconds of the host before it, apart from launching operators."""
     waits: bool = False
     """Whether the host waits for the device first."""
 

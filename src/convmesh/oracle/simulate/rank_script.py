@@ -72,7 +72,7 @@ class RankLines:
             yield from self._node("forward", ("forward", node.node), node, node.forward)
 
     def backward(self, nodes: Sequence[NodeProgram], *, inputs: bool = True, weights: bool = True) -> Lines:
-        """Gradients of inputs, of weights where they are computed apart, or both."""
+        """Gradients of inputs, of weights where they are computed separately, or both."""
         for _, parts in self._backward(nodes, inputs, weights):
             yield from parts
 
@@ -106,7 +106,7 @@ class RankLines:
         yield ScriptPart(key, node.layer, phase, script)
 
     def _with_host(self, phase: str, node: NodeProgram, steps: Steps) -> tuple[float, Script]:
-        """The host's seconds for a node besides launches, and its script with those; graphs launch by themselves."""
+        """The host's seconds for a node apart from launches, and its script with those; graphs need no launches."""
         script, cut = self._pricing.script(steps, self.program.rank, self._replays), cut_of(steps)
         if self._replays:
             return 0.0, script.launched()

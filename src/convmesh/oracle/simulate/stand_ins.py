@@ -1,4 +1,4 @@
-"""Stand-ins: a few ranks are evaluated, and each other rank behaves like one of them."""
+"""Stand-ins: a few ranks are evaluated, and every other rank behaves like one of them."""
 
 from __future__ import annotations
 

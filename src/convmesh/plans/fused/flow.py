@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 Role = Literal["pointwise", "reduction", "extern"]
-"""What a compiler can do with an operator: compute it element by element inside of others, end a kernel with its sums,
-or no more than call it."""
+"""What a compiler can do with an operator: compute it element by element inside others, end a kernel with its sums, or
+only call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Touch:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     dtypes: tuple[str, ...]
-    """Of what it reads, and then of what it makes."""
+    """Types of what it reads, then of what it makes."""
     views: tuple[int, ...] = ()
-    """Where in memory the values that it reads begin; -1 if an element is made of others than its own."""
+    """Where in memory the values that it reads begin; -1 if elements are made from others than their own."""
     in_rows: bool = False
-    """Whether a reduction runs over short rows that lie in one piece, so that its kernel has them whole."""
+    """Whether a reduction runs over short contiguous rows, so that its kernel has them whole."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class NodeFlow:
     forward: Mapping[int, Touch] = field(default_factory=dict)
     backward: Mapping[int, Touch] = field(default_factory=dict)
     inputs: tuple[int | None, ...] = ()
-    """The numbers of what the node is given, of what it gives,"""
+    """Numbers of the values that the node is given."""
     outputs: tuple[int | None, ...] = ()
     arriving: tuple[int | None, ...] = ()
-    """of the gradients of its outputs,"""
+    """Numbers of the gradients of its outputs."""
     leaving: tuple[int | None, ...] = ()
-    """and of those of its inputs."""
+    """Numbers of the gradients of its inputs."""
     sums: int = 0
-    """Steps of backward, behind those for its inputs, that add these to gradients from other readers."""
+    """Steps of backward, after those for its inputs, that add these to gradients from other readers."""
 
     def then(self, place: int, other: NodeFlow) -> NodeFlow:
-        """With another flow from the same inputs behind forward, whose steps begin at a place."""
+        """This flow with another one from the same inputs after forward, whose steps begin at `place`."""
         far = 1 + max(
             (n for touch in (*self.forward.values(), *self.backward.values()) for n in touch.writes), default=0
         )
@@ -69,4 +69,4 @@ class LiveMoment(NamedTuple):
     node: int
     bytes_held: int
     bytes_gradients: int
-    """Of them, those that stay until the end: gradients of weights."""
+    """Those of them that stay until the end: gradients of weights."""

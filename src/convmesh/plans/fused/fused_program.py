@@ -1,4 +1,4 @@
-"""A program as a compiler runs it: its computations replaced by kernels, each as early as what it reads is there."""
+"""A program as a compiler runs it: its computations replaced by kernels, each as soon as its inputs are there."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FLOPS: Mapping[str, int] = {
     "gelu": 60, "gelu_backward": 80, "erf": 40, "tanh": 30, "sigmoid": 20, "silu": 25, "silu_backward": 35, "exp": 15,
     "log": 15, "log1p": 25, "pow": 40, "sin": 30, "cos": 30, "mish": 60, "mish_backward": 80, "softplus": 40,
 }  # fmt: skip
-"""Operations for each element, of functions that take a GPU longer than to read it. gelu's are from its kernels on an
-H200, 0.68 and 0.50 million million elements a second; the others are guesses beside it."""
+"""Operations per element of functions that take a GPU longer than reading it. gelu's are from its kernels on an H200,
+0.68 and 0.50 million million elements a second; the others are guesses relative to it."""
 
 _STRIDED = re.compile(r", strides=\([^()]*\)\)")
 
 
 def fused(program: Program) -> Program:
-    """The program of a compiled step; others as they are.
+    """The program of a compiled step, with kernels; other programs unchanged.
 
-    A schedule that computes gradients of weights apart runs operators one by one.
+    A schedule that computes weight gradients separately runs operators one by one.
     """
     if not program.compile or any(node.weight_steps for node in program.nodes):
         return program
@@ -83,7 +83,7 @@ def _work(kernel: Kernel, values: Sequence[StepValue]) -> Work:
 
 
 def _in_order(work: Work) -> Work:
-    """A convolution whose operands lie as its kernel wants them: what is before it writes them so."""
+    """A convolution with operands in the memory order that its kernel wants: what computes them writes them so."""
     if not work.op.startswith("convolution") or "strides=" not in work.call:
         return work
     order = ", last=1)" if "last=1" in work.call else ")"
@@ -103,7 +103,7 @@ def _fused_work(kernel: Kernel, values: Sequence[StepValue]) -> Work:
 
 
 def _tensor(values: Sequence[StepValue], number: int) -> tuple[str, Shape]:
-    """Type and shape; of a sign, which has a negative number, a byte each."""
+    """Type and shape; a sign, which has a negative number, takes a byte an element."""
     value = values[number if number >= 0 else ~number]
     return value.dtype if number >= 0 else "bool", value.shape
 
@@ -116,7 +116,7 @@ def fused_work(
     bytes_moved: int,
     parts: tuple[str, ...] = (),
 ) -> Work:
-    """A kernel of a form, from the tensors that it reads and writes; `is_last`: channels lie innermost."""
+    """A kernel of a form, from the tensors that it reads and writes; `is_last`: channels are innermost."""
     call = f"fused_{form}.default({_written(reads, is_last)}, {_written(writes, is_last)})"
     inputs, outputs = (tuple(shape for _, shape in tensors) for tensors in (reads, writes))
     dtype = reads[0][0] if reads else writes[0][0] if writes else ""

@@ -1,9 +1,9 @@
 """Which values of a step are written to memory, and what is read in place of those that are not.
 
-A compiler computes a pointwise value where it is read, unless something reads it that it cannot look into, or unless
-it would be computed from much more than it is. What forward computes and backward reads is kept, with the exceptions
-that `runtime/compiled/recomputed_values.py` makes: casts to a wider type, values that only pointwise operators read
-and that can be had from what is kept anyway, and the sign of a relu, for which a byte will do.
+A compiler computes a pointwise value where it is read, unless an operator that it cannot look into reads it, or
+computing it takes too many loads. What forward computes and backward reads is kept, with the exceptions that
+`runtime/compiled/recomputed_values.py` makes: casts to a wider type, values that only pointwise operators read and that
+can be computed from what is kept anyway, and the sign of a relu, for which a byte suffices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_OPERATORS, MOST_READ, SMALL = 16, 2, 16
 """As in `runtime/compiled/recomputed_values.py`."""
 
 MOST_LOADS_SHARED, MOST_LOADS = 4, 8
-"""Loads from which a value is computed where it is read: by several readers, and by one; Inductor's defaults."""
+"""Most loads from which a value is computed where it is read: by several readers, and by one; Inductor's defaults."""
 
 Reads = dict[int, int]
 """Bytes that are read, by value."""
@@ -63,7 +63,7 @@ class KeptValues:
         return self._graph.values[number].bytes_held if number >= 0 else self._graph.values[~number].elements
 
     def loads_of(self, op: Op) -> Loads:
-        """The same, each view of a value apart."""
+        """The same, with each view of a value separate."""
         if op.number not in self._loads:
             self._loads[op.number] = self._loaded_by(op)
         return self._loads[op.number]
@@ -107,7 +107,7 @@ class KeptValues:
 
     @cached_property
     def signs(self) -> frozenset[int]:
-        """Results of relus of which backward asks for nothing but the sign."""
+        """Results of relus of which backward reads nothing but the sign."""
         late = (n for n, v in enumerate(self._graph.values) if v.late and n not in self.computed_again)
         return frozenset(n for n in late if self._is_sign(n))
 
@@ -147,7 +147,7 @@ class KeptValues:
         return not asked and size <= MOST_READ * value.bytes_held
 
     def _stays(self, number: int, of: StepValue) -> bool:
-        """Whether backward has a value whatever it computes again, or may have it at little cost."""
+        """Whether backward has a value regardless of what it recomputes, or can have it at little cost."""
         value = self._graph.values[number]
         if value.producer is None or value.elements * SMALL <= of.elements:
             return True

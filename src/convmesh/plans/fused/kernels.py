@@ -2,11 +2,11 @@
 
 - What it cannot look into (convolutions, products) is called as it is.
 - A pointwise value that has to be in memory is a kernel, and so is every reduction; what leads to them is computed
-  inside. Of what several of them read, those over the same space read it once: they become one kernel.
-- Sums that run across memory, as those of a norm over samples and space, go through it in another order than pointwise
-  values, and are complete only at their end: they are kernels of their own, together with others of their kind. Values
-  as few as their results are computed at their end.
-- Casts of weights before forward, and of their gradients behind backward, are one call each.
+  inside. Those that run over the same space and read the same values become one kernel, which reads them once.
+- Sums that run across memory, such as a norm's over samples and space, go through it in another order than pointwise
+  values, and are complete only at their end: they get separate kernels, shared only with their own kind. Values as few
+  as their results are computed at their end.
+- Casts of weights before forward, and of their gradients after backward, are one call each.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kernel:
 
     @cached_property
     def at(self) -> int:
-        """The number of the computation in whose place it runs: its first, or where the last that it waits for runs."""
+        """The number of the computation in whose place it runs: its first, or that of the last kernel it waits for."""
         return max((self.members[0].number, *(maker.at for maker in self.makers.values())))
 
     @property
@@ -64,7 +64,7 @@ class KernelMaker:
         self._maker: dict[int, Kernel] = {}
         """By value: the kernel that writes it."""
         self._open: dict[tuple[int, int], list[Kernel]] = {}
-        """By run and elements: kernels that more can become part of."""
+        """By run and elements: kernels that more computations can join."""
         self._casts: dict[tuple[bool, int], Kernel] = {}
 
     def make(self) -> list[Kernel]:
@@ -77,7 +77,7 @@ class KernelMaker:
         return sorted(self.kernels, key=lambda kernel: kernel.at)
 
     def _leave_out_passed_on(self) -> None:
-        """Values that nothing but the kernel which computes them reads are not written."""
+        """Values that only the kernel computing them reads are not written."""
         read = {number for kernel in self.kernels for number in kernel.reads}
         for kernel in self.kernels:
             kernel.writes = {n: size for n, size in kernel.writes.items() if n in read or self._is_result(n)}

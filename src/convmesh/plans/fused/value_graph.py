@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from convmesh.plans.program import NodeProgram
 
 TWICE = frozenset({"native_layer_norm_backward", "native_group_norm_backward"})
-"""Operators that go through what they read once for its gradient, and in another order for those of weights."""
+"""Operators that go through their operands once for the input's gradient, and in another order for the weights'."""
 
 Place = tuple[str, int]
-"""A node, and which of its outputs."""
+"""A node, and the index of one of its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Op:
     is_backward: bool
     node: int
     place: int
-    """Among the steps of its node."""
+    """Its place among the steps of its node."""
     run: int
-    """Transfers and waits before it: a compiler sees what lies between two of them."""
+    """Transfers and waits before it: a compiler sees only what comes between two of them."""
     views: tuple[int, ...] = ()
     in_rows: bool = False
 
     @property
     def elements(self) -> int:
-        """Of the space that it iterates over: a reduction's operand, else its result."""
+        """Elements of the space that it iterates over: a reduction's operand, else its result."""
         shapes = self.work.inputs if self.role == "reduction" else self.work.outputs
         return max((math.prod(shape) for shape in shapes), default=1)
 
@@ -106,7 +106,7 @@ class ValueGraph:
         self._pass_on(index, node, known, iter(enumerate(sums, end)))
 
     def _pass_on(self, index: int, node: NodeProgram, known: dict[int, int], sums: Iterator[tuple[int, Step]]) -> None:
-        """Give gradients to the nodes before, and add those of several readers up, as autograd does."""
+        """Pass gradients to the nodes before, and add up those of several readers, as autograd does."""
         for place, number in zip(self._places(node), node.flow.leaving, strict=False):
             if number is None or number not in known:
                 continue
@@ -123,7 +123,7 @@ class ValueGraph:
         return total
 
     def _places(self, node: NodeProgram) -> list[Place]:
-        """Whose outputs a node's inputs are; nobody's, where that cannot be told."""
+        """The outputs that a node's inputs are; made-up ones where that is unknown."""
         counts = self._counts
         places = [(name, place) for name in node.sources for place in range(counts.get(name, 1))]
         count = len(node.flow.inputs)
@@ -198,5 +198,5 @@ class ValueGraph:
 
 
 def _order_of(work: Work) -> str:
-    """As much of a call as tells how its tensors lie in memory."""
+    """The part of a call that gives the memory order of its tensors."""
     return "last=1" if "last=1" in work.call else ""

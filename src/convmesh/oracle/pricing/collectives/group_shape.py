@@ -9,7 +9,7 @@ from convmesh.layout.mesh import Mesh
 from convmesh.system import GroupSpan, LinkLevel, Placement, System
 
 RING_LINKS = 2
-"""Links of a device that rings use, if a group does not have all devices that are linked in pairs."""
+"""Links of a device that rings use, if a group lacks some of the devices that are linked in pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Crossing:
 
     @property
     def bytes_per_second(self) -> float:
-        """Into or out of one inner block for one group: its share of the ports, less with few peers."""
+        """Bandwidth into or out of one inner block for one group: its share of the ports, less with few peers."""
         shared = self._port * self.ports / self.sharing / self.level.oversubscription.value
         pair = self.level.bytes_per_second_pair
         if pair is None or self.whole:
@@ -39,14 +39,14 @@ class Crossing:
         return min(shared, pair.value * self.fraction * self.members * min(RING_LINKS, self.blocks - 1))
 
     def bytes_per_second_message(self, senders: int) -> float:
-        """Of one message while `senders` ranks of a block send one each; a rank drives one port."""
+        """Bandwidth of one message while `senders` ranks of a block send one each; a rank drives one port."""
         pair = self.level.bytes_per_second_pair
         most = self._port * self.ports / max(1, senders) / self.level.oversubscription.value
         return min(most, self._port, pair.value * self.fraction if pair is not None else most)
 
     @property
     def bytes_per_second_rank(self) -> float:
-        """Of one rank while every rank of its block sends."""
+        """Bandwidth of one rank while every rank of its block sends."""
         return self.bytes_per_second / self.members
 
     @property
@@ -101,7 +101,7 @@ class Shape:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of a ring through all ranks: its slowest link."""
+        """Bandwidth of a ring through all ranks: that of its slowest link."""
         direct = [c for c in self.inside if c.level.medium == "nvlink" and c.whole]
         if len(direct) < 2:
             return min(crossing.bytes_per_second for crossing in self.crossings)

@@ -12,7 +12,7 @@ AT_ONCE = 8
 
 
 def seconds_message(crossing: Crossing, bytes_sent: float, senders: int) -> float:
-    """Of one message over a level that `senders` ranks of a block use at once."""
+    """Seconds of one message over a level that `senders` ranks of a block use at once."""
     return float(crossing.level.seconds_latency) + bytes_sent / crossing.bytes_per_second_message(senders)
 
 

@@ -1,7 +1,7 @@
 """Collectives by algorithm and protocol, and the fastest that a system's library has.
 
-Steps and volumes are those of NCCL's tuner (src/graph/tuning.cc): a library that chooses by that formula runs the
-fastest by it. `bytes_sent` is what the runtime counts: one rank's volume in a ring, or all of a broadcast's.
+Steps and volumes are those of NCCL's tuner (src/graph/tuning.cc): a library that chooses by that formula runs whichever
+method is fastest by it. `bytes_sent` is what the runtime counts: one rank's volume in a ring, or all of a broadcast's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Choice:
 
 
 def fastest(carrier: str, shape: Shape, bytes_sent: int, methods: tuple[Method, ...]) -> Choice:
-    """Of the methods that support the collective, its size and all its media."""
+    """The fastest method that supports the collective, its size and all its media."""
     return min(_choices(carrier, shape, bytes_sent, methods), key=lambda choice: choice.seconds)
 
 

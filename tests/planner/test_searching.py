@@ -17,6 +17,7 @@ from convmesh.errors import InfeasibleError, PlanError, UnknownNameError
 from convmesh.graph import Captured, capture
 from convmesh.lowering import lower
 from convmesh.oracle.search import Candidates, SearchResult
+from convmesh.oracle.search.objectives import objective
 from convmesh.oracle.search.why_best import why
 from convmesh.planner.drafting import DraftOptions
 from convmesh.planner.predicting import representatives
@@ -107,6 +108,26 @@ def test_a_winner_that_waits_says_for_what() -> None:
     assert "along filter in forward and backward, such as at" in told
 
 
+def test_the_waits_that_are_told_are_those_of_the_slowest_rank() -> None:
+    """A rank between two others sends more halos than the first."""
+    by_height = search(captured(), SHAPE, "l40s-pcie", gpus=3, strategies=["spatial"])
+    timeline, slowest = by_height.best.prediction.timeline, by_height.best.prediction.parts.rank
+    halos = "neighbour", ("height",)
+    counts = {r: sum((i.kind, i.axes) == halos for i in timeline.of(r, "communication")) for r in timeline.ranks}
+    assert slowest != timeline.ranks[0]
+    assert counts[slowest] != counts[timeline.ranks[0]]
+    (told,) = [sentence for sentence in why(by_height) if sentence.startswith("most of its waiting")]
+    assert f"is for {counts[slowest]} × neighbour" in told
+
+
+def test_a_last_stage_that_only_waits_for_others_is_explained() -> None:
+    staged = search(captured(), SHAPE, "l40s-pcie", gpus=3, strategies=["pipeline"])
+    parts, timeline = staged.best.prediction.parts, staged.best.prediction.timeline
+    assert parts.exposed.value > 0
+    assert not [*timeline.of(parts.rank, "communication")]
+    assert why(staged)
+
+
 def test_no_plan_of_the_pareto_front_is_beaten(result: SearchResult) -> None:
     front = result.pareto
     assert front
@@ -130,6 +151,16 @@ def test_the_objective_decides_what_is_best() -> None:
         search(captured(), SHAPE, "dgx-a100", gpus=2, objective="tim")
     with pytest.raises(PlanError, match="needs a price, but system 'abci' has none"):
         search(captured(), SHAPE, "abci", gpus=2, objective="cost", strategies=["data"])
+
+
+def test_the_cost_counts_the_nodes_that_the_ranks_take() -> None:
+    """As the energy does: with one rank a node, four ranks rent four nodes."""
+    spread = cm.Assumptions(ranks_per_node=1)
+    best = search(captured(), SHAPE, "dgx-a100", gpus=4, objective="cost", strategies=["data"], assumptions=spread).best
+    hourly = System.load("dgx-a100").node.dollars_per_hour
+    assert hourly is not None
+    expected = 4 * float(hourly) * best.prediction.seconds_step / 3600
+    assert objective("cost", SHAPE[0]).of(best.prediction) == pytest.approx(expected)
 
 
 def small_memory(folder: Path, size: str) -> System:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from convmesh.errors import PlanError, UnknownNameError
 from convmesh.oracle.prediction import Prediction
 
-SECONDS_HOUR = 3600
-
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -44,11 +42,10 @@ def steps_of(samples: int, batch: int) -> int:
 
 def dollars_step(prediction: Prediction) -> float:
     """The price of a mesh's nodes for one step."""
-    node = prediction.system.node
-    if node.dollars_per_hour is None:
+    dollars = prediction.energy.dollars
+    if dollars is None:
         raise PlanError(
             f"`objective` (='cost') needs a price, but system {prediction.system.name!r} has none; "
             "give [node] a dollars_per_hour, or minimise energy."
         )
-    nodes = math.ceil(prediction.mesh.size / float(node.devices))
-    return nodes * float(node.dollars_per_hour) * prediction.seconds_step / SECONDS_HOUR
+    return dollars

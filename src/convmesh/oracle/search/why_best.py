@@ -39,12 +39,14 @@ def _waited(best: Ranked) -> list[str]:
     parts, timeline = best.prediction.parts, best.prediction.timeline
     if not timeline.intervals or parts.exposed.value < MUCH * parts.step.value:
         return []
-    rank = timeline.ranks[0]
+    rank = parts.rank  # the one whose waits `parts` tells
     work = [*timeline.of(rank, "compute")]
     waits: dict[tuple[str, tuple[str, ...], bool], list[tuple[float, Interval]]] = {}
     for sent in timeline.of(rank, "communication"):
         key = sent.kind, sent.axes, sent.phase == "reduction"
         waits.setdefault(key, []).append((_bare(sent, work), sent))
+    if not waits:  # it waits for messages that others send
+        return []
     (kind, axes, sums), most = max(waits.items(), key=lambda item: sum(seconds for seconds, _ in item[1]))
     seconds, bytes_each = sum(s for s, _ in most), sum(i.bytes_sent for _, i in most) / len(most)
     where = "for gradient sums" if sums else f"in forward and backward, such as at {most[0][1].layer}"

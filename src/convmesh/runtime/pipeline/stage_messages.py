@@ -1,4 +1,4 @@
-"""Messages between stages, as watches of transfers are told of them: torch's schedules wait for them out of sight."""
+"""Reports messages between stages to watches of transfers: torch's schedules wait for them out of sight."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StageMessages:
 
     @contextmanager
     def used(self, message: StageMessage | None = None) -> Iterator[None]:
-        """Around what a stage computes, from the message that it needed."""
+        """Wraps what a stage computes from the message that it needed."""
         note = self._expected.pop(message, None) if message is not None else None
         if note is not None:
             note.arrived()

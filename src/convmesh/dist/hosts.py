@@ -35,7 +35,7 @@ def ranks_on_each(hosts: Sequence[str]) -> int:
 
 
 def check_hosts(mesh: OpenMesh, ranks_per_host: int) -> None:
-    """Refuse, on all ranks, a mesh with a run of `ranks_per_host` ranks on several hosts. One host may have several."""
+    """Refuse, on all ranks, a mesh with a run of `ranks_per_host` ranks on several hosts; a host may have many runs."""
     if ranks_per_host == 1 or mesh.everyone is None:
         return
     hosts = [*told_by_all(mesh.everyone, mesh.world_ranks, this_host()).values()]

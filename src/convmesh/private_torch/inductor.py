@@ -12,7 +12,7 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
 def compile_graph(module: fx.GraphModule, example: list[Any], tunes: bool = False, joins: bool = False) -> Compiled:
-    """The graph as a function of a list of arguments, which it may empty. The slow import waits for the first call.
+    """The graph as a function of a list of arguments, which it may empty. Its slow import waits until the first call.
 
     `tunes` tries more kernels; `joins` puts small independent ones into one launch.
     """

@@ -69,7 +69,7 @@ class Following:
             if earlier is not None:
                 network.forward = earlier
             else:
-                del network.forward  # its class's is found again
+                del network.forward  # which uncovers the class's own
         self._engine.loss = self._loss
         self.forget()
 

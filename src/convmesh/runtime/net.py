@@ -145,7 +145,7 @@ class ParallelNet(nn.Module):
         return self._running.engine.outputs(inputs), targets
 
     def _settle_modes(self) -> None:
-        """Follow `train()` and `eval()`. In `eval()`, replicas with statistics of their own take the first's."""
+        """Follow `train()` and `eval()`: in `eval()`, replicas' own statistics become the first one's, as in DDP."""
         run = self._running
         if run.modes is not None:
             run.modes.follow()

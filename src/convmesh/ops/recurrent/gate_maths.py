@@ -1,7 +1,7 @@
 """What one time step does with the gates of hidden units, and its gradients: LSTM, GRU and plain RNN.
 
 Units do not see each other here, so a rank that has some of them needs nothing from the others. `given` and `recalled`
-are what the input and the last hidden state contribute to the gates: (…, gates · units), gate by gate.
+are what the input and the previous hidden state contribute to the gates: (…, gates · units), gate by gate.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How ranks that each have some hidden units share hidden states between time steps.
 
-Every step needs the whole last state, for every unit's gates look at all of it. Either each rank shows its units to
+Every step needs the whole previous state, for every unit's gates look at all of it. Either each rank shows its units to
 all others (the adjoint adds their gradients where the units are), or, where units are projected to fewer features, each
 rank has a partial sum of all features, and all get the sum. The alternative, sending the gates' sums, would move more
 by a factor of the number of gates.

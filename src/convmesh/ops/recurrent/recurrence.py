@@ -27,7 +27,7 @@ class Recurrence:
 
 
 class RecurrenceFunction(torch.autograd.Function):
-    """All steps. Backward sends the gradient of each step's last state; weight gradients are computed at the end."""
+    """All steps. Backward sums each step's gradient of the state before it; weight gradients are computed last."""
 
     @staticmethod
     def forward(

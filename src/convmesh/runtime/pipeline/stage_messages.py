@@ -11,7 +11,7 @@ from convmesh.lowering.stage_program import CARRIER
 
 
 class StageMessage(NamedTuple):
-    """What a stage needs for one micro-batch, from the stage before it or behind it."""
+    """What a stage needs for one micro-batch, from the stage before or after it."""
 
     phase: str
     stage: int

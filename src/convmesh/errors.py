@@ -62,7 +62,7 @@ _OPERATOR_ERRORS: dict[type[Exception], type[OperatorError]] = {
 
 
 class DisagreementError(ConvMeshError, RuntimeError):
-    """Ranks that ought to hold the same plan, mesh or shards do not."""
+    """Ranks that should have the same plan, mesh or shards do not."""
 
 
 class LostRankError(ConvMeshError, ConnectionError):
@@ -70,7 +70,7 @@ class LostRankError(ConvMeshError, ConnectionError):
 
 
 class UnknownNameError(ConvMeshError, LookupError):
-    """A name that stands for nothing here; the message offers the nearest names that do."""
+    """A name that means nothing here; the message offers the nearest names that do."""
 
     @classmethod
     def of(cls, argument: str, name: object, known: Iterable[str]) -> UnknownNameError:
@@ -82,15 +82,15 @@ class UnknownNameError(ConvMeshError, LookupError):
 
 
 class CaptureError(ConvMeshError, ValueError):
-    """A model that cannot be captured: it is no module, or it fails on the sample."""
+    """A model that cannot be captured: it is not a module, or it fails on the sample."""
 
 
 class CaptureWarning(UserWarning):
-    """Something of the model that its capture does not keep as it was."""
+    """Something about the model that its capture does not preserve."""
 
 
 class OpaqueLayerWarning(CaptureWarning):
-    """A layer that capture cannot look into: it runs with its samples cut only."""
+    """A layer that capture cannot look into: only its samples can be cut."""
 
 
 class PlanError(ConvMeshError, ValueError):
@@ -102,11 +102,11 @@ class InfeasibleError(ConvMeshError, ValueError):
 
 
 class ShapeError(ConvMeshError, ValueError):
-    """A sample, target or weight whose shape is not the one that the plan was made for."""
+    """A sample, target or weight with another shape than the plan was made for."""
 
 
 class LabelError(ConvMeshError, IndexError):
-    """A class label that is outside the classes and not ignored, raised on every rank."""
+    """A class label outside the classes that is not ignored, raised on every rank."""
 
 
 class NonFiniteLossError(ConvMeshError, ArithmeticError):
@@ -126,7 +126,7 @@ class DataError(ConvMeshError, ValueError):
 
 
 class DataWarning(UserWarning):
-    """Samples that can be read, at a cost that a conversion would save."""
+    """Samples that can be read, but at a cost that a conversion would save."""
 
 
 class CheckpointError(ConvMeshError, RuntimeError):
@@ -134,7 +134,7 @@ class CheckpointError(ConvMeshError, RuntimeError):
 
 
 class CheckpointWarning(UserWarning):
-    """A damaged checkpoint that was passed over for an older one."""
+    """A damaged checkpoint that was skipped for an older one."""
 
 
 class ConfigError(ConvMeshError, ValueError):

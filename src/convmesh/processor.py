@@ -1,4 +1,4 @@
-"""Instructions that a processor announces and a virtual machine takes away again: torch is told before it uses them."""
+"""Keeps torch from instructions that a processor announces but a virtual machine withholds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from itertools import takewhile
 from pathlib import Path
 
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
-"""What oneDNN, the library of torch's convolutions and products on processors, may use at most."""
+"""The newest instructions that oneDNN, which computes torch's convolutions and products on CPUs, may use."""
 
 TILE_LEAF = 0x1D
-"""Of CPUID: how large the tiles of AMX may be. oneDNN asks for it, and the processor refuses tiles of no size."""
+"""The CPUID leaf with the sizes of AMX's tiles. oneDNN reads it, and the processor refuses tiles of size zero."""
 
 
 def avoid_hidden_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
-    """Keep oneDNN from AMX where a virtual machine hides its tiles' sizes: a product in bf16 would end by SIGILL."""
+    """Keep oneDNN from AMX where a virtual machine hides its tile sizes: a product in bf16 would die of SIGILL."""
     if hides_tiles(described := _first_core(cpuinfo)):
         os.environ.setdefault(ONEDNN_LIMIT, "AVX512_CORE_FP16" if "avx512_fp16" in _flags(described) else "AVX512_CORE")
 
 
 def hides_tiles(described: dict[str, str]) -> bool:
-    """Whether a core, as Linux describes it, has AMX but does not answer how large its tiles may be."""
+    """Whether a core, as Linux describes it, has AMX but does not report its tile sizes."""
     return "amx_tile" in _flags(described) and int(described.get("cpuid level", TILE_LEAF)) < TILE_LEAF
 
 

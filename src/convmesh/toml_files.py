@@ -1,4 +1,4 @@
-"""Reading TOML that people wrote: whatever is wrong with a file is one line."""
+"""Reading TOML that people wrote: anything wrong with a file is reported in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _LARGEST = 2**63
-"""TOML's whole numbers have 64 bits; Python's have no end, and those of thousands of digits cannot even be printed."""
+"""TOML's whole numbers have 64 bits; Python's are unbounded, and with thousands of digits cannot even be printed."""
 
 
 class NotTomlError(ValueError):
@@ -22,7 +22,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         raise NotTomlError(f"not TOML: byte {error.object[error.start]:#04x} at {error.start} is not UTF-8") from None
     except RecursionError:
         raise NotTomlError("not TOML that can be read: it is nested too deeply") from None
-    except ValueError as error:  # of TOML, or of a number that Python cannot read
+    except ValueError as error:  # invalid TOML, or a number that Python cannot read
         raise NotTomlError(f"not TOML: {error}") from None
     for key, value in _numbers(tables, ""):
         if not -_LARGEST <= value < _LARGEST:
@@ -31,7 +31,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, int]]:
-    """All whole numbers, with where they are."""
+    """All whole numbers, each with its key."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _numbers(inner, f"{key}.{name}" if key else name)

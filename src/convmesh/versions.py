@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def version_of(package: str) -> str | None:
-    """None for a package that is not installed, or that runs from its source."""
+    """A package's version; None if it is not installed, or runs from its source."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -33,7 +33,7 @@ def agree_on_lists(
 ) -> None:
     """Raise on every rank of `group` if a list that several ranks have under one name differs between them.
 
-    `told(name, lists by rank)` says where. Digests travel; lists do so only when they differ.
+    `told(name, lists by rank)` says where. Digests travel first, lists only if they differ.
     """
     mine = {name: _digest(str(list(items))) for name, items in lists.items()}
     found = told_by_all(group, world_ranks, mine)

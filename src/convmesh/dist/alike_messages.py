@@ -1,7 +1,7 @@
-"""Messages of a dry exchange: of those in a row that are alike, one is packed or put in place, and stands for all.
+"""Messages of a dry exchange: of consecutive ones that are alike, only one is packed or put in place, for all of them.
 
-A collective over hundreds of ranks has as many messages of one shape. Without values they differ only in where they
-start. Each is recorded all the same.
+A collective over hundreds of ranks has hundreds of messages of one shape. Without values they differ only in where
+they start. Each is recorded all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Placed = tuple[Region, torch.Tensor]
 def pack_all(
     traffic: Traffic, regions: Sequence[Region], flat: Callable[[Region], torch.Tensor], held: Region | None
 ) -> list[torch.Tensor]:
-    """`flat` of every region; `held` is the region of the piece that they are taken from, if it is a single one."""
+    """`flat` of every region; `held` is the region of the piece that they are taken from, if there is just one."""
     packed: list[torch.Tensor] = []
     for shape, row in itertools.groupby(regions, lambda region: None if held is None else _shape_in(region, held)):
         alike = list(row)
@@ -39,7 +39,7 @@ def pack_all(
 
 
 def buffers(sizes: Sequence[int], empty: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
-    """Flat buffers that are freed together: one piece of memory, whose beginning stands for each."""
+    """Flat buffers that are freed together: one piece of memory, whose beginning stands for each of them."""
     if len(sizes) < 2:
         return [empty(size) for size in sizes]
     memory = empty(sum(sizes))
@@ -48,7 +48,7 @@ def buffers(sizes: Sequence[int], empty: Callable[[int], torch.Tensor]) -> list[
 
 
 def put_all(traffic: Traffic, out: torch.Tensor, arrived: Iterable[Placed]) -> None:
-    """Write values into regions of `out`, except those that arrived there."""
+    """Write values into regions of `out`, except those that arrived in place."""
     _do_all(traffic, put, out, [one for one in arrived if _address(out, one[0]) != one[1].data_ptr()])
 
 
@@ -68,7 +68,7 @@ def _do_all(traffic: Traffic, act: Callable[..., None], out: torch.Tensor, arriv
 
 
 def _shape_in(region: Region, held: Region) -> Shape | None:
-    """The shape of a box inside another; None if either is no box, or it lies elsewhere."""
+    """The shape of a box inside another; None if either is not a box, or the first is not inside."""
     shape = _box_shape(region)
     if shape is None or not held.is_box:
         return None

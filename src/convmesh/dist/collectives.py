@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 
 
 class Reduction:
-    """An all-reduce in progress, of several tensors of one type packed into one buffer."""
+    """An all-reduce in progress over several tensors of one type, packed into one buffer."""
 
     def __init__(
         self, tensors: Sequence[torch.Tensor], mesh: OpenMesh, axes: Axes, op: Any = dist.ReduceOp.SUM
@@ -117,5 +117,5 @@ def copy_over(mesh: OpenMesh, axes: Axes, *copies: torch.Tensor | None) -> tuple
 
 
 def weights_over(mesh: OpenMesh, axes: Axes, *weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """`copy_over` for weights; where a reducer sums their gradients, the weights themselves."""
+    """`copy_over` for weights; if a reducer sums their gradients, the weights themselves."""
     return copy_over(mesh, mesh.weight_axes(axes), *weights)

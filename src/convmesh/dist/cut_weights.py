@@ -1,4 +1,4 @@
-"""Cut weights: DTensors, so that optimisers, clipping and checkpoints know them."""
+"""Cut weights: DTensors, so that optimisers, clipping and checkpoints recognise them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Cuts = Mapping[int, tuple[str, ...]]
 
 JOIN = "+"
-"""Between the names of axes that are one for torch."""
+"""Joins the names of axes that torch sees as one."""
 
 _opened_as: weakref.WeakValueDictionary[DeviceMesh, OpenMesh] = weakref.WeakValueDictionary()
 """Open meshes by torch's views of them. Equal views have the same ranks, so either mesh will do."""
@@ -31,10 +31,10 @@ _opened_as: weakref.WeakValueDictionary[DeviceMesh, OpenMesh] = weakref.WeakValu
 def cut_weight(weight: torch.Tensor, mesh: OpenMesh, cuts: Cuts, blocks: int = 1) -> DTensor:
     """This rank's shard of a whole weight whose dims are cut by axes, outermost first; differentiable.
 
-    A DTensor cuts a dim by the axes of its device mesh in their order, so that mesh lists them in the order of `cuts`,
-    after all other axes as one. With `blocks`, the first dim is several of them, one after the other, and each is cut.
+    A DTensor cuts a dim by the axes of its device mesh in order, so that mesh lists them in the order of `cuts`, after
+    all other axes as one. With `blocks`, the first dim is that many blocks, one after the other, and each is cut.
     """
-    from torch.distributed.tensor import DTensor, Placement, Replicate, Shard  # its import is long
+    from torch.distributed.tensor import DTensor, Placement, Replicate, Shard  # slow to import
 
     names = _ordered(mesh, cuts)
     by_name = {name: dim for dim, axes in cuts.items() for name in axes}
@@ -64,7 +64,7 @@ def shard_of(param: DTensor, mesh: OpenMesh) -> torch.Tensor:
 
 
 def open_mesh_of(param: DTensor) -> OpenMesh | None:
-    """The mesh that a weight was cut over, while that is open."""
+    """The mesh that a weight was cut over, while it is open."""
     return _opened_as.get(param.device_mesh)
 
 
@@ -79,12 +79,12 @@ def weight_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> Layout:
 
 
 def block_layout(shape: Sequence[int], mesh: Mesh, cuts: Cuts, blocks: int) -> Layout:
-    """The layout of a weight of which each block is cut, with the blocks in a first dim of their own."""
+    """The layout of a weight whose blocks are each cut, with the blocks as a separate first dim."""
     return weight_layout((blocks, shape[0] // blocks, *shape[1:]), mesh, {d + 1: axes for d, axes in cuts.items()})
 
 
 def weight_blocks(weight: DTensor) -> int:
-    """The number of blocks of the first dim of a cut weight."""
+    """The number of blocks in the first dim of a cut weight."""
     return max(map(blocks_of, weight.placements))
 
 
@@ -115,10 +115,10 @@ def device_mesh(mesh: OpenMesh, names: tuple[str, ...]) -> DeviceMesh:
 
 
 def _ordered(mesh: OpenMesh, cuts: Cuts) -> tuple[str, ...]:
-    """The axes that do not cut a weight, as one, and those that do.
+    """The axes that do not cut a weight, as one, then those that do.
 
-    Before an operator first runs on a DTensor, torch goes through all placements on all axes of its mesh: the first
-    step of an optimiser takes about three times as long for every axis more.
+    Before an operator first runs on a DTensor, torch goes through all placements on all axes of its mesh: every further
+    axis makes an optimiser's first step take about three times as long.
     """
     cutting = [name for axes in cuts.values() for name in axes]
     others = [name for name in mesh.mesh.axes if name not in cutting]

@@ -25,7 +25,7 @@ Arrived = list[tuple[Region, torch.Tensor]]
 
 
 class PendingExchange:
-    """Messages under way; `wait` gives what arrived, by global region."""
+    """Messages under way; `wait` returns what arrived, by global region."""
 
     def __init__(
         self, launched: Launched, collect: Callable[[Tensors], Arrived], on_wait: Callable[[], None] | None = None
@@ -46,7 +46,7 @@ def _nothing(received: Tensors) -> Arrived:
 
 
 def start(mesh: OpenMesh, route: Route, carrier: Carrier, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
-    """Post this rank's messages of one direction of an exchange."""
+    """Post this rank's messages for one direction of an exchange."""
     if mesh.is_dry:
         return _start_dry(mesh, route, carrier, axes, payload)
     if carrier == "neighbour":
@@ -62,7 +62,7 @@ class Pieces:
     """Disjoint pieces of a global tensor, by the region that each holds; `like` gives type and device.
 
     `wire` is the order in which values travel. Every rank of an exchange must name the same one, and a rank cannot
-    tell it from its shard: with one channel, or one row, both orders look alike.
+    infer it from its shard: with one channel, or one row, both orders look the same.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Pieces:
         self._target: tuple[Region, torch.Tensor] | None = None
 
     def landing_in(self, frame: Region, target: torch.Tensor) -> Pieces:
-        """The same, but what arrives may be written straight into `target`, which holds `frame`."""
+        """The same pieces, but what arrives may be written straight into `target`, which holds `frame`."""
         self._target = (frame, target)
         return self
 
     def gather(self, region: Region) -> torch.Tensor:
-        """A region's values: a view where one piece holds it, else a copy with zeros where no piece reaches."""
+        """A region's values: a view if one piece holds them all, else a copy with zeros where no piece reaches."""
         for held, tensor in self.pieces:
             if held == region:
                 return tensor
@@ -98,7 +98,7 @@ class Pieces:
         return out
 
     def flat(self, region: Region) -> torch.Tensor:
-        """A region's values as one contiguous run, as they travel."""
+        """A region's values as one contiguous run, in the order in which they travel."""
         values = self.gather(region)
         return (values.movedim(1, -1) if self._channels_last else values).reshape(-1)
 
@@ -110,7 +110,7 @@ class Pieces:
         return flat.view(samples, *space, channels).movedim(-1, 1)
 
     def landing(self, region: Region, device: torch.device) -> torch.Tensor:
-        """Where a region's run is received: its own place, if that is one run of memory too, else a buffer."""
+        """Where a region's run is received: in place if that is one run of memory too, else in a buffer."""
         if self._target is not None and device == self._target[1].device:
             frame, target = self._target
             place = take(target, region.within(frame))
@@ -183,12 +183,12 @@ def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: T
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:
-    """The same memory in a type that backends know: complex numbers are pairs. Collectives see to that themselves."""
+    """The same memory in a type that backends know: complex numbers as pairs. Collectives do that themselves."""
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def _start_all_to_all(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
-    """One collective over the group; ranks with nothing to say take part with empty pieces."""
+    """One collective over the group; ranks with nothing to send take part with empty pieces."""
     wire = mesh.wire_device
     members = mesh.members(axes)
     outgoing, incoming = ({m.peer: m.region for m in side} for side in (route.sends, route.receives))
@@ -214,7 +214,7 @@ def _post_all_to_all(
 
 
 def _start_all_gather(mesh: OpenMesh, route: Route, axes: tuple[str, ...], payload: Pieces) -> PendingExchange:
-    """Equal pieces that everybody wants."""
+    """Equal pieces that every rank wants."""
     if not route.sends:  # empty in another dim, on all ranks of the group alike
         return PendingExchange(Flying((), [], []), _nothing)
     wire = mesh.wire_device
@@ -246,7 +246,7 @@ def _shaped(route: Route, payload: Pieces, buffers: Tensors) -> Arrived:
 
 
 def _shaped_dry(route: Route, payload: Pieces, received: Tensors) -> Arrived:
-    """The same where buffers of one size are one and the same."""
+    """The same, where buffers of one size are the same tensor."""
     known: dict[Any, torch.Tensor] = {}
     arrived: Arrived = []
     for message, flat in zip(route.receives, received, strict=True):
@@ -258,7 +258,7 @@ def _shaped_dry(route: Route, payload: Pieces, received: Tensors) -> Arrived:
 
 
 def accumulate(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> torch.Tensor:
-    """The gradient of the held region: what this rank found for it plus what others found."""
+    """The gradient of the held region: what this rank computed for it plus what others did."""
     own = Pieces([(plan.frame, grad)], grad).gather(plan.held)
     if not arrived:
         return own
@@ -268,7 +268,7 @@ def accumulate(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: 
 
 
 def add_arrived(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> None:
-    """Add what others found to this rank's gradient of the held region, in place."""
+    """Add what others computed to this rank's gradient of the held region, in place."""
     placed = [(region.within(plan.held), values) for region, values in arrived]
     if mesh.is_dry:
         add_all(mesh.traffic, grad, placed)
@@ -280,12 +280,12 @@ def add_arrived(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived:
 def fetch(
     mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, wire: torch.memory_format = torch.contiguous_format
 ) -> torch.Tensor:
-    """This rank's frame of the tensor of which it holds `local`; a view where it needs nothing else."""
+    """This rank's frame of the tensor of which it holds `local`; a view if it needs nothing else."""
     return Fetching(mesh, plan, local, wire).wait()
 
 
 class Fetching:
-    """A fetch under way: posted at once, put together when it is waited for."""
+    """A fetch under way: posted at once, assembled by `wait`."""
 
     def __init__(self, mesh: OpenMesh, plan: ExchangePlan, local: torch.Tensor, wire: torch.memory_format) -> None:
         self._mesh, self._plan, self._local = mesh, plan, local

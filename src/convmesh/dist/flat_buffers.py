@@ -1,4 +1,4 @@
-"""Collectives on flat buffers that are kept from step to step: in place, and in the background of other work."""
+"""Collectives on flat buffers that are kept from step to step: in place, in the background of other work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Axes = tuple[str, ...]
 
 
 class FlatBuffer:
-    """Values on the mesh's device, and a copy on the host where messages leave from there."""
+    """Values on the mesh's device, and a copy on the host if messages leave from there."""
 
     def __init__(self, elements: int, dtype: torch.dtype, mesh: OpenMesh) -> None:
         self.values = torch.zeros(elements, dtype=dtype, device=mesh.device)
@@ -29,7 +29,7 @@ class FlatBuffer:
         self.wire = torch.zeros(elements, dtype=dtype, pin_memory=True) if staged else self.values
 
     def split(self, sizes: Sequence[int]) -> list[FlatBuffer]:
-        """Consecutive parts of it, which share its memory."""
+        """Consecutive parts of the buffer, which share its memory."""
         wires = self.wire.split(list(sizes))
         return [self._over(values, wire) for values, wire in zip(self.values.split(list(sizes)), wires, strict=True)]
 
@@ -77,7 +77,7 @@ def start_sum(buffer: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
 
 
 def start_sum_at_root(buffer: FlatBuffer, mesh: OpenMesh, axes: Axes) -> Flight:
-    """Sum a buffer over the ranks along `axes`, in place on the first of them; on the others it becomes undefined."""
+    """Sum a buffer over the ranks along `axes`, in place on the first of them; on the others it is then undefined."""
     root = root_of(mesh, axes)
     bytes_sent = 0 if root == mesh.rank else buffer.values.nbytes
     return _start(

@@ -1,4 +1,4 @@
-"""The heap of a rank on a processor: between steps freed memory stays with the process, as with GPUs' allocators."""
+"""The heap of a rank on a CPU: freed memory stays with the process between steps, as with GPU allocators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
 
     By default it returns activations to the system after every step, and the system clears every page again when it is
     touched: a tenth to a third of a step (benchmarks/unet.md). One heap serves all threads, because backward runs in a
-    thread of its own, whose heap glibc would keep small.
+    separate thread, whose heap glibc would keep small.
     """
     if os.environ.get(VARIABLE) == "0":
         return False
@@ -32,10 +32,10 @@ def keep_freed_memory() -> bool:
 
 
 def hand_back_freed_memory() -> None:
-    """Return the pages of freed memory to the system, also those between blocks in use.
+    """Return the pages of freed memory to the system, including those between blocks in use.
 
-    Small blocks that live long settle in the places of large ones, so a process that makes and drops networks would
-    grow with each. Training needs this once for a network, not once a step.
+    Small, long-lived blocks settle where large ones were, so a process that makes and drops networks would grow with
+    each. Training needs this once per network, not once per step.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -18,7 +18,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_host() -> str:
-    """Its name, and what tells it from others of that name: all that share memory agree, no others do."""
+    """The host's name, and what distinguishes it from others of that name: only processes that share memory agree."""
     return f"{socket.gethostname()} {_BOOT.read_text().strip() if _BOOT.exists() else ''}"
 
 
@@ -28,14 +28,14 @@ def hosts_of_job() -> list[str]:
 
 
 def ranks_on_each(hosts: Sequence[str]) -> int:
-    """Ranks on each host, where all have as many and those of a host follow one another; else 1."""
+    """The number of ranks on each host, if it is the same for all and a host's ranks are consecutive; else 1."""
     runs = [(host, len([*ranks])) for host, ranks in groupby(hosts)]
     sizes = {size for _, size in runs}
     return sizes.pop() if len(sizes) == 1 and len({host for host, _ in runs}) == len(runs) else 1
 
 
 def check_hosts(mesh: OpenMesh, ranks_per_host: int) -> None:
-    """Refuse, on all ranks, a mesh whose runs of so many ranks lie on several hosts. Several runs may be on one."""
+    """Refuse, on all ranks, a mesh with a run of `ranks_per_host` ranks on several hosts; a host may have many runs."""
     if ranks_per_host == 1 or mesh.everyone is None:
         return
     hosts = [*told_by_all(mesh.everyone, mesh.world_ranks, this_host()).values()]

@@ -1,4 +1,4 @@
-"""The store at which a job's ranks find each other, served on the network that the job was given and on no other.
+"""The store where a job's ranks find each other, served only on the network that the job was given.
 
 torch's own listens on every interface of the first rank's host.
 """
@@ -14,13 +14,13 @@ from typing import Any
 import torch.distributed as dist
 
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
-"""torchrun's own process serves the store of its ranks."""
+"""Set where torchrun's own process serves its ranks' store."""
 
 
 def job_store(environ: Mapping[str, str], timeout: timedelta) -> Any:
-    """This rank's view of it; None where the place to meet is a name, or is served already: that is torch's to find.
+    """This rank's view of the store; None if the meeting place is a name or is already served, which is left to torch.
 
-    What a host's own name stands for there, on many systems 127.0.1.1, others may not reach; an address is meant.
+    A host's own name may resolve there to an address that others cannot reach, such as 127.0.1.1; an address is exact.
     """
     address, port, rank = environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), int(environ["RANK"])
     if environ.get(_AGENT) == "True" or not _is_address(address):
@@ -31,7 +31,7 @@ def job_store(environ: Mapping[str, str], timeout: timedelta) -> Any:
         if listener is not None:
             options["master_listen_fd"] = listener.detach()
     store = dist.TCPStore(address, port, is_master=rank == 0, **options)  # type: ignore[attr-defined]
-    return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # as ranks have it whom torch lets meet
+    return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # as if torch had connected the ranks
 
 
 def _is_address(place: str) -> bool:
@@ -43,7 +43,7 @@ def _is_address(place: str) -> bool:
 
 
 def _listening(address: str, port: int) -> socket.socket | None:
-    """None if the address is not this host's own, as behind a gateway, or is taken, of which torch tells."""
+    """None if the address is not this host's own, as behind a gateway, or is taken, which torch then reports."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)

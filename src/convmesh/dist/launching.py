@@ -1,7 +1,7 @@
 """Posting transfers: at once, or, while a step is traced, as nodes of its graph that post them in every replay.
 
-A node holds no more than a number: what it stands for is in the trace. The order of the nodes is the order of the
-transfers on the wire, and nothing may change it, because the other ranks rely on it.
+A node holds only a number: what it stands for is in the trace. The order of the nodes is the order of the transfers on
+the wire, and nothing may change it, because the other ranks rely on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from convmesh.dist.transfer_watch import noted
 
 Tensors = list[torch.Tensor]
 Post = Callable[[Tensors, Tensors], Sequence[Any]]
-"""Posts what is sent and where to receive, on this rank; returns torch's handles to wait for."""
+"""Posts sends from the first list and receives into the second, on this rank; returns torch's handles."""
 
 
 class Launched(Protocol):
@@ -31,7 +31,7 @@ class Launched(Protocol):
 
 
 class Flying:
-    """A transfer that was posted. Keeps its buffers alive."""
+    """A posted transfer. Keeps its buffers alive."""
 
     def __init__(self, works: Sequence[Any], sent: Tensors, received: Tensors) -> None:
         self._works, self._sent, self._received = works, sent, received
@@ -71,7 +71,7 @@ class Posting:
 
 @dataclass
 class TransferTrace:
-    """The transfers of a step that is being traced, in their order."""
+    """The transfers of a step that is being traced, in order."""
 
     postings: list[Posting] = field(default_factory=list)
 

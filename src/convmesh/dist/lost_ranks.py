@@ -1,4 +1,4 @@
-"""Waiting for other ranks, any of which may be gone: then the error says so, whatever this rank was computing."""
+"""Waiting for other ranks, any of which may be gone: the error then says so, whatever this rank was computing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from convmesh.errors import LostRankError
 Posted = TypeVar("Posted")
 
 _SOURCE = re.compile(r"^\[\S+\] ")
-"""Where in Gloo's source an error was raised; its advice after the first sentence helps nobody either."""
+"""The place in Gloo's source that raised an error; its advice after the first sentence is no help either."""
 
 
 def await_work(work: Any) -> None:
-    """Wait for one of torch's handles. It fails for no other reason than the other end of the transfer."""
+    """Wait for one of torch's handles. It fails only because of the other end of the transfer."""
     try:
         work.wait()
     except RuntimeError as error:
@@ -29,7 +29,7 @@ def await_work(work: Any) -> None:
 
 
 def posted(post: Callable[..., Posted], *args: Any) -> Posted:
-    """What `post` returns, which hands a transfer to torch: a connection that is known to be broken fails at once."""
+    """The result of `post`, which hands a transfer to torch: a connection known to be broken fails at once."""
     try:
         return post(*args)
     except RuntimeError as error:
@@ -38,7 +38,7 @@ def posted(post: Callable[..., Posted], *args: Any) -> Posted:
 
 @contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """For calls of torch that send and wait in one."""
+    """For torch calls that send and wait in one."""
     try:
         yield
     except RuntimeError as error:
@@ -54,7 +54,7 @@ def _lost(error: RuntimeError) -> LostRankError:
 
 
 def _operation() -> str:
-    """The innermost function of ours, outside of this file, that waits."""
+    """Our innermost function, outside this file, that is waiting."""
     package = Path(__file__).parents[1]
     for frame in reversed(traceback.extract_stack()):
         file = Path(frame.filename)

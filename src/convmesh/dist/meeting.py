@@ -25,17 +25,17 @@ Store = Any
 """A `torch.distributed.Store`, which torch does not annotate."""
 
 _SECONDS_PAUSE, _SECONDS_LOOK, _SECONDS_MOST = 0.001, 1.0, 30.0
-"""The first pause of a rank that waits, when it first looks around, and at most how long between two looks."""
+"""A waiting rank's first pause, when it first looks around, and the longest time between two looks."""
 
 _TIMEOUT = timedelta(minutes=30)
-"""Of jobs that name none; torch has it for Gloo."""
+"""For jobs that name none: torch's own for Gloo."""
 
 _WAITING, _REFUSED = "convmesh/waiting", "convmesh/refused"
-"""How many sets of ranks are being waited for, and how many calls failed: with one and none, there is no circle."""
+"""Counts of the sets of ranks being waited for, and of failed calls: at one and none there is no circle."""
 
 _calls = itertools.count(1)
 _met: dict[tuple[object, tuple[int, ...]], int] = {}
-"""How often this rank has met each set of ranks of each job: a later meeting has a gate of its own."""
+"""How often this rank has met each set of ranks of each job: each meeting has its own gate."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Claim:
 
 
 def meet(members: tuple[int, ...], opens: str, timeout: timedelta | None) -> None:
-    """Return once all `members` are here, each with the same members; `opens` is what errors call their mesh."""
+    """Return once all `members` are here, each naming the same members; `opens` is what errors call their mesh."""
     if dist.get_backend() == "fake":  # one process stands for the whole job: nobody will come
         return
     job, everyone = dist.group.WORLD, tuple(sorted(members))
@@ -76,7 +76,7 @@ def meet(members: tuple[int, ...], opens: str, timeout: timedelta | None) -> Non
 
 @contextmanager
 def telling_refusals() -> Iterator[None]:
-    """Tell ranks that wait for this one of an error that keeps it from coming."""
+    """Tell ranks that wait for this one about an error that keeps it from coming."""
     try:
         yield
     except ConvMeshError as error:
@@ -88,7 +88,7 @@ def telling_refusals() -> Iterator[None]:
 
 
 def _wait(store: Store, claim: Claim, timeout: timedelta) -> None:
-    """Until the gate opens. The store is asked again and again: its own wait would print warnings of time-outs."""
+    """Wait until the gate opens. The store is polled: its own wait would print time-out warnings."""
     began, pause, look = time.monotonic(), _SECONDS_PAUSE, _SECONDS_LOOK
     while not store.check([f"{claim.gate}/open"]):
         waited = time.monotonic() - began
@@ -114,7 +114,7 @@ def _leave(store: Store, claim: Claim) -> None:
 
 
 def _deadlock(store: Store, claim: Claim) -> str:
-    """Why this rank would wait for ever, or nothing."""
+    """Why this rank would wait for ever; empty if it would not."""
     if store.add(_WAITING, 0) < 2 and not store.add(_REFUSED, 0):
         return ""
     circle = _circle(store, claim, (claim,))
@@ -125,13 +125,13 @@ def _deadlock(store: Store, claim: Claim) -> str:
 
 
 def _circle(store: Store, claim: Claim, path: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """Ranks that wait for each other, from a claim on; or those that wait for one that was refused."""
+    """Ranks that wait for each other, starting from a claim; or those that wait for one that was refused."""
     for rank in claim.members:
         other = _read(store, rank) if rank != claim.rank else None
         if other is None or other.gate == claim.gate:
             continue
         if other.refusal:
-            # A refusal of an earlier call was caught, or it would not have come to this one.
+            # The rank caught a refusal of an earlier call, or it would not have reached this one.
             if other.call >= claim.call:
                 return (*path, other)
             continue

@@ -15,7 +15,7 @@ SHARED_GLOO = "gloo_on_one_loop"
 
 
 def new_group(ranks: Sequence[int], timeout: timedelta | None, on_host: bool = False) -> dist.ProcessGroup:
-    """A group over `ranks`, opened by those alone; `on_host` sends what is in the host's memory."""
+    """A group over `ranks`, opened by them alone; `on_host` sends from the host's memory."""
     group: dist.ProcessGroup = dist.new_group(list(ranks), timeout, _backend(on_host), use_local_synchronization=True)
     return group
 

@@ -50,7 +50,7 @@ class OpenMesh:
     traffic: Traffic = field(default_factory=Traffic, repr=False)
     seeds: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
     device_meshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, repr=False)
-    """torch's views of this mesh, by its axes there; see `dist.cut_weights`."""
+    """torch's views of this mesh, by their axes; see `dist.cut_weights`."""
     left_partial: list[tuple[str, ...]] | None = field(default=None, repr=False)
     """In a dry run: lists the axes along which layers left weight gradients partial."""
     _agreed: set[tuple[str, str]] = field(default_factory=set, repr=False)
@@ -65,7 +65,7 @@ class OpenMesh:
         return torch.device("cpu") if self.stages_through_host else self.device
 
     def with_settings(self, settings: StepSettings) -> OpenMesh:
-        """The same mesh for layers that run by other settings."""
+        """The same mesh for layers that run with other settings."""
         return replace(self, settings=settings)
 
     def cut_as(self, mesh: Mesh) -> OpenMesh:
@@ -81,17 +81,17 @@ class OpenMesh:
         return self.groups[tuple(name for name in self.mesh.axes if name in axes)]
 
     def background(self, axes: Sequence[str]) -> dist.ProcessGroup:
-        """A second group of the same ranks, for transfers behind other work. In one group, a few numbers that a layer
+        """A second group of the same ranks, for transfers in the background. In one group, a few numbers that a layer
         waits for would queue behind megabytes of gradients. Opened when all of its ranks first ask for it."""
         return _group(tuple(self.world_rank(rank) for rank in self.mesh.group(axes, self.rank)), in_background=True)
 
     def on_host(self, purpose: str) -> dist.ProcessGroup:
         """A group of all ranks that sends from the host's memory, for samples that are not on the devices yet. Each
-        purpose has its own, so that threads do not mix their messages. Opened when all ranks first ask for it."""
+        purpose has its own group, so that threads do not mix messages. Opened when all ranks first ask for it."""
         return _group(tuple(self.world_ranks), in_background=True, on_host_for=purpose)
 
     def world_rank(self, rank: int) -> int:
-        """The rank in the job of a rank of this mesh."""
+        """The rank in the job of one of this mesh's ranks."""
         return self.world_ranks[rank]
 
     def members(self, axes: Sequence[str]) -> list[int]:
@@ -107,7 +107,7 @@ class OpenMesh:
         return ()
 
     def agree(self, what: str, value: str, problem: str | None = None) -> None:
-        """Raise on every rank if any rank has a `problem`, or another `value` than the others."""
+        """Raise on every rank if any rank has a `problem`, or if their `value`s differ."""
         if self.everyone is not None:
             agree(self.everyone, self.world_ranks, what, value, problem)
         elif problem:
@@ -128,7 +128,7 @@ class OpenMesh:
 def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None:
     """Join the job that torchrun, `srun`, `mpirun` or `flux run` started, or run alone.
 
-    By default NCCL if every rank here has a GPU of its own, else Gloo; `backend` asks for one of them.
+    The default is NCCL if every rank here has its own GPU, else Gloo; `backend` asks for one of them.
     """
     _check_backend(backend)
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Points in time of a step: of the host where it computes itself, of the device's stream where it does not."""
+"""Points in time of a step: on the host if it computes itself, on the device's stream if not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class StampClock(Protocol):
-    """Gives stamps while a step runs, and their times when it is over. Times are those of `time.perf_counter`."""
+    """Gives stamps while a step runs, and their times afterwards. Times are those of `time.perf_counter`."""
 
     def stamp(self) -> Any: ...
 
@@ -36,7 +36,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on the current stream, so that nobody waits until the step is over."""
+    """Events on the current stream, so that nothing waits until the step is over."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,5 +59,5 @@ class DeviceClock:
 
 
 def clock_for(device: torch.device) -> StampClock:
-    """The clock of what runs on a device."""
+    """The clock for work on a device."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()

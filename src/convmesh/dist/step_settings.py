@@ -13,19 +13,19 @@ class StepSettings:
     """What layers ask of the mesh that their inputs are on. A network's settings come from its plan."""
 
     overlap: bool | None = None
-    """Whether convolutions start before their halos arrive; None where that is faster, the rest is for comparison."""
+    """Whether convolutions start before their halos arrive; None: where it pays. True and False are for comparison."""
     sub_batches: int = 1
     """The number of parts of a batch that travel one by one to dense layers cut over the batch's own axis."""
     attention: Attention = "gather"
-    """Whether ranks whose tokens are cut gather all keys and values, or pass them round."""
+    """Whether ranks whose tokens are cut gather all keys and values, or pass them round a ring."""
     replica_statistics: bool = False
     """Whether batch norm takes its statistics within one data-parallel replica, not over the global batch."""
     sums_weights: bool = True
-    """Whether backward of each layer sums the gradients of its weights over ranks. If not, each rank's gradients are
+    """Whether each layer's backward sums the gradients of its weights over ranks. If not, each rank's gradients are
     its own parts, which a reducer sums."""
 
     precision: Precision = ""
-    """What dry runs take tensors to be computed in; on devices it is `torch.autocast` that says so."""
+    """The precision that dry runs assume; on devices `torch.autocast` decides."""
     compile: bool = False
     """Whether dry runs write operators out for a compiler, as the trace of a compiled step does."""
 

@@ -12,11 +12,11 @@ from convmesh.dist.lost_ranks import naming_lost_ranks
 from convmesh.errors import DisagreementError
 
 MOST_BYTES = 1 << 28
-"""Of one value: more than any plan or list of checkpoints, less than what a broken peer could make us allocate."""
+"""The largest value: more than any plan or list of checkpoints, less than a broken peer could make us allocate."""
 
 
 def values_of_all(group: Any, size: int, value: Any) -> list[Any]:
-    """The value of every rank of `group`, which has `size`, in the group's order; lists stand for tuples."""
+    """The values of all `size` ranks of `group`, in the group's order; tuples arrive as lists."""
     if size == 1:
         return [json.loads(json.dumps(value))]
     with naming_lost_ranks():

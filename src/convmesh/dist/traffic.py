@@ -43,7 +43,7 @@ class Traffic:
     posted: int = 0
     """The number of transfers so far."""
     steps: list[Any] | None = None
-    """In a dry run: what was recorded so far."""
+    """In a dry run: what has been recorded so far."""
 
     def record(self, carrier: str, bytes_sent: int, axes: tuple[str, ...] = (), peer: int | None = None) -> int:
         """Count a transfer; returns its number."""
@@ -55,7 +55,7 @@ class Traffic:
         return self.posted - 1
 
     def joined(self, carrier: str, axes: tuple[str, ...]) -> None:
-        """Tell of a transfer in which this rank only receives: there is nothing to count."""
+        """Report a transfer in which this rank only receives: there is nothing to count."""
         if self.listener is not None:
             self.listener(Sent(carrier, 0, axes))
 
@@ -65,9 +65,9 @@ class Traffic:
             self.listener(Awaited(tuple(posted), tuple(arriving)))
 
     def repeated(self, call: Callable[[], Result], times: int) -> tuple[Result, bool]:
-        """Make a call that stands for `times` calls like it, and record it that often.
+        """Make a call that stands for `times` such calls, and record it that many times.
 
-        Returns its result, and whether it did any work; True if that is not recorded.
+        Returns its result, and whether it did any work; True if nothing is being recorded.
         """
         if self.steps is None:
             return call(), True

@@ -1,4 +1,4 @@
-"""Watching transfers of this process: when each was posted, needed and there. Without a watch it costs one look."""
+"""Watching this process's transfers: when each is posted, needed and complete. Without a watch it costs one lookup."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class TransferWatch(Protocol):
     """Told of every transfer that this process posts."""
 
     beyond_steps: bool
-    """Whether to be told too of transfers that no program has, such as ranks' questions to each other."""
+    """Whether to be told also of transfers that are in no program, such as ranks' questions to each other."""
 
     def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> TransferNote:
-        """Torch's handles; carrier and axes where the transfer runs in the background of layers.
+        """Given torch's handles, and the carrier and axes if the transfer runs in the background of layers.
 
-        A `message` between stages has a name, the same where it is sent and where it is received.
+        A `message` between stages has a name, the same for sender and receiver.
         """
 
 
-_watches: list[TransferWatch] = []  # not a ContextVar: backward on a GPU runs in a thread of torch's
+_watches: list[TransferWatch] = []  # not a ContextVar: backward on a GPU runs in one of torch's threads
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def noted(
 
 
 def wait_for(work: Any) -> None:
-    """Wait for a transfer that is no part of a step, such as a question of ranks to each other."""
+    """Wait for a transfer that is not part of a step, such as a question of ranks to each other."""
     note = _joined(tuple(watch.posted([work], "", ()) for watch in _watches if watch.beyond_steps))
     if note is not None:
         note.needed()
@@ -72,7 +72,7 @@ def _joined(notes: tuple[TransferNote, ...]) -> TransferNote | None:
 
 
 def is_watched() -> bool:
-    """Whether anybody is told of transfers."""
+    """Whether anyone watches transfers."""
     return bool(_watches)
 
 
@@ -82,5 +82,5 @@ def add_watch(watch: TransferWatch) -> None:
 
 
 def remove_watch(watch: TransferWatch) -> None:
-    """Watch no longer."""
+    """Stop watching."""
     _watches[:] = [each for each in _watches if each is not watch]

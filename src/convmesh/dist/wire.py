@@ -14,7 +14,7 @@ Slices = tuple[slice, ...]
 
 
 def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
-    """The values of a region, in the tensor's own indices: a view where the region is one box."""
+    """The values of a region, in the tensor's own indices: a view if the region is one box."""
     if tensor.is_meta and region.is_box and not _learns(tensor):
         return _box(tensor, region)
     for dim, spans in enumerate(region.dims):
@@ -26,12 +26,12 @@ def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its values in memory: of a conjugate, torch only notes that it is one."""
+    """The tensor with its values in memory: torch only marks a conjugate as one."""
     return tensor.resolve_conj() if tensor.is_complex() else tensor
 
 
 def _box(tensor: torch.Tensor, region: Region) -> torch.Tensor:
-    """The same view by one call, where there are no values: dry runs of large exchanges take thousands."""
+    """The same view in one call, for tensors without values: dry runs of large exchanges take thousands."""
     shape, strides = region.shape, tensor.stride()
     if shape == tensor.shape:
         return tensor
@@ -40,7 +40,7 @@ def _box(tensor: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 def _learns(tensor: torch.Tensor) -> bool:
-    """Whether autograd follows: gradients of slices and of strided views take different operators."""
+    """Whether autograd records it: gradients of slices and of strided views take different operators."""
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
@@ -63,7 +63,7 @@ def add(tensor: torch.Tensor, region: Region, values: torch.Tensor) -> None:
 
 
 def _blocks(region: Region) -> Iterator[tuple[Slices, Slices]]:
-    """The boxes of a region, and where each lies among the region's values without gaps."""
+    """The boxes of a region, and the place of each among the region's values without gaps."""
     per_dim = [list(zip(spans, _compact(spans), strict=True)) for spans in region.dims]
     for choice in itertools.product(*per_dim):
         yield tuple(s.slice() for s, _ in choice), tuple(c.slice() for _, c in choice)

@@ -20,7 +20,7 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Indices of parameters by bucket; buckets in the order in which backward fills them, from the last parameter on.
 
-    Only parameters of one key share a bucket. The first bucket of a key is smaller, so that it leaves early.
+    Only parameters with the same key share a bucket. The first bucket of a key is smaller, so that it leaves early.
     """
     filling: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
@@ -42,13 +42,13 @@ class Slot:
     def __init__(self, parameter: torch.Tensor, speaks: bool) -> None:
         self.parameter = parameter
         self.speaks = speaks
-        """Whether this rank is the one that enters an already summed gradient into the next sum."""
+        """Whether this rank is the one that adds an already summed gradient to the next sum."""
         self.is_partial = False
         """Whether the gradient is this rank's part, still to be summed."""
         self.is_ready = False
         """Whether the running backward pass has computed the gradient."""
         self.delivered: torch.Tensor | None = None
-        """The gradient of this rank's shard, in any type, if the reducer was given it and the parameter was not."""
+        """The gradient of this rank's shard, in any type, if it was given to the reducer and not to the parameter."""
 
     @property
     def has_gradient(self) -> bool:
@@ -59,7 +59,7 @@ class Slot:
         return local_gradient(self.parameter) if self.delivered is None else self.delivered
 
     def return_delivered(self) -> None:
-        """Let autograd add to a gradient that was delivered: another path leads to the parameter, too."""
+        """Let autograd add to a delivered gradient, as another path leads to the parameter too."""
         assert self.delivered is not None
         self.parameter.grad = as_gradient_of(self.parameter, self.delivered.to(self.parameter.dtype, copy=True))
         self.delivered = None
@@ -67,14 +67,14 @@ class Slot:
     def open_sum(self) -> None:
         """Turn an already summed gradient into parts: one rank keeps it, the others start from zero.
 
-        The next sum then counts it once, whatever was done to it in between.
+        The next sum then counts it once, even if it was changed in between.
         """
         if not self.is_partial and not self.speaks:
             self.parameter.grad = None
 
 
 class Bucket(Protocol):
-    """The interface of a bucket to its reducer."""
+    """A bucket as its reducer sees it."""
 
     axes: Axes
     slots: list[Slot]
@@ -91,7 +91,7 @@ class Bucket(Protocol):
         """Start the sum; parameters without a gradient count as zeros."""
 
     def relay(self) -> None:
-        """Start the second transfer, where the sum needs one."""
+        """Start the second transfer, if the sum needs one."""
 
     def finish(self) -> None:
         """Wait, and leave the sums where the optimiser reads them."""
@@ -101,7 +101,7 @@ class SummedBucket:
     """An all-reduce in place. Gradients are views of the buffer, unless they are summed in another type.
 
     The buffer ends with one count per parameter: the number of ranks that have its gradient. So ranks that did not use
-    a parameter learn whether others did, and it has a gradient on all ranks or on none.
+    a parameter learn whether others did, and it gets a gradient on all ranks or on none.
     """
 
     def __init__(self, slots: list[Slot], mesh: OpenMesh, axes: Axes, dtype: torch.dtype) -> None:
@@ -116,20 +116,20 @@ class SummedBucket:
             if place.dtype == slot.parameter.dtype
         }
         self._waiting: dict[Slot, None] = {}
-        """Those whose gradients are not copied yet. On a GPU all go at once: a launch takes longer than most copies."""
+        """Slots whose gradients are not copied yet. GPUs copy all at once: a launch takes longer than most copies."""
         self._copies_at_once = mesh.device.type == "cuda"
         self._present: list[bool] = []
         self._flight = Flight()
 
     def _lay_out(self, locals_: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-        """Make the buffer; where the values of each parameter go."""
+        """Make the buffer; return where each parameter's values go."""
         sizes = [*(local.numel() for local in locals_), len(locals_)]
         self.buffer = FlatBuffer(self._room(sum(sizes)), dtype, self.mesh)
         *runs, self._counts = self.buffer.values[: sum(sizes)].split(sizes)
         return list(runs)
 
     def _room(self, values: int) -> int:
-        """The length of a buffer for so many values."""
+        """The length of a buffer for this number of values."""
         return values
 
     @property

@@ -1,6 +1,6 @@
-"""Clipping by the norm of all gradients, of whole and of cut weights, each value counted once.
+"""Clipping by the norm of all gradients, of whole and cut weights, with each value counted once.
 
-`torch.nn.utils.clip_grad_norm_` refuses plain tensors and DTensors together, and knows nothing of pipeline stages.
+`torch.nn.utils.clip_grad_norm_` refuses to mix plain tensors and DTensors, and knows nothing of pipeline stages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def clip_grad_norm_(
 
 
 def _by_mesh(parameters: Sequence[torch.Tensor]) -> dict[object, tuple[OpenMesh, list[torch.Tensor]]]:
-    """Parameters by the ranks that share them; those without a mesh go with the first that has one."""
+    """Parameters by the ranks that share them; those without a mesh join the first that has one."""
     meshes = [mesh_of(parameter) for parameter in parameters]
     first = next((mesh for mesh in meshes if mesh is not None), None)
     if first is None:
@@ -53,7 +53,7 @@ def _by_mesh(parameters: Sequence[torch.Tensor]) -> dict[object, tuple[OpenMesh,
 
 
 def _key(mesh: OpenMesh) -> object:
-    """Open meshes of the same shape over the same ranks are one mesh here."""
+    """Open meshes of the same shape over the same ranks count as one mesh here."""
     return mesh.mesh, tuple(mesh.world_ranks)
 
 
@@ -72,7 +72,7 @@ def clip_held_(
         )
     grads = [local_gradient(tensor) for _, held in present for tensor, _ in held]
     if grads:
-        # As torch: without a branch, so that nothing waits for a GPU.
+        # As in torch, without a branch, so that nothing waits for a GPU.
         multiply_all_(grads, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(grads[0].device))
     return norm
 
@@ -86,7 +86,7 @@ def _total_norm(held: Held, norm_type: float, mesh: OpenMesh) -> torch.Tensor:
     parts = torch.stack([n.to(mesh.device) for n in norms]) if norms else torch.zeros(1, device=mesh.device).double()
     axes = tuple(mesh.mesh.axes)
     if math.isinf(norm_type):
-        # A maximum may lose a NaN on its way, so NaNs travel separately.
+        # A maximum over ranks may lose a NaN, so NaNs travel separately.
         pair = torch.stack([parts.nan_to_num(0.0, posinf=math.inf).max(), parts.isnan().any().double()])
         largest, has_nan = all_reduce(pair, mesh, axes, dist.ReduceOp.MAX)
         return torch.where(has_nan > 0, torch.full_like(largest, math.nan), largest)

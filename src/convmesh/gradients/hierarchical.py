@@ -1,8 +1,8 @@
 """Sums in two levels, for hosts with several ranks and slow links between them.
 
-One all-reduce over all ranks is a ring on Gloo: of n ranks on h hosts, 2(n−1)/n of a bucket leave each host. Where the
-ranks of a host sum parts of the bucket first, and each part is then summed over hosts, it is 2(h−1)/h. The values that
-are added are the same; only their order differs.
+One all-reduce over all ranks is a ring on Gloo: with n ranks on h hosts, 2(n−1)/n of a bucket leave each host. If the
+ranks of a host first sum parts of the bucket, and each part is then summed over hosts, it is 2(h−1)/h. The same values
+are added, only in another order.
 
 A bucket is summed in segments: while one crosses the link, others are summed and gathered inside the hosts.
 """
@@ -25,14 +25,14 @@ Levels = tuple[Axes, Axes]
 
 
 BYTES_SEGMENT = 2 << 20
-"""Of what a rank sends to other hosts, on CPUs (benchmarks/hierarchical.md). GPUs send all at once."""
+"""Per segment of what a rank sends to other hosts, on CPUs (benchmarks/hierarchical.md). GPUs send all at once."""
 
 
 class HierarchicalBucket(SummedBucket):
     """A sum-scatter inside the host, an all-reduce of the received part across hosts, a gather inside the host.
 
-    A bucket's second transfers start with the next bucket of its kind, `before` being the previous one. Otherwise the
-    link between hosts would be idle during backward; by then the first ones, which stay on the host, are usually done.
+    A bucket's second transfers start with the next bucket of its kind; `before` is the previous one. Otherwise the link
+    between hosts would be idle during backward; by then the first transfers, inside the host, are usually done.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class _Segment:
 
 
 def _segments(elements: int, most: int) -> list[int]:
-    """The lengths of as few equal runs as hold at most so many each; the last may be shorter."""
+    """The lengths of the fewest equal runs of at most `most` elements each; the last may be shorter."""
     each = -(-elements // -(-elements // most))
     return [min(each, elements - begin) for begin in range(0, elements, each)]
 
 
 class HierarchicalReducer(GradientReducer):
-    """Sums over ranks that lie on several hosts, several on each, in two levels; over others in one, as usual."""
+    """Sums over several hosts with several ranks each in two levels; other sums take one, as usual."""
 
     def __init__(
         self, mesh: OpenMesh, axes_of: AxesOf, ranks_per_host: int, bytes_segment: int = 0, **options: Any

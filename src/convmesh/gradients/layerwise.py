@@ -1,6 +1,6 @@
 """Optimisers that scale each layer's update by the norm of its weights: LARS and LAMB, for large batches.
 
-The norms are those of whole weights: of a weight that is cut, every rank adds the squares of its shard.
+The norms are those of whole weights: for a cut weight, every rank contributes the squares of its shard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from convmesh.gradients.owners import Axes, distinct_axes, mesh_of
 from convmesh.private_torch.tensor_internals import norms_of
 
 Part = tuple[torch.Tensor, torch.Tensor]
-"""A parameter, and a tensor of the shape of this rank's shard of it."""
+"""A parameter, and a tensor shaped like this rank's shard of it."""
 
 
 class LayerwiseOptimizer(Optimizer):
@@ -48,7 +48,7 @@ class LayerwiseOptimizer(Optimizer):
 
     @abstractmethod
     def _direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Where this rank's shard would go, before it is scaled."""
+        """The update of this rank's shard before it is scaled."""
 
     @abstractmethod
     def _ratio(self, weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
@@ -59,7 +59,7 @@ class LayerwiseOptimizer(Optimizer):
         """Change this rank's shard by the scaled update."""
 
     def _state(self, parameter: torch.Tensor, *names: str) -> list[torch.Tensor]:
-        """This rank's shards of tensors that are kept for a parameter, zero at first."""
+        """This rank's shards of a parameter's state tensors, zero at first."""
         state = self.state[parameter]
         for name in names:
             if name not in state:
@@ -132,7 +132,7 @@ class LAMB(LayerwiseOptimizer):
 
 
 def _where_both(weight: torch.Tensor, update: torch.Tensor, factor: float) -> torch.Tensor:
-    """`factor · weight / update`, and 1 where either is 0: without a branch, so that nothing waits for a GPU."""
+    """`factor · weight / update`, or 1 where either is 0: without a branch, so that nothing waits for a GPU."""
     ratio: torch.Tensor = torch.where((weight > 0) & (update > 0), factor * weight / update, 1.0)
     return ratio
 

@@ -16,7 +16,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where this rank's shard of a tensor is in memory."""
+    """The address of this rank's shard of a tensor."""
     return local_shard(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
 
 
@@ -51,12 +51,12 @@ def as_gradient_of(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are one run of memory without gaps, in any order of dims."""
+    """Whether a tensor's values fill one run of memory without gaps, in any order of dims."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def shaped_like(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A run of values in the shape of `tensor`, and in its order in memory if that has no gaps."""
+    """A run of values in the shape of `tensor`, and with its strides if it is dense."""
     if is_dense(tensor):
         return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
     return flat.view(tensor.shape)

@@ -1,7 +1,7 @@
 """Sums of gradients in low rank, for slow links: PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) on buckets.
 
-A gradient of n×m values travels as n×r and m×r. What is lost thereby is kept on each rank and added to its next
-gradient (error feedback), and the m×r values of a step are the first guess of the next one (warm start).
+A gradient of n×m values travels as n×r and m×r. Each rank keeps what is lost and adds it to its next gradient (error
+feedback), and the m×r values of a step are the first guess for the next one (warm start).
 
 torch's own hook (`ddp_comm_hooks.powerSGD_hook`) would run on a stand-in for DDP's bucket, but it posts its collectives
 itself: no dry run could count them, and it sends whole gradients in its first steps.
@@ -22,10 +22,10 @@ from convmesh.gradients.reduction import AxesOf, GradientReducer
 
 @dataclass(frozen=True)
 class Factored:
-    """A gradient as a matrix, and the two that travel in its place: their product is nearest to it in their rank."""
+    """A gradient as a matrix, and the two that travel in its place: their product approximates it at their rank."""
 
     gradient: torch.Tensor
-    """This rank's part, n×m; at the end what all ranks have for the sum."""
+    """This rank's part, n×m; at the end, the approximate sum, the same on all ranks."""
     error: torch.Tensor
     """What has not been sent yet, n×m."""
     left: torch.Tensor
@@ -38,7 +38,7 @@ class Factored:
         torch.mm(self.gradient, self.right, out=self.left)
 
     def turn(self) -> None:
-        """After the sum of `left`. What the basis does not reach on this rank remains here."""
+        """After the sum of `left`. What the basis does not capture on this rank stays here as the error."""
         self.left.copy_(torch.linalg.qr(self.left).Q)
         torch.mm(self.gradient.T, self.left, out=self.right)
         torch.addmm(self.gradient, self.left, self.right.T, alpha=-1, out=self.error)
@@ -49,7 +49,7 @@ class Factored:
 
 
 class LowRankBucket(SummedBucket):
-    """Two all-reduces of factors. Weights for which they are no smaller travel whole, with the first."""
+    """Two all-reduces of factors. Weights whose factors would be no smaller travel whole, with the first."""
 
     def __init__(self, slots: list[Slot], mesh: OpenMesh, axes: Axes, dtype: torch.dtype, rank: int) -> None:
         self._rank = rank
@@ -105,7 +105,7 @@ class LowRankBucket(SummedBucket):
         super().finish()
 
     def _publish(self, slot: Slot, is_present: bool) -> None:
-        if not is_present and slot.speaks and slot in self._factored:  # nobody will read what was sent of old errors
+        if not is_present and slot.speaks and slot in self._factored:  # nobody will read the old errors that were sent
             self._factored[slot].error.add_(self._factored[slot].gradient)
         super()._publish(slot, is_present)
 
@@ -116,7 +116,7 @@ class LowRankBucket(SummedBucket):
 
 
 class LowRankReducer(GradientReducer):
-    """Sums gradients in low rank. What it returns is not the exact sum, and depends on the steps before."""
+    """Sums gradients in low rank. The result is not the exact sum, and depends on earlier steps."""
 
     remembers = True
 
@@ -139,7 +139,7 @@ class LowRankReducer(GradientReducer):
 
 
 def _matrix(local: torch.Tensor, rank: int) -> tuple[int, int] | None:
-    """The matrix that a weight is taken for: its first dim by the others; None where its factors are no smaller."""
+    """The matrix that a weight is treated as: its first dim by the others; None if its factors are no smaller."""
     if local.dim() < 2 or local.is_complex() or not local.numel():
         return None
     rows = local.shape[0]

@@ -1,8 +1,8 @@
 """Optimisers over whole and cut weights together.
 
-On GPUs torch updates all parameters of a group in one call, which refuses plain tensors and DTensors together, and
+On GPUs torch updates all parameters of a group in one call, which refuses to mix plain tensors and DTensors, or
 DTensors of different device meshes. Such a group is updated parameter by parameter unless the user chose otherwise;
-groups of one kind of weight keep the fast call.
+groups with one kind of weight keep the fast call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convmesh.private_torch.dtensors import is_dtensor
 
 
 def loop_over_mixed_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """A hook before an optimiser's step: choose the loop for groups of several kinds of weights."""
+    """A hook before an optimiser's step: choose the loop for groups with several kinds of weights."""
     del args, kwargs
     for group in optimizer.param_groups:
         is_open = "foreach" in group and group["foreach"] is None and not group.get("fused")

@@ -1,4 +1,4 @@
-"""Hooks that do not keep their owner alive, and that go when it goes.
+"""Hooks that do not keep their owner alive, and disappear with it.
 
 A parameter owns its hooks, and a reducer holds its parameters, partly through autograd's C++ nodes, where Python's
 garbage collector cannot follow. A hook that held the reducer would close that cycle, and neither would ever be freed.
@@ -16,7 +16,7 @@ def weak_hook(method: Callable[..., Any], *parts: Any) -> Callable[..., Any]:
     owner, call = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
     held = [weakref.ref(part) for part in parts]
 
-    def hook(*arguments: Any) -> Any:  # for every parameter in every step
+    def hook(*arguments: Any) -> Any:  # runs for every parameter in every step
         alive = owner()
         return None if alive is None else call(alive, *[part() for part in held], *arguments)
 
@@ -24,7 +24,7 @@ def weak_hook(method: Callable[..., Any], *parts: Any) -> Callable[..., Any]:
 
 
 class OwnedHooks:
-    """The handles of an owner's hooks: removed by `close`, or when the owner is freed."""
+    """The handles of an owner's hooks: `close` removes them, or the end of the owner."""
 
     def __init__(self, owner: object) -> None:
         self._handles: list[Any] = []
@@ -39,7 +39,7 @@ class OwnedHooks:
         self._handles += handles
 
     def close(self) -> None:
-        """Remove the hooks; once more does nothing."""
+        """Remove the hooks; a second call does nothing."""
         self._remove()
 
 

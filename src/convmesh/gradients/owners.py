@@ -1,4 +1,4 @@
-"""Which reducer sums a parameter's gradient, so that a call which is given parameters needs no mesh as well."""
+"""Which reducer sums a parameter's gradient, so that a call that is given parameters needs no mesh as well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Held = Sequence[tuple[torch.Tensor, Axes]]
 
 
 class Owner(Protocol):
-    """A reducer, as seen from its parameters."""
+    """A reducer as its parameters see it."""
 
     mesh: OpenMesh
     remembers: bool
@@ -28,12 +28,12 @@ class Owner(Protocol):
         """What this rank holds of a parameter's gradient, and where."""
 
 
-# Weak on both sides: a dropped network takes its entries with it.
+# Weak on both sides: dropping a network drops its entries.
 _owners = WeakTensorKeyDictionary()
 
 
 def own(parameters: Iterable[torch.Tensor], owner: Owner) -> None:
-    """Note who sums the gradients of `parameters`; the latest owner counts."""
+    """Record who sums the gradients of `parameters`; the latest owner counts."""
     for parameter in parameters:
         _owners[parameter] = weakref.ref(owner)
 

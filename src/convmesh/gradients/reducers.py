@@ -24,7 +24,7 @@ _REDUCERS: Mapping[Reduction, type[GradientReducer]] = {
 
 
 def reducer_of(summing: Summing) -> Callable[..., GradientReducer]:
-    """What makes the reducers of a plan, of a mesh and the axes of each parameter."""
+    """What makes a plan's reducers, given a mesh and the axes of each parameter."""
     if summing.low_rank:
         return partial(LowRankReducer, rank=summing.low_rank)
     dtype = torch.bfloat16 if summing.compression == "bf16" else None

@@ -2,7 +2,7 @@
 
 Backward on each rank computes a part of a weight's gradient. The gradient of the global loss is the sum of the parts,
 never their mean, because losses already divide by the global count. Parts are collected in buckets that leave as soon
-as they are full, and the end of `backward()` waits for them: after it, gradients are those of a single device.
+as they are full, and the end of `backward()` waits for them: after it, gradients equal a single device's.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ BYTES_FIRST = 1 << 20
 
 
 class GradientReducer:
-    """Sums gradients over the axes along which they are partial, in buckets, behind backward.
+    """Sums gradients over the axes along which they are partial, in buckets, while backward runs.
 
     `axes_of` names every parameter in the order in which forward uses them, with the axes along which its gradient is
     partial; () for those that need no sum. Gradients accumulate over backward passes as on one device. `dtype_reduce`
     is the type in which real gradients travel and are added, e.g. float32 for bfloat16 weights; by default their own.
-    One that does not watch backward sums when it is told to (`reduce_now`).
+    A reducer that does not watch backward sums when told to (`reduce_now`).
 
-    Whoever makes a reducer keeps it: the parameters do not, and when it is freed its hooks are gone.
+    Whoever makes a reducer must keep it: the parameters do not, and its hooks go when it is freed.
     """
 
     remembers: bool = False
@@ -96,7 +96,7 @@ class GradientReducer:
         return [self._bucket([slots[i] for i in plan], keys[plan[0]][0], keys[plan[0]][2]) for plan in planned]
 
     def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which the gradients of weights of a type are summed."""
+        """The type in which gradients are summed for weights of this type."""
         return dtype if self.dtype_reduce is None or dtype.is_complex else self.dtype_reduce
 
     def _bucket(self, slots: list[Slot], axes: Axes, dtype: torch.dtype) -> Bucket:
@@ -112,7 +112,7 @@ class GradientReducer:
             agree(self.mesh.background(axes), ranks, f"gradients summed over {axes}", str(plan))
 
     def gather_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Gradients that are not at their parameters, gathered from the ranks that share them; all ranks call it."""
+        """Gradients that are not on their parameters, gathered from the ranks that share them; all ranks call it."""
         return {}
 
     def watch(self) -> None:
@@ -130,7 +130,7 @@ class GradientReducer:
                 self._watched[id(slot.parameter)] = bucket, slot, self._watch(bucket, slot)
 
     def _watch(self, bucket: Bucket, slot: Slot) -> Any:
-        """Hook the point where autograd adds a gradient. The node is returned to be kept: its hook goes with it."""
+        """Hook the point where autograd adds a gradient. Keep the returned node: its hook goes when it does."""
         accumulator = torch.autograd.graph.get_gradient_edge(slot.parameter).node
         self._watches.add(
             accumulator.register_prehook(weak_hook(self._before, bucket, slot)),
@@ -139,10 +139,10 @@ class GradientReducer:
         return accumulator
 
     def deliver(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[bool]:
-        """Take what a node of backward computed for several parameters; which of it was taken.
+        """Take what a node of backward computed for several parameters; return which gradients were taken.
 
-        The node hands on None in its place, and autograd calls the hooks when all that leads to a parameter has run.
-        What others watch, or what is added to a gradient, is left to autograd.
+        The node passes None on in their place, and autograd calls the hooks once every path to a parameter has run.
+        Gradients that others watch, or that are added to one, are left to autograd.
         """
         if self._passes or self._defers or _current_stream(self.mesh.device) != self._stream:
             return [False] * len(parameters)
@@ -175,7 +175,7 @@ class GradientReducer:
 
     def _after(self, bucket: Bucket, slot: Slot, parameter: torch.Tensor) -> None:
         del parameter
-        if self._passes or not slot.has_gradient:  # autograd calls hooks without a gradient, too
+        if self._passes or not slot.has_gradient:  # autograd also calls hooks without a gradient
             return
         if self._defers:
             slot.is_partial = True
@@ -188,7 +188,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _start_full(self) -> None:
-        """Start full buckets in order: ranks that started them in different orders would sum different buckets."""
+        """Start full buckets in order: in different orders, ranks would sum different buckets."""
         while self._next < len(self.buckets) and _is_full(self.buckets[self._next]):
             self.buckets[self._next].start()
             self._next += 1
@@ -219,7 +219,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def reduce_now(self) -> None:
-        """Sum all gradients that are still partial. Backward ends with it; call it after a schedule under `no_sync`."""
+        """Sum all gradients that are still partial. Backward ends with this; call it after a schedule in `no_sync`."""
         for bucket in self.buckets[self._next :]:
             bucket.start()
         for bucket in self.buckets:
@@ -238,7 +238,7 @@ class GradientReducer:
             yield
         finally:
             self._defers = defers
-            # Schedules that compute weight gradients apart from backward write them without calling hooks.
+            # Schedules that compute weight gradients outside backward write them without calling hooks.
             for slot, grad in zip(self._slots, before, strict=True):
                 slot.is_partial |= slot.parameter.grad is not None and slot.parameter.grad is not grad
 
@@ -261,7 +261,7 @@ class GradientReducer:
 
     @property
     def apart(self) -> Iterable[torch.Tensor]:
-        """Tensors besides parameters that have gradients after backward."""
+        """Tensors other than parameters that have gradients after backward."""
         return ()
 
     def sums(self, parameter: torch.Tensor) -> bool:
@@ -269,7 +269,7 @@ class GradientReducer:
         return self._hooks.are_open and any(slot.parameter is parameter for slot in self._slots)
 
     def wait(self) -> None:
-        """Return when parameters are up to date; here they always are."""
+        """Return when parameters are up to date, as they always are here."""
 
     def reset(self) -> None:
         """Abandon a backward pass that failed on every rank, and clear all gradients."""
@@ -283,15 +283,15 @@ class GradientReducer:
         self._tasks.clear()
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         self._hooks.close()
         self._watches.close()
 
 
 def _refuse_second(slots: Sequence[Slot]) -> None:
-    """Refuse parameters whose gradients another reducer sums: both together would sum them twice."""
+    """Refuse parameters whose gradients another reducer sums: together they would sum them twice."""
     if _summed_elsewhere(slots):
-        gc.collect()  # a network that was dropped may be a cycle that nobody has collected yet
+        gc.collect()  # a dropped network may be a cycle that is not collected yet
     if slot := _summed_elsewhere(slots):
         raise LayoutError(
             f"the gradients of a parameter of shape {tuple(slot.parameter.shape)} are summed already, for an earlier "
@@ -313,7 +313,7 @@ def _current_stream(device: torch.device) -> Any:
 
 
 def _is_full(bucket: Bucket) -> bool:
-    """Checked from the last slot, which usually fills last, so that a `no` comes at once."""
+    """Checked from the last slot on, which usually fills last, so that a `no` comes at once."""
     return all(slot.is_ready for slot in reversed(bucket.slots))
 
 

@@ -1,7 +1,7 @@
 """The root scheme, for comparison: one rank sums the gradients, updates the weights and broadcasts them.
 
-Weights leave in chunks in the order of layers, so that the next forward starts before those of later layers arrive.
-One link carries all that a ring would share among its links, which is why the other schemes exist.
+Weights leave in chunks in the order of layers, so that the next forward starts before later layers' weights arrive.
+One link carries all that a ring would spread over its links, which is why the other schemes exist.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BroadcastReducer(GradientReducer):
 
     Any torch optimiser over `net`'s parameters works: on the other ranks it finds no gradients and does nothing. Its
     step starts the chunks, and each layer waits for its own before it runs. With gradient scaling use ConvMesh's
-    `GradScaler`, which includes ranks without gradients. Call `wait()` before weights are read outside of forward
+    `GradScaler`, which includes ranks without gradients. Call `wait()` before weights are read outside forward
     (`net.state_dict()` does so itself), and before each forward if no `net` is given.
     """
 

@@ -19,7 +19,7 @@ from convmesh.private_torch.unscaling import OpenGradScaler
 class GradScaler(OpenGradScaler):
     """`torch.amp.GradScaler` for split networks: an overflow on one rank, in its shard or stage, counts for all.
 
-    Torch's own looks at the gradients of its rank, and refuses plain and cut weights together. The mesh is that of the
+    Torch's own looks only at its rank's gradients, and refuses to mix plain and cut weights. The mesh is that of the
     optimiser's parameters; `mesh` is for weights that have no reducer and are not cut.
     """
 
@@ -30,7 +30,7 @@ class GradScaler(OpenGradScaler):
     def unscaled(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
-        """Unscale what this rank holds; then every rank learns whether any has an overflow."""
+        """Unscale what this rank holds; then all ranks learn whether any of them has an overflow."""
         _refuse_memory(optimizer)
         mesh = self._mesh or _mesh_of(optimizer)
         groups = [{"params": [_held(p) for p in group["params"]]} for group in optimizer.param_groups]
@@ -42,7 +42,7 @@ class GradScaler(OpenGradScaler):
 
 
 def _refuse_memory(optimizer: torch.optim.Optimizer) -> None:
-    """What is kept from one step for the next is scaled by the step's factor, and an overflow would stay in it."""
+    """Refuse reducers that keep something for the next step: it has this step's scale, and would keep an overflow."""
     owners = (owner_of(p) for group in optimizer.param_groups for p in group["params"])
     if any(owner is not None and owner.remembers for owner in owners):
         raise UnsupportedError(
@@ -63,7 +63,7 @@ def _mesh_of(optimizer: torch.optim.Optimizer) -> OpenMesh:
 
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:
-    """A cut weight as this rank's shard with its gradient, in the same memory; others as they are."""
+    """A cut weight as this rank's shard with its gradient, in the same memory; other weights unchanged."""
     if not is_dtensor(parameter) or parameter.grad is None:
         return parameter
     shard = local_of(parameter).detach()

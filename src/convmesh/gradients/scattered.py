@@ -37,7 +37,7 @@ class ShardPiece:
 
 
 def cut_into_pieces(slots: list[Slot], sizes: list[int], parts: int) -> tuple[list[ShardPiece], int]:
-    """The values of a bucket, cut in order into equal parts, and the size of a part; the last may end in padding."""
+    """A bucket's values, cut in order into equal parts, and the size of a part; the last may end in padding."""
     part_size = -(-sum(sizes) // parts)
     pieces, begin = [], 0
     for slot, size in zip(slots, sizes, strict=True):
@@ -96,7 +96,7 @@ class ScatteredBucket:
 
     @torch.no_grad()
     def take(self, slot: Slot) -> None:
-        """The whole gradient is freed at once: a rank needs only its part of the sum."""
+        """Copy the gradient and free it at once: a rank needs only its part of the sum."""
         run = _run(slot.parameter, slot.gradient())
         for piece, place in self._places[slot]:
             place.copy_(_part(run, piece.start, piece.stop))
@@ -191,14 +191,14 @@ class ShardedReducer(GradientReducer):
     def __init__(self, mesh: OpenMesh, axes_of: AxesOf, **options: Any) -> None:
         super().__init__(mesh, axes_of, **options)
         self.shards = {p: shard for bucket in self.scattered for p, shard in bucket.shards.items()}
-        """This rank's run of each scattered parameter; some it has no run of."""
+        """This rank's run of each scattered parameter of which it has one."""
         self.scattered_parameters = {slot.parameter for bucket in self.scattered for slot in bucket.slots}
         self._axes_of_shards = {shard: (AXIS, *distinct_axes(p)) for p, shard in self.shards.items()}
         own(self._axes_of_shards, self)
         self._hooks.add(register_optimizer_step_pre_hook(_refuse_scattered))
 
     def held(self, parameter: torch.Tensor) -> Held:
-        """Of a scattered parameter this rank's run, if it has one."""
+        """For a scattered parameter, this rank's run, if it has one."""
         if parameter in self.scattered_parameters:
             shard = self.shards.get(parameter)
             return [] if shard is None else [(shard, self._axes_of_shards[shard])]
@@ -215,7 +215,7 @@ class ShardedReducer(GradientReducer):
         return {parameter: gradient for bucket in gathered for parameter, gradient in bucket.items()}
 
     def span_of(self, shard: torch.Tensor) -> Span:
-        """Where this rank's run of a parameter lies among the values of its shard, in the order of memory."""
+        """This rank's run of a parameter, as a span of its shard's values in memory order."""
         return next(bucket.spans[shard] for bucket in self.scattered if shard in bucket.spans)  # type: ignore[index]
 
     @property
@@ -229,7 +229,7 @@ class ShardedReducer(GradientReducer):
 
 
 def _refuse_scattered(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """An ordinary optimiser would find no gradients at scattered parameters, and do nothing without a word."""
+    """Refuse ordinary optimisers: they would find no gradients on scattered parameters, and silently do nothing."""
     del args, kwargs
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         owner = owner_of(parameter)
@@ -241,14 +241,14 @@ def _refuse_scattered(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _part(run: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """A part of a run of memory. Dry runs look at one of every weight for every rank, so it is no step of theirs."""
+    """A part of a run of memory. Dry runs take one of every weight for every rank, so they do not record it."""
     if not run.is_meta:
         return run[start:stop]
     return unseen_view(run, (stop - start,), (1,), int(run.storage_offset()) + start)
 
 
 def _run(parameter: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
-    """A parameter's values, or `values` in the same order, as one run of memory; the parameter's own are not copied."""
+    """A parameter's values, without a copy, or `values` in the same order, as one run of memory."""
     local = local_of(parameter)
     tensor = local if values is None else values
     if values is not None and values.stride() != local.stride():

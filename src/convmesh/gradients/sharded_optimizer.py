@@ -3,8 +3,8 @@
 Torch's own two do not fit. `ZeroRedundancyOptimizer` gives whole parameters to ranks, so one large dense layer puts
 most of the state on one rank; it all-reduces whole gradients first, and its broadcast has no rule for cut weights
 (DTensors). `fully_shard` (FSDP2) reduces all parameters of a module over one mesh, while here each gradient is partial
-along axes of its own (a norm's along others than its convolution's), and it refuses weights whose device mesh already
-names `data` ("overlapping meshes"), as those of cut weights do.
+along its own axes (a norm's differ from its convolution's), and it refuses weights whose device mesh already names
+`data` ("overlapping meshes"), as cut weights' meshes do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convmesh.gradients.scattered import ShardedReducer
 ELEMENTWISE = frozenset(
     "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()  # noqa: SIM905
 )
-"""Torch's optimisers that update each value by its own history: they may see a parameter in pieces."""
+"""Torch's optimisers that update each value from its own history alone: they may see a parameter in pieces."""
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -45,7 +45,7 @@ class ShardedOptimizer(Optimizer):
         self._adopt()
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The same options for this rank's parts; parameters that are not scattered stay whole."""
+        """The group with this rank's parts; parameters that are not scattered stay whole."""
         return {**group, "params": [held for p in group["params"] for held, _ in self.reducer.held(p)]}
 
     def _adopt(self) -> None:
@@ -58,7 +58,7 @@ class ShardedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update this rank's part and take over the parts of the others."""
+        """Update this rank's part and receive the others'."""
         loss = self.inner.step(closure)
         with torch.no_grad():
             for bucket in self.reducer.scattered:
@@ -68,7 +68,7 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients: those of the parts, and parts of sums that `no_sync` left at the parameters."""
+        """Clear the gradients: those of the parts, and those that `no_sync` left on the parameters."""
         self.inner.zero_grad(set_to_none)
         for parameter in self.reducer.scattered_parameters:
             parameter.grad = None

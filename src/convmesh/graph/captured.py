@@ -42,15 +42,15 @@ class Captured:
     values: Mapping[str, Any]
     """The output of each node: tensors on the meta device, numbers, shapes, tuples of them."""
     constants: Mapping[str, torch.Tensor]
-    """Tensors of `module` that are no attribute of the model."""
+    """Tensors of `module` that are not attributes of the model."""
     own: Own
     """The parts of the model that `module` calls or reads."""
     unchecked: str = ""
     """Why the network was not compared with the model; empty if it was, and agrees."""
     follows_extents: bool = True
-    """Whether the network may run on other extents than its own, which it then checks itself."""
+    """Whether the network may run on extents other than its own; it then checks them itself."""
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What later steps derive from the graph and keep, such as lowered plans; shared with the versions below."""
+    """What later steps derive from the graph and cache, such as lowered plans; shared with the versions below."""
 
     def without_weights(self) -> Captured:
         """The network for plans: `module` has shapes and types only, and keeps nothing of the model alive."""
@@ -67,9 +67,9 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
     """The network of `model` for a global batch like `samples`, each a tensor or a shape.
 
     Shapes have `dtype`, or the type of the model's first floating parameter. With `check`, one training step of the
-    captured network is compared with the model's own, on as small a batch as both allow and on copies of the weights:
-    a network that is not the model is refused. Where that cannot be told, a `CaptureWarning` says why; of a model on
-    the meta device only `unchecked` does, unless weights can be drawn for it.
+    captured network is compared with the model's own, on as small a batch as both allow and on copies of the weights;
+    a network that differs from the model is refused. If they cannot be compared, a `CaptureWarning` says why; for a
+    model on the meta device whose weights cannot be drawn, only `unchecked` does.
 
     A module stays closed (one opaque node, with an `OpaqueLayerWarning`) if its forward depends on the values of
     tensors, switches autocast, or uses a custom torch.autograd.Function. Activation checkpointing is inlined.
@@ -99,7 +99,7 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
 
 
 def compared(captured: Captured, model: nn.Module, samples: Sequence[Sample] = ()) -> Captured:
-    """The captured network, compared with the model if it was not before; `samples` may hold data to do so."""
+    """The captured network, now compared with the model if it was not before; `samples` may hold data for that."""
     if not captured.unchecked:
         return captured
     given = samples or [node.outputs[0].shape for node in captured.graph.inputs]
@@ -136,7 +136,7 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
 
 
 def _attempt(tracer: LayerTracer, model: nn.Module) -> fx.Graph | Exception:
-    """The graph, or the error that stopped the trace; errors of the interception, defects of ours, are raised."""
+    """The graph, or the error that stopped the trace; errors of the interception, our own defects, are raised."""
     with intercepted(tracer):
         try:
             return tracer.trace(model)
@@ -156,7 +156,7 @@ def _finished(model: nn.Module, tracer: LayerTracer, graph: fx.Graph, closed: Ma
 def _closed_root(
     model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Evaluator, closed: Closed
 ) -> _Traced:
-    """The model by torch.export if its forward needs no data; otherwise the whole model as one node."""
+    """The model captured by torch.export if its forward needs no data; otherwise the whole model as one node."""
     output, needed_data = whole_output(model, samples, evaluator)
     if not needed_data:
         try:

@@ -15,7 +15,7 @@ from convmesh.graph.kinds import WINDOW_OPTIONS, WITHOUT_SPLIT
 Shape = tuple[int, ...]
 
 RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1, "LSTMCell": 4, "GRUCell": 3, "RNNCell": 1}
-"""Torch's recurrent layers, with the number of their gates."""
+"""Torch's recurrent layers and their numbers of gates."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ class Node:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it is a recurrent layer of torch, with weights of its own."""
+        """Whether it is one of torch's recurrent layers, with its own weights."""
         return self.kind == "recurrent" and self.op in RECURRENT and "parametrized" not in self.options
 
     @property
     def is_cell(self) -> bool:
-        """Whether it makes one step of time: its input has samples and features alone."""
+        """Whether it makes one time step: its input has samples and features only."""
         return self.is_recurrent and self.op.endswith("Cell")
 
     @property
     def sample_dim(self) -> int:
-        """The dim of the samples of its input: the second of a recurrent layer that has time first."""
+        """The sample dim of its input: the second if it is a recurrent layer that takes time first."""
         time_first = self.is_recurrent and not self.is_cell
         return int(time_first and "batch_first=True" not in str(self.options.get("settings", "")))
 
@@ -110,7 +110,7 @@ class Graph:
     nodes: tuple[Node, ...]
     weights: tuple[Weight, ...]
     derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What later steps derive from the nodes and keep."""
+    """What later steps derive from the nodes and cache."""
 
     def node(self, name: str) -> Node:
         """The node called `name`."""

@@ -1,4 +1,4 @@
-"""Running a module's forward without leaving a trace in it."""
+"""Running a module's forward without leaving anything behind in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTAINERS = (dict, list, set, OrderedDict)
 
 @contextmanager
 def unchanged(*modules: nn.Module) -> Iterator[None]:
-    """Afterwards modules and their parts are as they were: attributes, and the contents of lists, dicts and sets."""
+    """Restore modules and their parts afterwards: attributes, and the contents of lists, dicts and sets."""
     kept = [_Kept(part) for module in modules for part in module.modules()]
     try:
         yield

@@ -29,13 +29,13 @@ def parts_of(module: fx.GraphModule) -> dict[str, Any]:
 
 
 def own_parts(module: fx.GraphModule, constants: Mapping[str, torch.Tensor]) -> Own:
-    """Weak references to what a traced module uses of its model, the constants of the trace left out."""
+    """Weak references to what a traced module uses of its model, except the constants of the trace."""
     parts = {path: part for path, part in parts_of(module).items() if path not in constants}
     return {path: weakref.ref(part) for path, part in parts.items() if isinstance(part, (nn.Module, torch.Tensor))}
 
 
 def is_from(own: Own, model: nn.Module) -> bool:
-    """Whether `model` still has every one of those parts, under the same path."""
+    """Whether `model` still has every one of those parts under the same path."""
     try:
         return all(_at(model, path) is part() for path, part in own.items())
     except AttributeError:

@@ -1,8 +1,8 @@
 """Attention of some queries to some keys, as one part of a result over all keys.
 
-A block gives its result and the logarithm of each query's sum of exponentials; results of several blocks are merged by
-those (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Backward of a block needs the merged
-result and sums alone (Dao et al., "FlashAttention", 2022, appendix B), so no scores are kept.
+A block gives its result and the logarithm of each query's sum of exponentials, by which results of several blocks are
+merged (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Backward of a block needs only the
+merged result and sums (Dao et al., "FlashAttention", 2022, appendix B), so no scores are kept.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Tensor = torch.Tensor
 
 
 class KeyBlock(NamedTuple):
-    """What queries see of some keys, and how."""
+    """How queries look at some keys."""
 
     scale: float
     bias: Tensor | None = None
-    """Added to the scores; minus infinity hides."""
+    """Added to the scores; minus infinity hides a key."""
     is_causal: bool = False
-    """Whether query i sees keys up to i, of as many."""
+    """Whether query i sees keys up to i, with as many keys as queries."""
     keep: Tensor | None = None
-    """Scores that dropout keeps,"""
+    """The scores that dropout keeps."""
     keeps: float = 1.0
-    """and how likely it keeps one."""
+    """The probability that dropout keeps a score."""
     learns_bias: bool = False
 
 
@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, block: KeyBlock, device: str) -> tuple[Tensor, Tensor]:
-    """Result and logarithms of sums, minus infinity for a query that sees nothing; `device` is the kind of device."""
+    """Result and logarithms of sums; minus infinity for a query that sees nothing. `device` is the kind of device."""
     kernel = _kernel(q, k, v, block, device)
     if kernel == "cuda":
         return attention_kernels.cuda_forward(q, k, v, block.is_causal, block.scale)
@@ -53,7 +53,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, block: KeyBlock, device: str) -> tup
 def gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, made: Tensor, sums: Tensor, block: KeyBlock, device: str
 ) -> Gradients:
-    """The part of all gradients that comes by way of this block; `made` and `sums` are merged over all blocks."""
+    """The part of all gradients that comes through this block; `made` and `sums` are merged over all blocks."""
     kernel = _kernel(q, k, v, block, device)
     if kernel == "cuda":
         return Gradients(*attention_kernels.cuda_backward(grad, q, k, v, made, sums, block.is_causal, block.scale))
@@ -68,7 +68,7 @@ def gradients(
 def whole_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, device: str
 ) -> Tensor:
-    """torch's attention to all keys; a dry run names the kernel that a device has for it."""
+    """torch's attention to all keys; a dry run names the kernel that the device has for it."""
     if q.is_meta:
         bias = mask
         if mask is not None and mask.dtype == torch.bool:
@@ -88,7 +88,7 @@ def merged(made: Tensor, sums: Tensor, other: Tensor, others: Tensor) -> tuple[T
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, block: KeyBlock, device: str) -> str:
-    """The fused kernel that serves; none for what those do not know."""
+    """The fused kernel to use; empty for what none of them supports."""
     alike = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == v.shape[-1] and q.shape[:2] == k.shape[:2]
     if not alike or block.keep is not None or block.learns_bias or not q.numel():
         return ""
@@ -100,14 +100,14 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, block: KeyBlock, device: str) -> st
 
 
 def _full(block: KeyBlock, q: Tensor, k: Tensor) -> Tensor | None:
-    """The bias for all samples and heads, which it may be the same for."""
+    """The bias expanded to all samples and heads, unless it has only queries and keys."""
     if block.bias is None or block.bias.dim() == 2:
         return block.bias
     return block.bias.expand(*q.shape[:-1], k.shape[-2])
 
 
 def _told_hidden(sums: Tensor, bias: Tensor) -> Tensor:
-    """The kernel's sums are zeros for queries that see nothing."""
+    """Sums with minus infinity for queries that see nothing, where the kernel returns zeros."""
     return sums.masked_fill((bias == -math.inf).all(-1), -math.inf)
 
 
@@ -138,17 +138,17 @@ def _written_gradients(
 
 
 def _like(gradient: Tensor, of: Tensor) -> Tensor:
-    """Summed over samples and heads that the tensor has once for all."""
+    """The gradient in the tensor's shape, summed over samples and heads that share it, and in its type."""
     return gradient.sum_to_size(of.shape).to(of.dtype)
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
-    """A type of four bytes at least."""
+    """A type of at least four bytes."""
     return torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
 
 
 def _scores(q: Tensor, k: Tensor, block: KeyBlock) -> Tensor:
-    """In four bytes at least: they are exponents."""
+    """Scores in at least four bytes, since they are exponents."""
     wide = wide_type(q.dtype)
     scores = (q.to(wide) @ k.to(wide).mT) * block.scale
     if block.is_causal:

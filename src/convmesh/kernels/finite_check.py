@@ -1,4 +1,4 @@
-"""Whether a tensor is finite, as a tensor, so that no host waits for the answer."""
+"""Whether a tensor is finite, as a tensor, so that the host need not wait for the answer."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def all_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """True if every element is finite; `plans/loss_memory.bytes_check` says what it holds meanwhile."""
+    """True if every element is finite; `plans/loss_memory.bytes_check` says what memory this takes."""
     return tensor.detach().isfinite().all()

@@ -1,4 +1,4 @@
-"""Whether work is written out in elementary operators, for a compiler that fuses them, or left to named kernels."""
+"""Whether work is written out in elementary operators, for a compiler to fuse, or left to named kernels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _FUSES: ContextVar[bool] = ContextVar("fuses", default=False)
 
 
 def is_fused() -> bool:
-    """Whether what runs now is traced for a compiler that fuses."""
+    """Whether what runs now is being traced for a compiler that fuses."""
     return _FUSES.get()
 
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """Operators write themselves out in here."""
+    """Operators are written out in here."""
     token = _FUSES.set(True)
     try:
         yield

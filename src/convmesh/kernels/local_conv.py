@@ -4,7 +4,7 @@ Two things matter on CPUs, both shown by benchmarks/conv_kernels.py. oneDNN is f
 outweigh the weight, which is reordered in every call. And for a single sample with N·C·D·H ≤ 20480, which a cut volume
 soon reaches, ATen prefers a kernel several times slower than oneDNN; oneDNN is then called by name. That operator has
 no backward, but both gradients can be computed by calls that reach oneDNN: the input's as a convolution with the
-mirrored kernel, the weight's as one of planes per tap in depth.
+mirrored kernel, the weight's as a convolution of planes for each tap in depth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from convmesh.kernels.slab_conv import (
 
 _VECTOR = 8  # numbers of four bytes in a vector of AVX2
 _LARGEST_FOR_NATIVE = 20480  # ATen's threshold in use_mkldnn
-_OUTWEIGHS = 32  # elements of an input for each of the weight, from which on what is done to the weight does not matter
+_OUTWEIGHS = 32  # input elements per weight element from which on work on the weight does not matter
 _MANY_CHANNELS, _LARGE = 32, 1 << 17  # channels and elements of a sample above which blocks beat ATen's copy
 
 
@@ -84,14 +84,14 @@ def convolution_backward(
         dx = _onednn_input_gradient(grad, x, weight, params, kind) if wanted[0] else None
         return dx, _weight_gradient_by_planes(grad, x, weight, params) if wanted[1] else None
     if not x.is_contiguous() and may_break_onednn(x, weight, max(params.stride), kind):
-        # A kernel of one tap is contiguous in either format; its strides say which one oneDNN takes.
+        # A one-tap kernel is contiguous in either format; its strides decide which one oneDNN takes.
         grad, x, weight = grad.contiguous(), x.contiguous(), weight.flatten().view(weight.shape)
     dx, dw = _aten_gradients(grad, x, weight, params, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None
 
 
 def may_break_onednn(x: torch.Tensor, weight: torch.Tensor, stride: int, kind: str) -> bool:
-    """Whether oneDNN's gradient of this weight may write behind its memory, and end the process sooner or later.
+    """Whether oneDNN's gradient of this weight may write past its memory, and crash the process sooner or later.
 
     It does so for one tap with a stride and fewer channels than a vector of AVX2 holds, channels-last: seen on an EPYC
     without AVX-512, with torch 2.11, 2.13 and 2.15.
@@ -115,7 +115,7 @@ def _onednn_input_gradient(
     if max(params.stride) == 1 and min(padding) >= 0:
         mirrored = weight.flip(*range(2, weight.dim())).transpose(0, 1)
         return convolution(grad, mirrored, None, ConvParams(params.stride, padding, params.dilation, 1), kind)
-    # Tensors in oneDNN's own format reach it at any size, at the price of copies.
+    # Tensors in oneDNN's own format reach it at any size, at the cost of copies.
     if x.is_meta:
         return _aten_gradients(grad, x, weight, params, (True, False))[0]
     packed = torch.ops.aten.convolution_backward(
@@ -151,15 +151,15 @@ def best_format(dtype: torch.dtype, kind: str, dims: int, kernel: Sequence[int])
 
 
 def outweighs(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether work on an input is so much that copies of the weight do not matter next to it."""
+    """Whether work on the input is so large that copies of the weight do not matter."""
     return x.numel() >= _OUTWEIGHS * weight.numel()
 
 
 def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether an input is to be channels-last for the sake of a weight, which then is copied unless it is so, too.
+    """Whether an input should be channels-last for a weight, which is then copied unless it is channels-last too.
 
-    A single volume is, for its kernels; one that is so already, unless it is lighter than a weight to be copied;
-    any other if it outweighs the copies of both.
+    A single volume should, for its kernels; so should an input that already is, unless it is lighter than a weight
+    to be copied; any other only if it outweighs the copies of both.
     """
     if not is_always_left_alone(x):
         return True
@@ -171,7 +171,7 @@ def suits_channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def in_format_for(tensor: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
     """`tensor`, an input `x` or a gradient of its output, in the format that suits both input and weight.
 
-    A light one that is channels-last becomes plain: else ATen would copy the weight in every call.
+    A light channels-last one becomes plain: otherwise ATen would copy the weight in every call.
     """
     if suits_channels_last(x, weight):
         return in_best_format(tensor, weight, kind)
@@ -189,13 +189,13 @@ def is_best_left_alone(x: torch.Tensor, weight: torch.Tensor, params: ConvParams
 
 
 def is_any_best_left_alone(x: torch.Tensor, weight: torch.Tensor, stride: int, kind: str) -> bool:
-    """Whether that holds for a convolution whose padding and dilation are not known, and this largest stride is."""
+    """Whether that holds for a convolution of which the largest stride is known, but not padding and dilation."""
     may_be_cut = may_need_slabs(x, weight, kind) or may_break_onednn(x, weight, stride, kind)
     return is_always_left_alone(x) and not may_be_cut
 
 
 def is_always_left_alone(x: torch.Tensor) -> bool:
-    """Whether that holds for any kernel: oneDNN has to be asked for by single volumes only."""
+    """Whether that holds for any kernel: only for single volumes must oneDNN be called by name."""
     return x.dim() != 5 or x.shape[0] != 1
 
 
@@ -230,7 +230,7 @@ def _is_product(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind:
 
 
 def _needs_explicit_onednn(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
-    """Whether oneDNN is faster but ATen would not choose it."""
+    """Whether oneDNN is faster, but ATen would not choose it."""
     if not _is_onednn(x.dtype, kind) or is_always_left_alone(x) or params.groups > 1 or not x.numel():
         return False
     if math.prod(x.shape[:4]) > _LARGEST_FOR_NATIVE or min(weight.shape[-2:]) > 3:

@@ -47,7 +47,7 @@ def _written(x: torch.Tensor, weight: torch.Tensor, params: ConvParams) -> tuple
 
 
 class _InSlabs(torch.autograd.Function):
-    """The adjoint of a convolution in slabs, whose gradients are that convolution's own."""
+    """The adjoint of a convolution in slabs; its gradients are that convolution itself and its weight gradient."""
 
     @staticmethod
     def forward(
@@ -68,7 +68,7 @@ class _InSlabs(torch.autograd.Function):
 
 
 def _writes_blocks(x: torch.Tensor, weight: torch.Tensor, params: ConvParams, kind: str) -> bool:
-    """Whether blocks neither overlap nor leave gaps, on a device whose other kernels are channels-last."""
+    """Whether blocks neither overlap nor leave gaps, on a device whose other kernels take channels-last."""
     apart = tuple(weight.shape[2:]) == params.stride and max(params.dilation) == 1 and params.groups == 1
     last = best_format(x.dtype, kind, x.dim(), weight.shape[2:]) != torch.contiguous_format
     return apart and last and max(params.padding) == 0

@@ -1,4 +1,4 @@
-"""In which order the dims of a tensor lie in memory: plain, channels innermost, or any other."""
+"""The order of a tensor's dims in memory: plain, channels innermost, or any other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 Order = tuple[int, ...]
-"""Dims as they lie in memory, outermost first; empty for the plain order."""
+"""Dims in memory order, outermost first; empty for the plain order."""
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The format whose channels lie innermost, by number of dims."""
+"""The format with channels innermost, by number of dims."""
 
 
 def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels-last if the tensor is stored so and not plainly contiguous too."""
+    """Channels-last if the tensor is stored that way and is not also plainly contiguous."""
     last = CHANNELS_LAST.get(tensor.dim())
     if last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=last):
         return torch.contiguous_format
@@ -22,7 +22,7 @@ def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is stored channels-last and not plainly contiguous too."""
+    """Whether a tensor is stored channels-last and is not also plainly contiguous."""
     return memory_format_of(tensor) != torch.contiguous_format
 
 
@@ -32,12 +32,12 @@ def empty_like_format(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def channels_last_order(dims: int) -> Order:
-    """The order of a channels-last tensor of `dims` dims; plain where there is no such format."""
+    """The order of a channels-last tensor with `dims` dims; plain if there is no such format."""
     return (0, *range(2, dims), 1) if dims in CHANNELS_LAST else ()
 
 
 def order_of(tensor: torch.Tensor) -> Order:
-    """The order in which a tensor's dims lie in memory."""
+    """The order of a tensor's dims in memory."""
     if tensor.is_contiguous():
         return ()
     return tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))

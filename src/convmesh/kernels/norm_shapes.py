@@ -1,4 +1,4 @@
-"""Meta kernels of torch's batch-norm operators, for dry runs: torch does not register them."""
+"""Meta kernels for torch's batch-norm operators, for dry runs: torch does not register any."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _backward_elemt(grad: torch.Tensor, x: torch.Tensor, *others: torch.Tensor |
 
 
 def _sums(x: torch.Tensor) -> torch.dtype:
-    """The type in which a GPU sums."""
+    """The type in which GPUs sum."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 

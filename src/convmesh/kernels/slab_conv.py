@@ -1,9 +1,9 @@
 """Convolutions of samples whose elements cannot be counted in 32 bits, slab by slab.
 
-From 2^31 elements a sample on, the kernels that cuDNN chooses without a search are many times slower, and a search
-takes minutes (benchmarks/slabs.py). The first dim of space is cut so that each slab is counted in 32 bits, as it would
-be over ranks. Slabs read the input where it lies: only windows that reach into padding, in thin slabs of their own,
-read a padded copy.
+From 2^31 elements per sample on, the kernels that cuDNN chooses without a search are many times slower, and a search
+takes minutes (benchmarks/slabs.py). The first dim of space is cut, as it would be over ranks, so that each slab is
+counted in 32 bits. Slabs read the input in place: only windows that reach into padding, in separate thin slabs, read a
+padded copy.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from convmesh.layout.maps import Window
 from convmesh.layout.slabs import InputSlab, OutputSlab, input_slabs, output_slabs
 
 CLIFF = 1 << 31
-"""Elements of a sample that cannot be counted in 32 bits."""
+"""The number of elements of a sample from which on 32 bits cannot count them."""
 
 SLAB = 1 << 29
-"""Elements that a slab reads or writes at most: enough to occupy a GPU, and little next to the sample."""
+"""The most elements that a slab reads or writes: enough to occupy a GPU, and few compared with the sample."""
 
 COUNTED = 1 << 32
-"""No tensor has a dim like this: it stands for any extent in a dry run."""
+"""No tensor has a dim this long: it stands for any extent in a dry run."""
 
 
 class SlabConv(NamedTuple):
     """A convolution of one sample in slabs along the first dim of space."""
 
     params: ConvParams
-    """Those of each slab, without padding in the dim that is cut."""
+    """The arguments for each slab, without padding in the dim that is cut."""
     given: tuple[int, ...]
     made: tuple[int, ...]
     """Channels and extents of a sample of the input, and of the output."""
     of_outputs: tuple[OutputSlab, ...]
-    """The largest one first: its result tells in which format the whole is made."""
+    """The largest one first: its result decides the format of the whole."""
     of_inputs: tuple[InputSlab, ...]
 
 
 def may_need_slabs(x: torch.Tensor, weight: torch.Tensor, kind: str) -> bool:
-    """Whether a convolution may have to be cut into slabs, whatever its padding and stride."""
+    """Whether a convolution may have to be cut into slabs, for some padding and stride."""
     channels = max(x.shape[1], weight.shape[0])
     return kind == "cuda" and channels * math.prod(x.shape[2:]) >= CLIFF // 2 and channels < COUNTED
 
 
 def slab_conv(shape: Sequence[int], weight_shape: Sequence[int], params: ConvParams, kind: str) -> SlabConv | None:
-    """The slabs of a convolution of an input of `shape`; None where it is best left whole."""
+    """The slabs of a convolution of an input of `shape`; None if it is best left whole."""
     has_samples = kind == "cuda" and shape[0] > 0
     return _slab_conv(tuple(shape[1:]), tuple(weight_shape), params) if has_samples else None
 
@@ -109,7 +109,7 @@ def input_gradient_in_slabs(grad: torch.Tensor, weight: torch.Tensor, how: SlabC
 
 
 def _input_gradient(grad: torch.Tensor, weight: torch.Tensor, slab: InputSlab, how: SlabConv) -> torch.Tensor:
-    """That of the slab's inputs that windows cover."""
+    """The gradient of the slab's inputs that windows cover."""
     like = empty_like_format((1, how.given[0], slab.frame.extent, *how.given[2:]), grad)
     wanted = [True, False, False]
     dx = torch.ops.aten.convolution_backward(grad, like, weight, None, *how.params.of_aten, wanted)[0]
@@ -117,7 +117,7 @@ def _input_gradient(grad: torch.Tensor, weight: torch.Tensor, slab: InputSlab, h
 
 
 def weight_gradient_in_slabs(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, how: SlabConv) -> torch.Tensor:
-    """The gradient of the weight: those of all slabs, summed in float32 at least."""
+    """The gradient of the weight: the sum of all slabs', in at least float32."""
     is_half = weight.dtype in (torch.float16, torch.bfloat16)
     total = torch.zeros_like(weight, dtype=torch.float32 if is_half else weight.dtype)
     for sample, slab in product(range(len(x)), how.of_outputs):

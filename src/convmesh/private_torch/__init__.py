@@ -1,4 +1,4 @@
-"""Every use of a private part of torch, in one place, each with its reason.
+"""Every use of torch's private API, in one place, each with its reason.
 
 A torch release may change any of these. `tests/test_private_torch.py` tries each by name, so that a release that breaks
 one says which. No other module may use a private name of torch; the same file checks that.

@@ -1,7 +1,7 @@
 """The kernels behind `F.scaled_dot_product_attention`.
 
 They also return the logarithm of each query's sum, without which partial results over parts of the keys cannot be
-merged. And a dry run names the kernel that would run: on tensors without data torch itself writes attention out.
+merged. And a dry run calls the kernel that would run: on tensors without data torch itself writes attention out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ COUNTED_AS: dict[Any, Any] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
 }
-"""Kernels of which torch does not count the operations, and others that have as many."""
+"""Kernels whose operations torch does not count, with others that have the same number."""
 
 _IS_CAUSAL = "is_causal"
 
 
 def skips_half(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call of a kernel passes over the keys that a causal mask hides, which torch counts all the same."""
+    """Whether a kernel call skips the keys that a causal mask hides, which torch counts all the same."""
     if "_attention" not in func.overloadpacket.__name__:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -54,7 +54,7 @@ def cuda_forward(q: Any, k: Any, v: Any, is_causal: bool, scale: float | None) -
 def cuda_backward(
     grad: Any, q: Any, k: Any, v: Any, made: Any, sums: Any, is_causal: bool, scale: float
 ) -> tuple[Any, Any, Any]:
-    """Its backward; seeds are those of dropout, of which there is none."""
+    """Its backward; the seeds are dropout's, of which there is none."""
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)
     unused = torch.empty(0, dtype=torch.uint64, device=q.device)
     kernel = _aten._scaled_dot_product_flash_attention_backward
@@ -66,7 +66,7 @@ def cuda_backward(
 
 
 def without_data(q: Any, k: Any, v: Any, bias: Any, is_causal: bool, scale: float | None, device: str) -> Any:
-    """The result of the kernel that torch takes on a kind of device, on tensors without data; None if it takes none."""
+    """The result of the kernel that torch uses on a kind of device, on tensors without data; None if it uses none."""
     alike = q.dim() == k.dim() == v.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]
     is_small = q.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0
     if not alike or 0 in (*q.shape, *k.shape):

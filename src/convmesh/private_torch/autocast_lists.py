@@ -1,7 +1,7 @@
 """How autocast treats operators on each kind of device: which run low, which in float32, which in their widest type.
 
-Torch tells which operators autocast looks at on a kind of device, not what it does to them: that is in its C++ alone
-(`ATen/autocast_mode.h`) and in its documentation. So the names come from torch, and the few that do not run in float32
+Torch says which operators autocast handles on a kind of device, but not what it does to them: that is only in its C++
+(`ATen/autocast_mode.h`) and its documentation. So the names come from torch, and the few that do not run in float32
 are listed here; a test compares both with torch's own autocast.
 """
 
@@ -13,8 +13,8 @@ from typing import Literal
 from torch import _C as C
 
 Policy = Literal["low", "float32", "float32 result", "widest"]
-"""What happens to tensors of 32 and fewer bits: cast to autocast's type, to float32, not at all but the result is
-float32, or to the widest type among them."""
+"""What happens to tensors of at most 32 bits: they are cast to autocast's type, to float32, not at all but with a
+float32 result, or to the widest type among them."""
 
 _LOW = frozenset(
     (
@@ -38,12 +38,12 @@ _WIDEST = {
 _FLOAT32_RESULT = frozenset(
     ("prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum", "norm")
 )
-"""On GPUs: their kernels take a narrow type and give a wide one."""
+"""On GPUs, where their kernels take a narrow type and return a wide one."""
 
 
 @cache
 def policies(kind: str) -> dict[str, Policy]:
-    """By operator, `conv2d.padding`: what autocast does on `cpu` or `cuda`."""
+    """What autocast does on `cpu` or `cuda`, by operator, e.g. `conv2d.padding`."""
     names = C._dispatch_get_registrations_for_dispatch_key(f"Autocast{kind.upper()}")
     listed = sorted(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
     return {name: _policy(name.partition(".")[0], kind) for name in listed}

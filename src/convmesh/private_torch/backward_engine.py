@@ -1,4 +1,4 @@
-"""What the autograd engine does around a backward pass: DDP uses the same, no public call exists."""
+"""What the autograd engine does around a backward pass: DDP uses the same calls, and none is public."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import autograd
 
 
 def backward_number() -> int:
-    """The number of the backward pass under way in this thread, which tells it from one inside another."""
+    """The number of the backward pass under way in this thread, which distinguishes it from one inside another."""
     return torch._C._current_graph_task_id()
 
 
@@ -25,7 +25,7 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 def keeps_its_graph(function: Any) -> bool:
-    """Whether a node written in Python still knows its inputs after the graph around it is gone (2.13 and later)."""
+    """Whether a node written in Python still knows its inputs after the graph around it is freed (2.13 and later)."""
     try:
         return function is not None and bool(function._input_metadata)
     except RuntimeError:
@@ -33,10 +33,10 @@ def keeps_its_graph(function: Any) -> bool:
 
 
 def will_run(node: Any) -> bool:
-    """Whether the backward pass under way will come to a node: one for chosen inputs leaves others out."""
+    """Whether the backward pass under way will reach a node: one for chosen inputs leaves others out."""
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # `autograd.grad` takes a leaf's gradient away instead
+    except RuntimeError:  # `autograd.grad` captures a leaf's gradient instead
         return False
 
 

@@ -1,4 +1,4 @@
-"""Seeing every operator that runs: torch documents the mode only in its notes for extenders."""
+"""Seeing every operator that runs: torch documents the mode only in its notes on extending it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 
 class UncompiledDispatchMode(TorchDispatchMode):
-    """A mode in which nothing is compiled: torch's guard against that takes longer than most operators of a dry run."""
+    """A mode in which nothing is compiled: torch's guard against that takes longer than most dry-run operators."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

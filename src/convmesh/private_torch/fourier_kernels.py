@@ -1,4 +1,4 @@
-"""The kernels behind `torch.fft`: their names are private, and traced steps show no others."""
+"""The kernels behind `torch.fft`: their names are private, and traced steps contain no others."""
 
 from __future__ import annotations
 

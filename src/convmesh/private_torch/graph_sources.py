@@ -1,4 +1,4 @@
-"""The text of compiled graphs, which torch.fx keeps for tracebacks for as long as the process lives."""
+"""The source of compiled graphs, which torch.fx keeps for tracebacks as long as the process lives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.fx.graph_module import _loader
 
 
 def forget_source_of(module: fx.GraphModule) -> None:
-    """Drop the text of a graph's forward when `module` is freed: call it whenever the graph has been compiled."""
+    """Drop the source of a graph's forward when `module` is freed: call it whenever the graph has been compiled."""
     weakref.finalize(module, _forget, module.forward.__code__.co_filename).atexit = False
 
 
 def sources_kept() -> int:
-    """The number of graphs whose text torch.fx keeps."""
+    """The number of graphs whose source torch.fx keeps."""
     return len(_loader.eval_cache)
 
 

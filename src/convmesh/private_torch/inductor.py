@@ -12,14 +12,14 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
 def compile_graph(module: fx.GraphModule, example: list[Any], tunes: bool = False, joins: bool = False) -> Compiled:
-    """The graph's function of a list of arguments, which may be emptied; loaded when first called, as it takes long.
+    """The graph as a function of a list of arguments, which it may empty. Its slow import waits until the first call.
 
-    `tunes` tries out more kernels; `joins` puts small independent ones into one launch.
+    `tunes` tries more kernels; `joins` puts small independent ones into one launch.
     """
     # Random numbers as eager operators draw them.
     patches = {"fallback_random": True, "max_autotune": tunes, "combo_kernels": joins}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler has some about torch itself
+        warnings.simplefilter("ignore")  # torch's compiler warns about torch itself
         from torch._inductor.compile_fx import compile_fx
 
         compiled: Any = compile_fx(module, example, config_patches=patches)
@@ -30,7 +30,7 @@ def compile_graph(module: fx.GraphModule, example: list[Any], tunes: bool = Fals
 
 
 def _boxed(compiled: Any) -> Compiled | None:
-    """What takes its arguments as a list and empties it, so that their memory is free after its last use."""
+    """The inner function that takes its arguments as a list and empties it, so each is freed after its last use."""
     while getattr(compiled, "__qualname__", "").startswith("aot_module_simplified"):
         compiled = getattr(compiled, "__wrapped__", None)
     return compiled if getattr(compiled, "_boxed_call", False) else None

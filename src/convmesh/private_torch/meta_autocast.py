@@ -1,9 +1,9 @@
 """Autocast for tensors without data.
 
-Torch's autocast looks at the devices of tensors, and does not know `meta`. Its lists differ between devices, too, so
-a dry run has to be told which device it stands for. Kernels of the same kind as torch's own are registered here, under
-a key of a device that torch no longer supports, and seen only inside `meta_autocast`: calls from within other operators
-are cast, and backward casts gradients back, as with torch's.
+Torch's autocast looks at tensors' devices, and does not know `meta`. Its lists also differ between devices, so a dry
+run has to be told which device it stands for. Kernels like torch's own are registered here, under the key of a device
+that torch no longer supports, and seen only inside `meta_autocast`: calls from within other operators are cast, and
+backward casts gradients back, as with torch's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import _C as C
 from convmesh.private_torch.autocast_lists import Policy, policies
 
 KINDS = ("cpu", "cuda")
-_KEY: Any = getattr(C.DispatchKey, "AutocastIPU")  # noqa: B009 - torch lists a few of its keys only
+_KEY: Any = getattr(C.DispatchKey, "AutocastIPU")  # noqa: B009 - torch lists only a few of its keys
 _KEYS = C.DispatchKeySet(_KEY)
 
 
 class Cast(NamedTuple):
-    """The autocast that is on: of which kind of device, and to which type."""
+    """The autocast that is on: for which kind of device, and to which type."""
 
     kind: str
     dtype: torch.dtype
@@ -39,7 +39,7 @@ _state = _State()
 
 
 def meta_cast() -> Cast | None:
-    """The autocast that tensors without data have, if any."""
+    """The autocast for tensors without data, if any."""
     return _state.cast
 
 
@@ -66,14 +66,14 @@ def meta_autocast(cast: Cast | None) -> Iterator[None]:
 
 
 def _switch(is_on: bool) -> None:
-    """Keys of autocast are left out unless a thread asks for them."""
+    """Autocast's keys are off unless a thread includes them."""
     C._dispatch_tls_set_dispatch_key_excluded(_KEY, not is_on)
     C._dispatch_tls_set_dispatch_key_included(_KEY, is_on)
 
 
 @cache
 def _register() -> tuple[Any, ...]:
-    """Kernels for all operators that autocast knows on some kind of device; the libraries must be kept."""
+    """Register kernels for all operators that autocast handles on any kind of device; keep the returned libraries."""
     others, known = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, _KEY.name)
     for name in dict.fromkeys(name for kind in KINDS for name in policies(kind)):
@@ -90,7 +90,7 @@ def _kernel(name: str) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         cast = _state.cast
         policy = None if cast is None else by_kind[cast.kind]
-        if cast is None or policy is None:  # only the other kind of device casts for it
+        if cast is None or policy is None:  # only the other kind of device casts it
             return op.redispatch(keyset & after, *args, **kwargs)
         with C._ExcludeDispatchKeyGuard(_KEYS):
             if policy == "float32 result":
@@ -130,7 +130,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _with_result_type(op: Any, args: Any, kwargs: Any) -> Any:
-    """The operator with a result in float32, unless the caller names a type."""
+    """The operator with a float32 result, unless the caller names a type."""
     if not _is_cast(args[0]):
         return op(*args, **kwargs)
     if op.overloadpacket is torch.ops.aten.norm:

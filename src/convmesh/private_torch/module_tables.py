@@ -1,4 +1,4 @@
-"""The tables in which an nn.Module keeps its state: public methods list them, but do not let one replace an entry."""
+"""The tables in which an nn.Module keeps its state: public methods list the entries, but cannot replace them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def children_of(module: nn.Module) -> Table:
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
-    """A module and its parts, each once. `modules()` nests a generator a level, which takes ten times as long."""
+    """A module and its parts, each once. `modules()` nests one generator per level, which takes ten times as long."""
     seen = {id(module): module}
     waiting = [module]
     while waiting:
@@ -39,27 +39,27 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
 
 
 def part_at(module: nn.Module, path: str) -> nn.Module:
-    """The part of a module at a path that leads to one. `get_submodule` checks every name, in ten times as long."""
+    """The part of a module at a valid path. `get_submodule` checks every name, and takes ten times as long."""
     for name in path.split("."):
         module = module._modules[name]  # type: ignore[assignment]
     return module
 
 
 def give_tables(module: nn.Module, parameters: Table, buffers: Table) -> None:
-    """Replace a module's tables, with no check of what is in them: a module may stand on tensors without data."""
+    """Replace a module's tables without checking them: a module may hold tensors without data."""
     module.__dict__["_parameters"] = parameters
     module.__dict__["_buffers"] = buffers
 
 
 def share_state(module: nn.Module, model: nn.Module) -> None:
-    """Let `module` keep its state in the tables of `model`, under the names that it has there."""
+    """Let `module` keep its state in `model`'s tables, under the same names."""
     give_tables(module, model._parameters, model._buffers)
     module.__dict__["_modules"] = model._modules
     module.__dict__["_non_persistent_buffers_set"] = model._non_persistent_buffers_set
 
 
 def copy_state(module: nn.Module, model: nn.Module) -> None:
-    """Give `module` the parameters, buffers and parts of `model` in tables of its own."""
+    """Give `module` the parameters, buffers and parts of `model`, in its own tables."""
     module._parameters.update(model._parameters)
     module._buffers.update(model._buffers)
     module._modules.update(model._modules)
@@ -67,7 +67,7 @@ def copy_state(module: nn.Module, model: nn.Module) -> None:
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether forward is more than the module's own: torch has no public question."""
+    """Whether a module's forward is hooked: torch has no public way to ask."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -83,17 +83,17 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def keep_apart(module: nn.RNNBase) -> None:
-    """Let a recurrent layer's weights lie where they are: torch would copy those on a GPU into one run of memory, for
-    a kernel that the layer no longer calls, and cannot do so with cut ones."""
+    """Leave a recurrent layer's weights where they are: torch would copy those on a GPU into one run of memory, for a
+    kernel that the layer no longer calls, and cannot do so with cut ones."""
     module.__dict__["flatten_parameters"] = _nothing
 
 
 def _nothing() -> None:
-    """What is left of `flatten_parameters`; a function with a name, as models are pickled."""
+    """Replaces `flatten_parameters`; a named function, so that models can be pickled."""
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The parameters and buffers of a module and its parts, each under the first of its names."""
+    """The parameters and buffers of a module and its parts, each under its first name."""
     if module._modules:
         yield from module.named_parameters()
         yield from module.named_buffers()
@@ -107,7 +107,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def call_with(module: nn.Module, tensors: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a module with other tensors in place of those with the names of `named_tensors`."""
+    """Call a module with other tensors in place of its own, by the names of `named_tensors`."""
     stand_ins = {id(tensor): tensors[name] for name, tensor in named_tensors(module) if name in tensors}
     with standing_in([module], stand_ins):
         return module(*args, **kwargs)
@@ -115,9 +115,9 @@ def call_with(module: nn.Module, tensors: Mapping[str, Any], args: Sequence[Any]
 
 @contextmanager
 def standing_in(modules: Sequence[nn.Module], stand_ins: Mapping[int, Any]) -> Iterator[None]:
-    """Inside the block other tensors stand in for those with the ids given, wherever the modules hold them.
+    """Inside the block, other tensors stand in for those with the given ids, wherever the modules hold them.
 
-    torch.func.functional_call does not give back the parameters of a part that two names lead to.
+    torch.func.functional_call does not restore the parameters of a part that has two names.
     """
     tables = [table for module in modules for part in module.modules() for table in (part._parameters, part._buffers)]
     kept = [dict(table) for table in tables]

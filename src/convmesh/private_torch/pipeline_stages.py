@@ -1,4 +1,4 @@
-"""Backward of a pipeline's stage in two parts: the zero-bubble schedules call these, and so must a dry run of one.
+"""Backward of a pipeline's stage in two parts: zero-bubble schedules call these, and so must their dry runs.
 
 Loaded when first called: torch's pipelines take long to import, and few plans need them.
 """
@@ -23,7 +23,7 @@ def stage_backward_weight(*args: Any) -> Any:
 
 
 def needs_every_gradient() -> bool:
-    """Whether a stage must have a gradient for each input (torch 2.11); later ones send zeros where there is none."""
+    """Whether a stage must have a gradient for each input (torch 2.11); later releases send zeros where it has none."""
     from torch.distributed.pipelining import PipelineStage
 
     return not hasattr(PipelineStage, "_get_grad_send_meta")

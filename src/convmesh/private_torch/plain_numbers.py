@@ -1,8 +1,8 @@
 """torch's questions about sizes that may be symbols, answered for plain numbers.
 
 Its shape functions ask them one by one, each time importing them from a module that takes a third of a second to load,
-most of it for sympy. Where nothing is compiled, sizes are numbers: there the answer is what was asked, and the modules
-themselves are loaded only if something else is wanted of them.
+most of it for sympy. Where nothing is compiled, sizes are numbers: the question then is its own answer, and the modules
+themselves are loaded only if anything else in them is needed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _SYMBOLS, _ALGEBRA = "torch.fx.experimental.symbolic_shapes", "sympy"
 
 
 class _StandIn(ModuleType):
-    """A module in name; what it does not have itself is the real one's. Functions are named more often than called."""
+    """Stands in for a module, and defers to it for what it lacks. Functions are looked up more often than called."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by the import itself, not for what is in the module
+        if name.startswith("__"):  # the import itself asks, not for the module's contents
             raise AttributeError(name)
         is_function = name.islower() and self.__name__ == _SYMBOLS
         return partial(_ask, name) if is_function else getattr(_real(self.__name__), name)
 
 
 def leave_out_symbols() -> None:
-    """Answer for plain numbers from here on; for processes that compile nothing and run nobody else's code.
+    """Answer for plain numbers from here on; for processes that compile nothing and run only our own code.
 
-    Does nothing if sympy is loaded already.
+    Does nothing if sympy is already loaded.
     """
     if _SYMBOLS in sys.modules or _ALGEBRA in sys.modules:
         return
@@ -49,7 +49,7 @@ def leave_out_symbols() -> None:
 
 
 def _real(name: str) -> Any:
-    """The module itself, from here on for everyone."""
+    """The real module, which everyone gets from here on."""
     for each in (_SYMBOLS, _ALGEBRA):
         if isinstance(sys.modules.get(each), _StandIn):
             del sys.modules[each]
@@ -61,7 +61,7 @@ def _ask(name: str, *asked: Any, **options: Any) -> Any:
 
 
 def _answer(name: str) -> Callable[..., Any]:
-    """Of a question whether something is true: what is known is the answer."""
+    """The answer to whether something is true: itself, if it is known."""
 
     def answer(asked: Any, *more: Any) -> Any:
         return asked if asked is True or asked is False else _ask(name, asked, *more)
@@ -83,13 +83,13 @@ def _equal(one: Any, other: Any) -> Any:
 
 
 def _symbols_in(tensor: Any) -> Any:
-    """Of a tensor's sizes."""
+    """The symbols in a tensor's sizes."""
     is_plain = isinstance(tensor, torch.Tensor) and _plain(tensor.shape) is not None
     return set() if is_plain else _ask("free_unbacked_symbols", tensor)
 
 
 def _plain(sizes: Any) -> int | tuple[int, ...] | None:
-    """A size or several, if they are numbers."""
+    """One size or several, if they are numbers; else None."""
     if isinstance(sizes, (list, tuple)):
         return tuple(sizes) if all(type(size) is int for size in sizes) else None
     return sizes if type(sizes) is int else None
@@ -100,4 +100,4 @@ def _is_nested(size: Any) -> bool:
 
 
 class _Symbol:
-    """What no number is."""
+    """A type that no number has."""

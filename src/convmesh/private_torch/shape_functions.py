@@ -2,7 +2,7 @@
 
 Most operators on tensors without data run one of these, and each is guarded against being compiled itself. The guard
 imports torch's compiler, which takes as long as a small plan, and then runs longer than the function. Nothing is
-compiled while shapes are found, so the guards are told so, unless the compiler is loaded already.
+compiled while shapes are computed, so the guards are bypassed, unless the compiler is already loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GUARD = _disable_dynamo(lambda: None).__code__
 
 @cache
 def leave_out_the_compiler() -> int:
-    """Have shape functions run as they are; returns how many."""
+    """Let shape functions run without their guards; returns how many."""
     if "torch._dynamo" in sys.modules:
         return 0
     guarded = {id(function): function for function in _guarded()}
@@ -46,7 +46,7 @@ def _guarded() -> Iterator[Any]:
 
 
 def _wrapped(function: Any) -> Any:
-    """What a wrapper calls: torch's wrappers name it alike, and hide it behind `__wrapped__` of the innermost."""
+    """What a wrapper calls: torch's wrappers all name it the same, but their `__wrapped__` shows only the innermost."""
     free = getattr(getattr(function, "__code__", None), "co_freevars", ())
     called = next((name for name in ("fn", "f") if name in free), None)
     return None if called is None else function.__closure__[free.index(called)].cell_contents

@@ -1,4 +1,4 @@
-"""The store at which a job's ranks found each other: the one place to meet before any process group is opened."""
+"""The store where a job's ranks found each other: the only place to meet before any process group is opened."""
 
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 

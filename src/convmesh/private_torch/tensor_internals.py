@@ -1,4 +1,4 @@
-"""What tensors and their storages tell only in private."""
+"""What tensors and their storages reveal only through private API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Subclass = TypeVar("Subclass", bound=torch.Tensor)
 
 
 no_overrides: Any = torch._C._disabled_torch_function_impl
-"""The `__torch_function__` of tensor subclasses that change no function, as `nn.Parameter` has it."""
+"""The `__torch_function__` of tensor subclasses that override no function, as `nn.Parameter` has it."""
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -35,7 +35,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def unseen_view(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
-    """A view that modes of dispatch are not told of; to them it is nothing, and telling takes ten times as long."""
+    """A view that dispatch modes do not see: it means nothing to them, and telling them takes ten times as long."""
     guard = torch._C._DisableTorchDispatch()
     try:
         return tensor.as_strided(shape, strides, offset)
@@ -44,7 +44,7 @@ def unseen_view(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[in
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd takes a tensor for a view of another, which it lets nobody overwrite at will."""
+    """Whether autograd considers a tensor a view of another, which it does not let anyone overwrite freely."""
     return bool(tensor._is_view())
 
 
@@ -55,20 +55,20 @@ def local_shard(tensor: DTensor) -> torch.Tensor:
 
 
 def as_subclass_leaf(kind: type[Subclass], data: torch.Tensor, learns: bool) -> Subclass:
-    """A leaf of a tensor subclass; `as_subclass` makes one that is no leaf."""
+    """A leaf of a tensor subclass; `as_subclass` makes one that is not a leaf."""
     made: Subclass = torch.Tensor._make_subclass(kind, data, learns)
     return made
 
 
 def multiply_all_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply many tensors in place by one kernel, as torch's own clipping does."""
+    """Multiply many tensors in place with one kernel, as torch's own clipping does."""
     torch._foreach_mul_(list(tensors), factor)
 
 
 def copy_all_(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy many tensors by one kernel for each pair of types.
+    """Copy many tensors with one kernel for each pair of types.
 
-    One that lies in memory unlike its target would make torch copy all singly.
+    A tensor with other strides than its target would make torch copy all of them one by one.
     """
     alike: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
@@ -81,7 +81,7 @@ def copy_all_(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
 
 
 def norms_of(tensors: Sequence[torch.Tensor], norm_type: float) -> tuple[torch.Tensor, ...]:
-    """The norms of many tensors by one kernel."""
+    """The norms of many tensors, with one kernel."""
     norms: Any = torch._foreach_norm(list(tensors), norm_type)
     return tuple(norms)
 

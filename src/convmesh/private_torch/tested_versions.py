@@ -12,7 +12,7 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 
 
 def warn_if_untested() -> None:
-    """One warning, from the first rank of a job alone, if this torch was not tested."""
+    """Warn once, from the first rank of a job only, if this torch was not tested."""
     version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
     if OLDEST <= version <= NEWEST or os.environ.get("RANK", "0") != "0":
         return

@@ -1,4 +1,4 @@
-"""Tracing a step into a graph of operators; `make_fx` is public, what surrounds it is not."""
+"""Tracing a step into a graph of operators: `make_fx` is public, what surrounds it is not."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = [
 
 
 def is_traced() -> bool:
-    """Whether operators are being recorded by `make_fx`: tensors have no values to look at."""
+    """Whether `make_fx` is recording operators: tensors then have no values to look at."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def graph_being_traced() -> fx.Graph:
-    """The graph to which `make_fx` adds the operators that run; its tracer is public, the way to it is not."""
+    """The graph to which `make_fx` adds the operators that run; its tracer is public, but access to it is not."""
     mode = get_proxy_mode()
     assert mode is not None
     graph: fx.Graph = mode.tracer.graph

@@ -1,4 +1,4 @@
-"""Nested arguments and results of a model, walked as torch.fx and torch.export walk them; no public spelling exists."""
+"""Nested arguments and results of a model, walked as torch.fx and torch.export walk them; no public API exists."""
 
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ _CONTAINERS = _pytree.SUPPORTED_NODES
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves in torch's order. Plans ask for those of plain containers a hundred thousand times."""
+    """The leaves, in torch's order. Plans ask for those of plain containers a hundred thousand times."""
     leaves: list[Any] = []
     _collect(tree, leaves)
     return leaves
@@ -33,7 +33,7 @@ def _collect(tree: Any, leaves: list[Any]) -> None:
 
 
 def flat_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, str]:
-    """The leaves of a call's arguments, torch's description of how they are nested, and that as text."""
+    """The leaves of a call's arguments, torch's description of their nesting, and that as text."""
     if not kwargs and not any(isinstance(arg, (tuple, list, dict)) or type(arg) in _CONTAINERS for arg in args):
         return [*args], *_in_a_row(len(args))
     leaves, spec = tree_flatten((args, kwargs))
@@ -41,7 +41,7 @@ def flat_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
 
 
 def nested_arguments(leaves: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments again, from other leaves."""
+    """The arguments rebuilt from other leaves."""
     if spec is _in_a_row(len(leaves))[0]:
         return tuple(leaves), {}
     args, kwargs = tree_unflatten(leaves, spec)

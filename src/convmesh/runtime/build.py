@@ -46,13 +46,13 @@ def parallelize(
     """This rank's part of `model` under `plan`: call it on every rank of the job.
 
     The net uses the model's own parameters; weights that the plan cuts become DTensors. With `loss`, `net(x, target)`
-    is the global loss, and after `backward()` every gradient is that of a single device. Every rank starts from the
-    first one's weights. `mesh` is the plan's mesh if it is open already; it stays as it is. `compile`
-    traces the whole step once, from these same operators, puts its local parts through torch's compiler, and replays
-    it; with "eager" it replays without a compiler, with "max-autotune" the compiler tries out more kernels. On a GPU
-    the step becomes CUDA graphs after two steps: gradients then lie at the same place in every step, so copy those that
-    you keep. Of a pipeline each stage's part of a micro-batch is traced, and replayed without CUDA graphs.
-    What cannot be traced or captured runs without, and one line says why.
+    is the global loss, and after `backward()` every gradient equals a single device's. Every rank starts from the
+    first one's weights. `mesh` is the plan's mesh if it is already open; it is not changed. `compile`
+    traces the whole step once, from these same operators, runs its local parts through torch's compiler, and replays
+    it; with "eager" it replays without a compiler, with "max-autotune" the compiler tries more kernels. On a GPU the
+    step becomes CUDA graphs after two steps: from then on gradients have the same addresses in every step, so copy
+    those that you keep. In a pipeline, each stage's part of a micro-batch is traced, and replayed without CUDA graphs.
+    What cannot be traced or captured runs without it, and one line says why.
     `check_loss` ends a run whose loss is NaN with an error that names the step and the ranks to blame.
     """
     with telling_refusals():
@@ -118,7 +118,7 @@ def _bring_weights(model: nn.Module, mesh: OpenMesh, stages: StageWeights | None
 
 
 def _captured(model: nn.Module, plan: Plan) -> Captured:
-    """The network as captured for the plan, if that was from this very model; else captured again."""
+    """The network captured for the plan if it came from this very model; otherwise a new capture."""
     if any(is_dtensor(p) for p in model.parameters()):
         raise PlanError(
             "`model` has been cut already, by an earlier `parallelize`; make it anew and load `net.full_state_dict()`."
@@ -133,7 +133,7 @@ def _captured(model: nn.Module, plan: Plan) -> Captured:
 
 
 def _check_devices(model: nn.Module) -> None:
-    """Refuse a model of which some weights have values and others none: a rank could not tell whether to draw them."""
+    """Refuse a model with only some of its weights on the meta device: a rank could not tell whether to draw them."""
     places = {name: tensor.is_meta for name, tensor in model.named_parameters()}
     empty, filled = (next((n for n, is_meta in places.items() if is_meta is wanted), "") for wanted in (True, False))
     if empty and filled:
@@ -144,7 +144,7 @@ def _check_devices(model: nn.Module) -> None:
 
 
 def _cut_weights(model: nn.Module, lowered: Lowered, mesh: OpenMesh) -> None:
-    """Put this rank's shards in place of whole weights; one that two layers share stays shared."""
+    """Replace whole weights by this rank's shards; a weight shared by two layers stays shared."""
     known: dict[int, tuple[Any, str]] = {}
     for name, cuts in lowered.cuts.items():
         path, _, tensor = name.rpartition(".")

@@ -26,8 +26,8 @@ Loss = Callable[..., Any]
 class DirectEngine:
     """Runs the network from its first layer to its last.
 
-    The network runs by its plan's settings, in the view `inside`. Its outputs are on the mesh as it was opened, so that
-    the weights of a loss, which no reducer knows, have their gradients summed.
+    The network runs with its plan's settings, in the view `inside`. Its outputs are on the mesh as it was opened, so
+    that the weights of a loss, which no reducer knows, have their gradients summed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DirectEngine:
         return whole_loss(self.loss(outputs, targets)), outputs
 
     def rebind(self, owner: nn.Module) -> None:
-        """Look up again the parameters that the network reads itself, not through a layer."""
+        """Look up again the parameters that the network reads directly, not through a layer."""
         rebind(self.module, owner)
 
     def layout_of(self, planned: Layout) -> Layout:
@@ -99,7 +99,7 @@ def whole_loss(loss: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class SeenLoss:
-    """A step's loss, for the question that is asked of it later."""
+    """A step's loss, kept until it is checked."""
 
     step: int
     is_nan: NanFlag
@@ -115,9 +115,9 @@ class JudgedOutputs:
 
 
 class LossCheck:
-    """Finds a loss that is NaN. On a GPU the loss of a step is read during the next one, so that nobody waits for it.
+    """Finds a loss that is NaN. On a GPU the loss of a step is read during the next one, so that nothing waits for it.
 
-    Wrong labels always end the run. Any other NaN does so if it `ends_on_nan`.
+    Wrong labels always end the run. Any other NaN does so only with `ends_on_nan`.
     """
 
     def __init__(self, mesh: OpenMesh, ends_on_nan: bool) -> None:
@@ -134,7 +134,7 @@ class LossCheck:
         self._step += 1
         seen = previous if loss.is_cuda else self._last
         if seen is not None and seen.is_nan:
-            # Every rank has the same loss, so all come here together and can ask whose labels or outputs are wrong.
+            # Every rank has the same loss, so all get here together and can ask whose labels or outputs are wrong.
             raise_wrong_labels(seen.labels, self._mesh, tuple(self._mesh.mesh.axes))
             if seen.finite is not None:
                 self._report(seen.step, seen.finite)
@@ -152,7 +152,7 @@ class LossCheck:
 
 
 def judged(outputs: Any) -> JudgedOutputs:
-    """Whether this rank's outputs are all finite, as a tensor, so that nobody waits for it yet."""
+    """Whether this rank's outputs are all finite, as a tensor, so that nothing waits for it yet."""
     if isinstance(outputs, JudgedOutputs):
         return outputs
     finite: list[torch.Tensor] = []

@@ -45,7 +45,7 @@ def executable(captured: Captured, lowered: Lowered, mesh: OpenMesh) -> fx.Graph
 def _rearrange(
     graph: fx.Graph, parts: dict[str, Any], node: fx.Node, name: str, lowered: Lowered, arranged: dict[str, fx.Node]
 ) -> None:
-    """Insert the change of layout that a node needs in front of it, or use that of an earlier node."""
+    """Insert the change of layout that a node needs before it, or use an earlier node's."""
     if name in lowered.arranged:
         path = parts_name("arrange", name)
         parts[path] = Arrange(*lowered.arranged[name])
@@ -102,7 +102,7 @@ class Arrange(nn.Module):
 
 
 class SummedElsewhere(nn.Module):
-    """A dense layer or an embedding whose partial outputs are not summed to parts of its features."""
+    """A dense layer or an embedding whose partial outputs are not summed into parts of its features."""
 
     def __init__(self, layer: nn.Linear | nn.Embedding, sums: Sums) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class ProductSummedElsewhere(nn.Module):
 
 
 class Opaque(nn.Module):
-    """A module that was not traced, on each rank's whole samples."""
+    """A module that was not traced, run on each rank's whole samples."""
 
     def __init__(self, module: nn.Module, layer: str) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class SummedInBackward(nn.Module):
 
 
 def recompute(graph: fx.Graph, parts: dict[str, Any], captured: Captured, plan: Plan, mesh: OpenMesh) -> None:
-    """Replace runs of nodes of each module that the plan recomputes by one block."""
+    """Replace each run of nodes in a module that the plan recomputes by one block."""
     if not plan.checkpoint:
         return
     layers = {node.name: node.layer for node in captured.graph.nodes}

@@ -1,4 +1,4 @@
-"""A net whose layers are followed while it trains, whatever engine runs them."""
+"""Follows the layers of a net while it trains, on any engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from convmesh.runtime.pipeline.pipeline_engine import PipelineEngine
 
 
 class FollowedNet:
-    """Tells a listener which layer of a net runs; of a compiled step, which run of operators, by its layers' names."""
+    """Tells a listener which layer of a net runs; in a compiled step, which run of operators, named by its layers."""
 
     def __init__(self, net: ParallelNet, listener: LayerListener) -> None:
         engine = net._running.engine
         layers = {node.node: node.layer for node in net.program.nodes}
         self._is_compiled = not is_cut_by_layer(net)
-        # A compiled engine runs steps eagerly that cannot be traced.
+        # What cannot be traced, a compiled engine runs eagerly.
         followed = engine.eager if isinstance(engine, CompiledEngine) else engine
         self._following = Following(followed, followed.networks, layers, listener)
         if self._is_compiled:

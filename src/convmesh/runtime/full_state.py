@@ -162,7 +162,7 @@ def _as_whole(tensor: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
 
 
 def cut_like(value: torch.Tensor, weight: torch.Tensor, mesh: OpenMesh) -> torch.Tensor:
-    """A whole tensor cut as a weight of its shape is; for a whole weight the tensor itself."""
+    """A whole tensor, cut as the weight is if it has the weight's shape; the tensor itself if the weight is whole."""
     if not is_dtensor(weight) or value.shape != weight.shape:
         return value
     return cut_weight(value.detach().to(mesh.device), mesh, cuts_of(weight), weight_blocks(weight))

@@ -1,4 +1,4 @@
-"""Parts of a traced graph as modules of their own: recomputed blocks, stages of a pipeline, local runs of a step."""
+"""Parts of a traced graph as modules: recomputed blocks, stages of a pipeline, local runs of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import fx, nn
 from convmesh.private_torch.graph_sources import forget_source_of
 
 Parts = Mapping[str, Any]
-"""Modules, parameters and buffers by the path that a graph calls them by."""
+"""Modules, parameters and buffers by the paths that a graph uses for them."""
 
 
 @dataclass(frozen=True)

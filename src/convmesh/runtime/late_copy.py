@@ -14,11 +14,11 @@ from convmesh.errors import CheckpointError
 from convmesh.private_torch.tensor_internals import version_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""Where to copy, and what."""
+"""Target and source of a copy."""
 
 
 class LateCopy:
-    """Copies that another thread makes; every optimiser's next update waits for them."""
+    """Copies made by another thread; every optimiser's next update waits for them."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = list(pairs)

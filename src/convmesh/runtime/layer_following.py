@@ -15,7 +15,7 @@ from convmesh.private_torch import tree_map
 
 _UNTIMED = ("placeholder", "output", "get_attr")
 _LEAF = "AccumulateGrad"
-"""It outlives the step, and sums of gradients leave from it: it is no layer's."""
+"""It outlives the step, and sums of gradients leave from it: it belongs to no layer."""
 
 
 class LayerListener(Protocol):
@@ -27,13 +27,13 @@ class LayerListener(Protocol):
 
 
 class HasLoss(Protocol):
-    """An engine that computes its loss by a call of its own."""
+    """An engine that computes its loss in a separate call."""
 
     loss: Any
 
 
 class Following:
-    """A network's calls and loss, followed until `end`; everything that is attached is taken off again."""
+    """A network's calls and loss, followed until `end`, which removes everything that was attached."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Following:
         """`layers` names the layers of nodes."""
         self._engine, self._networks, self._listener = engine, networks, listener
         self._backward = _FollowedOperators(listener)
-        # A step may be traced, which follows it too, while it is followed.
+        # While it is followed, a step may be traced, which follows it too.
         self._earlier = [vars(network).get("forward") for network in networks]
         for network in networks:
             network.forward = _FollowedCalls(network, layers, listener, self._backward).run
@@ -69,7 +69,7 @@ class Following:
             if earlier is not None:
                 network.forward = earlier
             else:
-                del network.forward  # that of its class is found again
+                del network.forward  # which uncovers the class's own
         self._engine.loss = self._loss
         self.forget()
 
@@ -87,14 +87,14 @@ def followed(
 
 
 class _FollowedOperators:
-    """Gives every autograd operator to the layer whose forward made it."""
+    """Assigns every autograd operator to the layer whose forward made it."""
 
     def __init__(self, listener: LayerListener) -> None:
         self._listener = listener
         self._owned: set[Any] = set()
 
     def own(self, layer: str, outputs: Any) -> None:
-        """The operators behind `outputs` that no layer has yet."""
+        """Assign the operators behind `outputs` that no layer has yet."""
         for operator in self._new(_made_by(outputs)):
             operator.register_prehook(self._entering(layer))
             operator.register_hook(self._leaving)
@@ -145,7 +145,7 @@ class _FollowedCalls(fx.Interpreter):
 
 
 def layer_of(node: fx.Node, layers: Mapping[str, str]) -> str:
-    """A node's layer; a change of layout belongs to the node that it is for, a recomputed block has its own name."""
+    """A node's layer; a change of layout belongs to the node that it serves, a recomputed block has its own name."""
     arranged = str(node.target).removeprefix("convmesh_arrange_")
     return layers.get(node.name) or layers.get(arranged) or _block(str(node.target))
 

@@ -69,7 +69,7 @@ class Engine(Protocol):
 
 @dataclass
 class Running:
-    """All that a split network holds besides its weights; in one place, so that it takes no name of the model's."""
+    """All that a split network holds except its weights; in one attribute, so that it hides no name of the model."""
 
     lowered: Lowered
     mesh: OpenMesh
@@ -80,15 +80,15 @@ class Running:
     outputs: Any
     check: LossCheck
     stages: StageWeights | None
-    """In a pipeline: the ranks that hold the weights of other stages."""
+    """In a pipeline: the ranks that hold each stage's weights."""
     network: Captured
     """The network without weights, to lower the plan again."""
     reads_weights: bool
-    """Whether the network reads weights itself, not through a layer, which waits for its own updates."""
+    """Whether the network reads weights directly, not through a layer, which waits for its own updates."""
     modes: ReadModes | None = None
     shapes_seen: bool = False
     last_mesh: Mesh | None = None
-    """The mesh by whose shares the last batch was cut: batches on their way keep their cuts."""
+    """The mesh by whose shares the last batch was cut: batches under way keep their cuts."""
     replicas_differ: bool = False
     """Whether running statistics differ along `data` since the last training step."""
 
@@ -145,7 +145,7 @@ class ParallelNet(nn.Module):
         return self._running.engine.outputs(inputs), targets
 
     def _settle_modes(self) -> None:
-        """Follow `train()` and `eval()`. Replicas with statistics of their own get the first's in pauses, as in DDP."""
+        """Follow `train()` and `eval()`: in `eval()`, replicas' own statistics become the first one's, as in DDP."""
         run = self._running
         if run.modes is not None:
             run.modes.follow()
@@ -199,18 +199,18 @@ class ParallelNet(nn.Module):
         return first.with_shape((samples, *first.shape[1:])) if first.shape[:1] == planned != () else first
 
     def input_layouts(self, samples: int | None = None) -> tuple[Layout, ...]:
-        """Where each rank's box of every input lies, in a batch of `samples` (default: the plan's)."""
+        """The layout of every input, for a batch of `samples` (default: the plan's)."""
         planned = self._running.inputs
         return tuple(at if samples is None else at.with_shape((samples, *at.shape[1:])) for at in planned)
 
     def target_layout(self, shape: Sequence[int]) -> Layout:
-        """Where each rank's box of a target of this global shape lies: it is cut where the output is."""
+        """The layout of a target of this global shape: it is cut where the output is."""
         output = self._output_layout(shape[0] if shape else None)
         assert output is not None
         return target_layout(output, tuple(shape))
 
     def shard_input(self, *tensors: torch.Tensor) -> Any:
-        """This rank's shard of each global input tensor; batches may have another size than the plan's."""
+        """This rank's shard of each global input tensor; the batch may differ in size from the plan's."""
         run = self._running
         if len(tensors) != len(run.inputs):
             raise ShapeError(f"`shard_input` was given {len(tensors)} tensors; the network takes {len(run.inputs)}.")
@@ -231,10 +231,10 @@ class ParallelNet(nn.Module):
         return on_layout(output, self._output_layout(), self.mesh, "the output").gather()
 
     def set_shares(self, **shares: Sequence[int]) -> None:
-        """Deal samples and space anew: `net.set_shares(data=(3, 1))`. Call it on every rank, between two steps.
+        """Change the shares of samples and space: `net.set_shares(data=(3, 1))`. Call it on every rank, between steps.
 
-        The plan is lowered for the new shares. Weights and optimisers stay as they are, and so do results; shards that
-        were cut before may still be trained on.
+        The plan is lowered for the new shares. Weights, optimisers and results do not change; shards that were cut
+        before may still be trained on.
         """
         run = self._running
         mesh = run.mesh.mesh.with_shares(**shares)
@@ -280,7 +280,7 @@ class ParallelNet(nn.Module):
             reset(self, self.mesh, self._running.lowered.cuts, self if stages is None else stages.template)
 
     def manual_seed(self, seed: int) -> None:
-        """Restart the masks of dropout, e.g. for each run; pass the same seed on every rank."""
+        """Restart dropout's masks, e.g. for each run; pass the same seed on every rank."""
         manual_seed(self.mesh, seed)
 
     def _give_memory(self) -> None:
@@ -301,9 +301,9 @@ class ParallelNet(nn.Module):
         return self._running.reducer
 
     def optimizer(self, kind: type[Optimizer], params: Params | None = None, **options: Any) -> Optimizer:
-        """An optimiser of this rank's weights, whatever the plan's reduction: `net.optimizer(AdamW, lr=1e-3)`.
+        """An optimiser for this rank's weights, under any reduction: `net.optimizer(AdamW, lr=1e-3)`.
 
-        `params` are some of the net's parameters, or groups of them with options of their own, as torch takes them.
+        `params` are some of the net's parameters, or groups of them with their own options, as torch takes them.
         """
         chosen: list[Any] = list(self.parameters() if params is None else params)
         if isinstance(self._reducer, ShardedReducer):
@@ -321,7 +321,7 @@ class ParallelNet(nn.Module):
         return clip_held_([(self.mesh, held)], max_norm, norm_type, error_if_nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, those of a sharded optimiser's parts too."""
+        """Clear all gradients, including those of a sharded optimiser's parts."""
         if set_to_none:
             for parameter in (p for part in parts_of(self) for p in parameters_of(part).values()):
                 if parameter is not None:
@@ -346,7 +346,7 @@ class ParallelNet(nn.Module):
 
 
 def _wait_for_weights(net: ParallelNet, *options: Any) -> None:
-    """Before `net.state_dict()`: wait for updates that are on their way."""
+    """Before `net.state_dict()`: wait for updates under way."""
     del options
     if net._running.reducer is not None:
         net._running.reducer.wait()

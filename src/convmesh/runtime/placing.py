@@ -50,7 +50,7 @@ def on_layout(local: Any, planned: Layout | None, mesh: OpenMesh, name: str) -> 
 
 
 def in_view(value: Any, mesh: OpenMesh) -> Any:
-    """A nested value whose `Sharded` tensors are on another view of their mesh: layers run them by its settings."""
+    """A nested value with its `Sharded` tensors on another view of their mesh: layers run them with its settings."""
     return tree_map(lambda x: Sharded(x.local, x.layout, mesh) if isinstance(x, Sharded) else x, value)
 
 

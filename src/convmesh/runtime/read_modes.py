@@ -1,7 +1,7 @@
 """Training modes that a network reads itself, as in `F.dropout(x, 0.5, self.training)`.
 
-A traced graph has values of its own for attributes that it reads. Modes change between steps, so they are looked up
-anew before each.
+A traced graph has its own copies of the attributes that it reads. Modes change between steps, so they are looked up
+before each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ReadModes:
         ]
 
     def follow(self) -> None:
-        """Let the graphs read the modes of now."""
+        """Give the graphs the current modes."""
         for reader, owner in self._pairs:
             reader.training = owner.training
 

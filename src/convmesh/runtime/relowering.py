@@ -19,7 +19,7 @@ from convmesh.private_torch import tree_map
 
 
 def relowered(network: Captured, lowered: Lowered, opened: OpenMesh, mesh: Mesh) -> Lowered:
-    """The plan on `mesh`, whose ranks have other shares; whatever one rank refuses, all refuse."""
+    """The plan on `mesh`, whose ranks have other shares; what one rank refuses, all refuse."""
     changed, problem = lowered, None
     try:
         plan = replace(lowered.plan, mesh=mesh)

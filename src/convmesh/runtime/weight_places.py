@@ -1,4 +1,4 @@
-"""Where this rank's weights, buffers and optimiser states lie in the tensors of a single device."""
+"""Where this rank's weights, buffers and optimiser states belong in the tensors of a single device."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class WeightPlace:
     shape: tuple[int, ...]
     box: Box
     holders: tuple[int, ...]
-    """Ranks whose copy counts, in order. This one may not be among them."""
+    """Ranks whose copy counts, in order. This rank need not be among them."""
     run: Span | None = None
-    """Of a sharded optimiser: the values of the box that this rank updates, as they lie in memory."""
+    """With a sharded optimiser: the values of the box that this rank updates, as a span in memory order."""
     order: tuple[int, ...] = ()
-    """The dims as they lie in memory, outermost first."""
+    """The dims in memory order, outermost first."""
     rows: tuple[Span, ...] = ()
-    """Of a weight of which each block is cut: its rows here, one span a block; the box then counts them from 0."""
+    """Of a weight whose blocks are each cut: its rows here, one span per block; the box then counts them from 0."""
 
     def parts(self, values: torch.Tensor) -> list[tuple[Box, torch.Tensor]]:
         """Boxes of the global tensor, each with its part of `values`, which has the shape of the box or of the run."""
@@ -42,7 +42,7 @@ class WeightPlace:
         return [part for box, held in found for part in self._by_rows(box, held)] if self.rows else found
 
     def _by_rows(self, box: Box, values: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
-        """A box of the rows that are here as boxes of the global tensor."""
+        """A box of the rows held here, as boxes of the global tensor."""
         first, here = 0, box.spans[0]
         for rows in self.rows:
             held = here.intersect(Span(first, first + rows.extent))
@@ -73,7 +73,7 @@ class WeightPlace:
 def weight_places(net: ParallelNet) -> tuple[list[tuple[WeightPlace, torch.Tensor]], dict[str, str]]:
     """This rank's part of every parameter and persistent buffer, each with its local values; shared ones once.
 
-    Also the further names of shared ones, each with its first name.
+    Also the other names of shared ones, each with its first name.
     """
     first: dict[int, str] = {}
     places, shared = [], {}
@@ -87,13 +87,13 @@ def weight_places(net: ParallelNet) -> tuple[list[tuple[WeightPlace, torch.Tenso
 
 
 def _settled(place: WeightPlace, tensor: torch.Tensor, net: ParallelNet) -> WeightPlace:
-    """Of statistics that every replica has its own of, those of the first count."""
+    """Where every replica has its own statistics, the first one's count."""
     is_own = net._running.replicas_differ and not isinstance(tensor, torch.nn.Parameter)
     return _of_first(place, net, (AXIS,)) if is_own else place
 
 
 def update_places(net: ParallelNet) -> Iterator[tuple[torch.Tensor, WeightPlace]]:
-    """What this rank's optimiser updates: its parameters, or its runs of them, and where they lie."""
+    """What this rank's optimiser updates: its parameters, or its runs of them, with their places."""
     reducer = net._reducer
     for name, parameter in net.named_parameters():
         place = _place(name, parameter, net)
@@ -104,7 +104,7 @@ def update_places(net: ParallelNet) -> Iterator[tuple[torch.Tensor, WeightPlace]
 
 
 def settle_weights(net: ParallelNet) -> None:
-    """Give the net memory if it has none, and wait for updates that are on their way."""
+    """Give the net memory if it has none, and wait for updates under way."""
     net._give_memory()
     net._reducer.wait()
 
@@ -137,7 +137,7 @@ def _holders(mesh: Mesh, rank: int, cutting: frozenset[str]) -> tuple[int, ...]:
 
 
 def _of_first(place: WeightPlace, net: ParallelNet, axes: tuple[str, ...]) -> WeightPlace:
-    """The same values where only the first rank along `axes` has those that count."""
+    """The same place, where only the copy of the first rank along `axes` counts."""
     return replace(place, holders=tuple(rank for rank in place.holders if _is_first(net.mesh.mesh, rank, axes)))
 
 

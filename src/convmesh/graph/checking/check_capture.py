@@ -19,11 +19,11 @@ from convmesh.graph.graph import Graph
 from convmesh.graph.unchanged_module import unchanged
 
 SECONDS_OF_A_MOMENT = 2.0
-"""Of processor time. A step with gradients takes three times as long as forward, and both networks make one."""
+"""In processor time. A step with gradients takes three times as long as forward, and both networks make one."""
 
 
 class Verdict(NamedTuple):
-    """Nothing if both networks agree; else why they could not be compared, or why the captured one is refused."""
+    """Empty if both networks agree; else why they could not be compared, or why the captured one is refused."""
 
     unknown: str = ""
     refusal: str = ""
@@ -39,13 +39,13 @@ class CaptureCheck:
     samples: Sequence[Sample] = ()
     """Of the global batch: tensors with or without data, or shapes."""
     follows_extents: bool = True
-    """Whether the graph holds for other extents than its own, too."""
+    """Whether the graph also holds for extents other than its own."""
 
     def run(self) -> str:
-        """Compare one step of both: nothing if they agree, else why that cannot be told.
+        """Compare one step of both: an empty string if they agree, else why they cannot be compared.
 
-        Raises `CaptureError` where they differ. The batch is as small as both allow; a graph may hold for its own
-        extents alone without saying so, so a difference counts on the largest batch that can be tried.
+        Raises `CaptureError` if they differ. The batch is as small as both allow; as a graph may silently hold for its
+        own extents alone, a difference counts only on the largest batch that can be tried.
         """
         weights = weights_of(self.model)
         if weights is None:
@@ -64,7 +64,7 @@ class CaptureCheck:
         return verdict.unknown
 
     def compare(self, step: TrialStep) -> Verdict:
-        """One step of the model and one of the captured network; both are as they were afterwards."""
+        """Compare one step of the model with one of the captured network; neither is changed."""
         with unchanged(self.model, self.module):
             return self._compared(step)
 
@@ -86,7 +86,7 @@ class CaptureCheck:
     def _in_moments(self, step: TrialStep) -> TrialStep:
         """The step, without gradients if they would take long.
 
-        Runs the model once: what a forward counts or keeps shows in the next.
+        Runs the model once first: what a forward counts or keeps shows in its next run.
         """
         begun = time.process_time()
         forward = replace(step, with_gradients=False)
@@ -94,7 +94,7 @@ class CaptureCheck:
         return step if time.process_time() - begun < SECONDS_OF_A_MOMENT else forward
 
     def _failed(self, step: TrialStep, error: Exception) -> Verdict:
-        """A captured network may refuse other extents than its own; one that fails otherwise may fail as the model."""
+        """A captured network may refuse extents other than its own; on any other failure the model may fail too."""
         if isinstance(error, CaptureError):
             if not self._has_own_extents(step):
                 return Verdict(unknown=f"it does not hold for {step.batch}, and larger ones take long: {_told(error)}")
@@ -120,7 +120,7 @@ class CaptureCheck:
         return Verdict(refusal=self._refusal(step, difference))
 
     def _agree_in_float64(self, step: TrialStep) -> bool:
-        """Whether rounding alone told the two apart: the terms of a gradient may cancel until little else is left."""
+        """Whether the two differ by rounding alone: a gradient's terms may cancel until little else is left."""
         precise = step.in_float64()
         try:
             return mismatch(precise.of(self.module), precise.of(self.model), step.device) is None

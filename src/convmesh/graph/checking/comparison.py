@@ -1,4 +1,4 @@
-"""Does a captured network compute what its model computes? One step of both on the same small batch tells."""
+"""Does a captured network compute what its model computes? One step of both on the same small batch decides."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from convmesh.private_torch import tree_leaves
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 5e-2
-"""Relative, for types of fewer digits."""
+"""Relative, for types with fewer digits."""
 
 ON_ACCELERATORS = 100.0
-"""How much further apart two runs of the same step may be where kernels are chosen anew and add in any order."""
+"""How much further two runs of the same step may differ where kernels are chosen anew and add in any order."""
 
 NOISE = 1e-3
 """A tensor this much smaller than the largest of its kind may be rounding alone, as a bias before a batch norm is."""
@@ -37,7 +37,7 @@ class Mismatch:
 
 
 def mismatch(actual: StepResults, expected: StepResults, device: torch.device) -> Mismatch | None:
-    """The first tensor in which two runs differ."""
+    """The first tensor that differs between two runs."""
     slack = 1.0 if device.type == "cpu" else ON_ACCELERATORS
     for (kind, here), (_, there) in zip(actual.by_kind, expected.by_kind, strict=True):
         for tensor, error, allowed in _compared(here, there):
@@ -47,7 +47,7 @@ def mismatch(actual: StepResults, expected: StepResults, device: torch.device) -
 
 
 def _compared(actual: Tensors, expected: Tensors) -> Iterator[tuple[str, float, float]]:
-    """The relative difference of tensors that are not equal, and what is allowed; a missing one counts as zeros."""
+    """The relative difference of unequal tensors, and how much is allowed; a missing tensor counts as zeros."""
     unequal = [name for name in {**expected, **actual} if not _equal(actual.get(name), expected.get(name))]
     largest = max(map(size_of, expected.values()), default=1.0) if unequal else 1.0
     for name in unequal:
@@ -67,7 +67,7 @@ def _or_zeros(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 def first_layer(step: TrialStep, network: fx.GraphModule) -> str:
-    """Where the captured network's forward leaves the model's: the first of its modules with another output."""
+    """Where the captured network's forward departs from the model's: its first module with another output."""
     expected = _outputs(step, step.model)
     actual = _outputs(step, network)
     called = {str(node.target) for node in network.graph.nodes if node.op == "call_module"}

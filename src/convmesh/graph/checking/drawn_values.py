@@ -18,7 +18,7 @@ MOST_WEIGHTS = 1 << 27
 
 
 def drawn_input(sample: Sample, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """The corner of the user's sample where it tells something, else normal values; whole numbers are zeros."""
+    """A corner of the user's sample if it is informative, else normal values; whole numbers are zeros."""
     if isinstance(sample, torch.Tensor) and not sample.is_meta:
         corner = sample.detach()[tuple(slice(extent) for extent in shape)].cpu().to(dtype, copy=True)
         # A sample of zeros, or of one value, would hide most mistakes.
@@ -30,12 +30,12 @@ def drawn_input(sample: Sample, shape: tuple[int, ...], dtype: torch.dtype, gene
 
 
 def has_values(model: nn.Module) -> bool:
-    """Whether all weights are here, and whole: none is on the meta device, and none is a shard."""
+    """Whether all weights are here and whole: none on the meta device, none a shard."""
     return all(_is_whole(tensor) and not tensor.is_meta for tensor in weights_by_name(model).values())
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Values for all weights by name: the model's own, not copied, or drawn ones for those that have none.
+    """Values for all weights by name: the model's own, not copied, or drawn ones for weights without any.
 
     None where none can be drawn: shards, tables of whole numbers, or too many.
     """
@@ -61,7 +61,7 @@ def _can_be_drawn(tensor: torch.Tensor) -> bool:
 
 
 def _drawn_weight(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """About as large as an initialised one, so that activations neither vanish nor overflow; counters are 0."""
+    """A weight about as large as an initialised one, so activations neither vanish nor overflow; counters are 0."""
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     noise = torch.randn(tensor.shape, generator=generator, device="cpu")

@@ -11,24 +11,24 @@ from convmesh.graph.graph import Graph, Shape
 Shapes = tuple[Shape, ...]
 
 SAMPLES = 2
-"""Enough for batch statistics, and for a mistake that mixes samples to show."""
+"""Enough for batch statistics, and to show a mistake that mixes samples."""
 
 ENOUGH = 1 << 19
-"""Activations of a step that takes a moment: there is no need to go below."""
+"""Activations of a step that takes a moment: no need for fewer."""
 
 MOST_KEPT = 1 << 27
 """Activations that a step with gradients may keep: half a gigabyte in float32."""
 
 MOST_COMPUTED = 1 << 28
-"""Activations that forward alone may compute, where no step with gradients is small enough."""
+"""Activations that forward alone may compute if no step with gradients is small enough."""
 
 
 LEAST_ALIGNED = 8
-"""Powers of two below this say nothing of what a network needs."""
+"""Powers of two below this say nothing about what a network needs."""
 
 
 FACTOR_AFTER_FAILURE = 8
-"""Each try costs a copy of the weights, so a network that takes no small inputs is tried on few of them."""
+"""Each try costs a copy of the weights, so a network that rejects small inputs is tried on few of them."""
 
 
 class SmallBatch(NamedTuple):
@@ -56,9 +56,9 @@ def small_batches(graph: Graph, shrinks_space: bool) -> Iterator[SmallBatch]:
 
 
 def much_larger(batches: Sequence[SmallBatch], failed: SmallBatch, own: Shapes) -> list[SmallBatch]:
-    """Those worth a try after one failed: the next larger ones mostly fail alike.
+    """The batches worth a try after one failed: slightly larger ones mostly fail too.
 
-    The last one always is, and one that can be halved as often as the network's own.
+    The last one always is, and so is one that can be halved as often as the network's own.
     """
     least = FACTOR_AFTER_FAILURE * failed.elements
     aligned = [shape[1:] for shape in _aligned(own)]
@@ -67,7 +67,7 @@ def much_larger(batches: Sequence[SmallBatch], failed: SmallBatch, own: Shapes) 
 
 
 def own_shapes(graph: Graph) -> Shapes:
-    """Of the network's inputs, for a whole global batch."""
+    """The shapes of the network's inputs, for a whole global batch."""
     return tuple(node.outputs[0].shape for node in graph.inputs)
 
 
@@ -82,7 +82,7 @@ def halved(shapes: Shapes, dims: set[int]) -> Shapes:
 
 
 def _shrunk(graph: Graph, shapes: Shapes) -> list[Shapes]:
-    """The shapes, and smaller ones with one spatial dim after the other halved, until one is small enough."""
+    """The shapes, and smaller ones with one spatial dim halved after the other, until one is small enough."""
     tried = [shapes]
     space = range(2, max((len(shape) for shape in shapes), default=0))
     while _computed(graph, tried[-1]) > ENOUGH:
@@ -111,6 +111,6 @@ def _samples(shapes: Shapes) -> int:
 
 
 def _with_samples(shapes: Shapes, samples: int) -> Shapes:
-    """Only inputs that have as many samples as the first are batches."""
+    """The shapes with another number of samples. Only inputs with as many samples as the first are batches."""
     batch = _samples(shapes)
     return tuple((samples, *shape[1:]) if shape and shape[0] == batch else shape for shape in shapes)

@@ -22,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class StepResults:
-    """All tensors of a step by name, those of one kind together."""
+    """All tensors of a step by name, grouped by kind."""
 
     outputs: Tensors
     gradients: Tensors
@@ -30,7 +30,7 @@ class StepResults:
 
     @property
     def by_kind(self) -> tuple[tuple[str, Tensors], ...]:
-        """In the order in which a difference tells most."""
+        """Ordered by how much a difference reveals."""
         return ("output", self.outputs), ("gradient of", self.gradients), ("buffer", self.buffers)
 
 
@@ -83,7 +83,7 @@ class TrialStep:
 
     def _tensors(self) -> Tensors:
         learns = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
-        # In plain order, whatever the model's: oneDNN's gradients of few channels last write behind their memory.
+        # Contiguous, even if the model's are not: oneDNN's gradients of few channels last write past their memory.
         copies = {
             name: value.to(self.device, copy=True, memory_format=torch.contiguous_format)
             for name, value in self.weights.items()
@@ -125,7 +125,7 @@ def _without_meta_default() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small operators gain nothing from more threads, which on a busy machine wait for each other."""
+    """Small operators gain nothing from more threads, which wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -135,7 +135,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class _DrawnByIndex(TorchFunctionMode):
-    """Lets dropout draw by index: torch draws in the order of memory, and a captured tensor may lie otherwise."""
+    """Lets dropout draw by index: torch draws in memory order, which may differ for a captured tensor."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None

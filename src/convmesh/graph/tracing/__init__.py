@@ -1,1 +1,1 @@
-"""How a model is traced: proxies that know their shapes, values without data, and what stays closed."""
+"""How a model is traced: proxies that know their shapes, values without data, and modules that stay closed."""

@@ -1,7 +1,7 @@
-"""Changes of a tensor in place that a split network would not see under the tensor's other names.
+"""In-place changes of a tensor that a split network would not see under the tensor's other names.
 
-Torch's views share memory, so `x[:, :2].add_(1)` changes `x`. Split tensors share none: a change shows in the tensor
-that was changed, and where a network reads the same memory under another name afterwards, it must not be split.
+Torch's views share memory, so `x[:, :2].add_(1)` changes `x`. Split tensors share none: a change shows only in the
+tensor that was changed, and a network that then reads the same memory under another name must not be split.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from convmesh.private_torch.tensor_internals import memory_key, version_of
 
 
 def versions(values: Any) -> list[tuple[torch.Tensor, int]]:
-    """Tensors with the number of their changes so far."""
+    """Tensors, each with its number of changes so far."""
     return [(leaf, version_of(leaf)) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def changed(before: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
-    """Those that were changed since."""
+    """The tensors that have changed since."""
     return [tensor for tensor, version in before if version_of(tensor) != version]
 
 
@@ -73,7 +73,7 @@ def _shares(node: fx.Node, memory: set[Any]) -> bool:
 
 
 def _is_itself(node: fx.Node, own: Sequence[fx.Node]) -> bool:
-    """Whether a node gave one of `own` by changing it in place: both names stand for one split tensor."""
+    """Whether in-place changes of a node returned one of `own`: both names stand for one split tensor."""
     gives = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}
     chain = [*own]
     while chain:

@@ -12,7 +12,7 @@ from convmesh.private_torch.module_tables import copy_state
 
 
 def assemble(model: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> fx.GraphModule:
-    """The graph's forward in a module with the state of `model`; constants of the trace become buffers of it."""
+    """The graph's forward in a module with the state of `model`; the trace's constants become its buffers."""
     for node in graph.nodes:
         node.type = None  # annotations of the user's code need not resolve here
     module = fx.GraphModule(nn.Module(), fx.Graph(), type(model).__name__)

@@ -1,4 +1,4 @@
-"""The options of a call besides its shapes: windows by name, other settings as written."""
+"""The options of a call apart from its shapes: windows by name, other settings as written."""
 
 from __future__ import annotations
 

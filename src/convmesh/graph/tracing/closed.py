@@ -12,7 +12,7 @@ import torch
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _PYTHONS_OWN = sysconfig.get_path("stdlib")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-"""Installed packages, whose folder may lie inside that of Python itself."""
+"""Installed packages, whose folder may be inside Python's own."""
 
 
 class ClosedError(Exception):
@@ -66,7 +66,7 @@ def user_line(error: BaseException) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither torch's, nor of this package, nor of Python itself."""
+    """Whether a file is not torch's, this package's or Python's own."""
     if filename.startswith((*_NOT_THE_USERS, "<")):
         return False
     return not filename.startswith(_PYTHONS_OWN) or filename.startswith(_INSTALLED)

@@ -1,4 +1,4 @@
-"""The output shapes of a closed module that depend on data: found by running a copy of it on a few samples."""
+"""Output shapes of a closed module that depend on data: found by running a copy of it on a few samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAMPLES = 2
 
 
 def trial_output(module: nn.Module, args: Any, kwargs: Any, layer: str) -> Any:
-    """The module's output without data, with as many samples as `args` have."""
+    """The module's output without data, for as many samples as `args` have."""
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise FailedError(
             layer,

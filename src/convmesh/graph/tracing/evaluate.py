@@ -41,7 +41,7 @@ _HOME_ATTRIBUTES = frozenset({"device", "is_cuda", "is_cpu", "is_meta"})
 
 
 class OnMeta(TorchFunctionMode):
-    """Puts every tensor that is made or moved on the meta device, whatever device the call names."""
+    """Puts every tensor that is made or moved on the meta device, no matter which device the call names."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -60,7 +60,7 @@ class OnMeta(TorchFunctionMode):
 
 
 class _Shortcuts(UncompiledDispatchMode):
-    """Finds the results of the commonest operators without torch's own shape functions, which take far longer."""
+    """Finds results of the most common operators without torch's own shape functions, which take far longer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {})) if types else made(func, args, kwargs or {})
@@ -120,7 +120,7 @@ class Evaluator:
 
     @contextmanager
     def _swapped(self, module: nn.Module) -> Iterator[None]:
-        """The module with tensors without data."""
+        """Run the module on tensors without data in here."""
         with unchanged(module):
             for part in module.modules():
                 give_tables(part, self._stand_ins(parameters_of(part)), self._stand_ins(buffers_of(part)))
@@ -131,7 +131,7 @@ class Evaluator:
 
 
 def _identity(module: nn.Module, args: Sequence[Any]) -> object:
-    """All that determines the shape of a torch.nn module's output; None if more than its settings does."""
+    """All that determines a torch.nn module's output shape; None if that is more than its settings."""
     is_simple = not children_of(module) and not has_forward_hooks(module)
     if not is_simple or not type(module).__module__.startswith("torch.nn.modules"):
         return None

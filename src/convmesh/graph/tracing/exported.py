@@ -116,7 +116,7 @@ class _Writer:
 
 
 def _module_calls(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, Any]:
-    """Nodes inside calls of simple torch.nn modules: the one with the result maps to path and input, others to None."""
+    """Nodes inside calls of simple torch.nn modules: a result maps to the path and input, other nodes to None."""
     calls: dict[tuple[str, str], list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and _is_simple(model, calling_module(node)[1]):

@@ -1,4 +1,4 @@
-"""What torch does differently during a trace, and which of its modes a forward must not change."""
+"""What torch does differently during a trace, and which modes a forward must not change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]],
 
 
 class Ambient:
-    """Gradient mode and autocast at the start of a trace: a graph does not record changes of them."""
+    """Gradient mode and autocast at the start of a trace: a graph does not record when they change."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -64,7 +64,7 @@ class _Factories(TorchFunctionMode):
 
 
 class Intercepts(Protocol):
-    """Answers during a trace for what torch would otherwise do unseen."""
+    """Answers, during a trace, calls that torch would otherwise make unseen."""
 
     def factory(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
     def training_of(self, module: nn.Module) -> Any: ...
@@ -119,7 +119,7 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
 
 
 def _of_values(is_instance: Callable[..., bool]) -> Callable[..., bool]:
-    """`torch.jit.isinstance` or `torch.is_tensor` as it answers for the values that proxies stand for."""
+    """`torch.jit.isinstance` or `torch.is_tensor`, answering for the values that proxies stand for."""
 
     def call(obj: Any, *target_type: Any) -> bool:
         values = tree_map(lambda leaf: leaf.node.meta[VALUE] if isinstance(leaf, fx.Proxy) else leaf, obj)

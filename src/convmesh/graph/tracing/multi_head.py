@@ -1,7 +1,7 @@
-"""nn.MultiheadAttention as what it is made of: projections, heads, attention, projection.
+"""nn.MultiheadAttention written out as its parts: projections, heads, attention, projection.
 
-Written with torch's own functions, so that it serves on whatever knows those: a trace records a dense layer for each
-projection, which plans cut like any other, and tensors that are cut run it as it stands.
+It uses torch's own functions, so it works on anything that knows those: a trace records a dense layer for each
+projection, which plans cut like any other, and cut tensors run it unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Weight = torch.Tensor | None
 
 
 class Projections(NamedTuple):
-    """The weights of an attention: in one matrix of three blocks, or in one for each of queries, keys and values."""
+    """The weights of an attention: one matrix of three blocks, or one matrix each for queries, keys and values."""
 
     fused: Weight
     own: tuple[Weight, ...] | None
@@ -36,9 +36,9 @@ class Looking(NamedTuple):
     mask: Any = None
     is_causal: bool = False
     tells: bool = True
-    """Whether it returns how much every query looks at every key,"""
+    """Whether it returns the attention weights: how much every query looks at every key."""
     averages: bool = True
-    """and that as a mean over heads."""
+    """Whether those are averaged over heads."""
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -60,7 +60,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Any, Any]:
-    """The forward of an attention that `is_plain`, while it is `training` or not."""
+    """The forward of an attention that `is_plain`; `training` turns its dropout on."""
     own = None if module.in_proj_weight is not None else (
         module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
     )  # fmt: skip
@@ -93,14 +93,14 @@ def _of_one_sample(query: Any, key: Any, value: Any, weights: Projections, looki
 
 
 def _each_once(change: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    """Tensors that are one stay so, since one product projects them."""
+    """Change each distinct tensor once: a tensor shared by two arguments stays shared, as one product projects it."""
     queries = change(query)
     keys = queries if key is query else change(key)
     return queries, keys, keys if value is key else queries if value is query else change(value)
 
 
 def attended(query: Any, key: Any, value: Any, weights: Projections, looking: Looking) -> tuple[Any, Any]:
-    """Attention of tensors of (samples, tokens, features), and how much every query looks at every key."""
+    """Attention over tensors of (samples, tokens, features), and the attention weights if they are asked for."""
     q, k, v = (_by_heads(x, looking.heads) for x in _projected((query, key, value), weights))
     mask = _mask(looking, q)
     if looking.tells:
@@ -122,7 +122,7 @@ def _with_weights(q: Any, k: Any, v: Any, mask: Any, looking: Looking) -> tuple[
 
 
 def _projected(given: tuple[Any, Any, Any], weights: Projections) -> Any:
-    """Queries, keys and values: in one product where they come from one tensor."""
+    """Queries, keys and values: in one product if they come from one tensor."""
     own, bias = weights.own, weights.bias
     if own is None:
         assert weights.fused is not None
@@ -139,7 +139,7 @@ def _by_heads(x: Any, heads: int) -> Any:
 
 
 def _mask(looking: Looking, q: Any) -> Any:
-    """What is added to the scores, for both masks together."""
+    """What both masks together add to the scores."""
     mask = None if looking.mask is None else _added(looking.mask, q)
     if mask is not None and mask.dim() == 3:  # one for every sample and head
         mask = mask.unflatten(0, (mask.shape[0] // looking.heads, looking.heads))
@@ -150,7 +150,7 @@ def _mask(looking: Looking, q: Any) -> Any:
 
 
 def _added(mask: Any, q: Any) -> Any:
-    """Where a mask of truth says True, nothing is seen."""
+    """A mask as what it adds to the scores: a boolean one hides the keys where it is True."""
     if mask.dtype != torch.bool:
         return mask.to(q.dtype)
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -math.inf)

@@ -28,7 +28,7 @@ def line_of(node: fx.Node) -> str:
 
 
 def arguments_of(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A node's arguments with values in place of nodes, in lists that the call may change: a graph's own may not."""
+    """A node's arguments with values in place of nodes, in lists that the call may change, unlike the graph's own."""
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
     return tuple(map(_changeable, args)), {name: _changeable(value) for name, value in kwargs.items()}
 

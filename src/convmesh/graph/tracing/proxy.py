@@ -90,7 +90,7 @@ class ValueProxy(fx.Proxy):
     def __len__(self) -> int:
         if isinstance(self.value, torch.Tensor) and self.value.dim():
             return int(self.shape[0])
-        return len(self.value)  # of a tensor without dims, torch's own error
+        return len(self.value)  # for a tensor without dims, torch's own error
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.value, dict):

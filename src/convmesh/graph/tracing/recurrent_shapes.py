@@ -1,4 +1,4 @@
-"""What recurrent functions return for a whole sequence, from one step: on tensors without data torch makes them all."""
+"""The results of recurrent functions on whole sequences, from one step; without data, torch would make every step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 RECURRENCES: frozenset[Callable[..., Any]] = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 SETTINGS_LAST = 9
-"""Arguments of a call on whole sequences; the last says whether samples come first. Packed ones have another."""
+"""Arguments of a call on whole sequences; the last says whether samples come first. Packed sequences differ."""
 
 
 def after_all_steps(function: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Results of the commonest operators on tensors without data, where they follow from one argument alone.
+"""Results of the most common operators on tensors without data, where one argument alone determines them.
 
-torch derives the shape, type and strides of any elementwise operator's result in Python, in up to a millisecond. Where
-the arguments are of one type and lie alike in memory, without gaps, the result is like them.
+torch derives the shape, type and strides of any elementwise operator's result in Python, in up to a millisecond. If
+the arguments have one type and one dense memory layout, the result has the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ELEMENTWISE = frozenset(
 _COMPARED = frozenset({aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Scalar})
 
 _SPREAD = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.where.self})
-"""Operators that repeat the smaller of their arguments."""
+"""Operators that repeat the smaller argument."""
 
 _SOFTMAX = frozenset({aten._safe_softmax.default, aten._softmax_backward_data.default})
 
@@ -43,7 +43,7 @@ _RESIZED = frozenset(
         aten.upsample_bicubic2d.default,
     }
 )  # fmt: skip
-"""Interpolations that torch writes out in Python, coefficient by coefficient, where there is no data."""
+"""Interpolations that torch, without data, writes out in Python coefficient by coefficient."""
 
 _TYPES = (torch.float32, torch.float64)
 """Types whose statistics torch keeps in the type itself."""
@@ -90,9 +90,9 @@ def made(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _spread_over(operands: Any) -> Any:
-    """The tensor, of more than one index in every dim, over which the others are repeated; None if they do more.
+    """The tensor over which the others are repeated, with more than one index in every dim; None in other cases.
 
-    A condition has another type than the values; all lie in plain order, so that they agree on that of the result.
+    A condition may have a different type from the values; all are contiguous, so they agree on the result's layout.
     """
     tensors = _tensors(operands)
     whole = max(tensors, key=lambda t: (t.dim(), t.numel(), t.dtype in _TYPES))
@@ -107,7 +107,7 @@ def _repeats(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
 
 
 def _keeps_plain(args: Any) -> bool:
-    """Whether a softmax or its gradient has the shape and type of its arguments, which lie in plain order."""
+    """Whether a softmax or its gradient has the shape and type of its arguments, which are contiguous."""
     tensors, options = _tensors(args), [value for value in args if not isinstance(value, (torch.Tensor, int))]
     first = tensors[0]
     return all(option in (None, first.dtype) for option in options) and all(
@@ -124,7 +124,7 @@ def _multiply(bias: Any, one: Any, other: Any) -> bool:
 
 
 def _are_rows(tensors: Any, normalised: Any) -> bool:
-    """Whether tensors are rows, one after another in memory, that a layer norm looks at one by one."""
+    """Whether tensors are contiguous rows that a layer norm normalises one by one."""
     first = tensors[0]
     rows = first.shape[: first.dim() - len(normalised)]
     is_whole = [*first.shape[len(rows) :]] == [*normalised] and len(rows) > 0 and min(first.shape) > 1
@@ -139,13 +139,13 @@ def _statistics_of_rows(x: Any, normalised: Any) -> tuple[int, ...]:
 
 
 def _with_types_of(mean: torch.Tensor, gradients: Any) -> tuple[Any, ...]:
-    """Gradients of a norm's weights in the type of its statistics, as kernels find them; torch says that of values."""
+    """Gradients of a norm's weights in the type of its statistics, as kernels return them; torch says the values'."""
     of_values, *of_weights = gradients
     return of_values, *(None if g is None else torch.empty_like(g, dtype=mean.dtype) for g in of_weights)
 
 
 def _resized(x: Any, extents: Any) -> tuple[int, ...] | None:
-    """The shape of an interpolation; None where torch may refuse, or could take the result for channels-last."""
+    """The shape of an interpolation; None if torch might refuse it, or take the result for channels-last."""
     shape = (*x.shape[:2], *extents)
     return shape if len(shape) == x.dim() and min(shape) > 1 and 1 not in x.shape else None
 
@@ -155,20 +155,20 @@ def _are_given(tensors: Any) -> bool:
 
 
 def _fit(operands: Any) -> bool:
-    """Whether the first tensor can take what becomes of all operands: tensors of its shape, and numbers."""
+    """Whether the first tensor can hold the result: the other operands are tensors of its shape, or numbers."""
     tensors = _tensors(operands)
     shape = operands[0].shape
     return all(t.is_meta and t.dtype in _TYPES and t.shape == shape for t in tensors)
 
 
 def _are_plain(tensors: Any) -> bool:
-    """Whether tensors have data of one type in plain order, and dims of space as torch's own shape functions ask."""
+    """Whether tensors are contiguous, of one type, and have dims of space, as torch's own shape functions require."""
     first = tensors[0]
     return all(t.is_meta and t.dtype == first.dtype and t.dim() > 2 and _is_plain(t) for t in tensors)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether every dim lies inside the one before it, without gaps, those of one index too."""
+    """Whether a tensor is contiguous, with the usual strides even in dims of one index."""
     size = 1
     for extent, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if stride != size:
@@ -178,7 +178,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _convolved(x: Any, weight: Any, bias: Any, *options: Any) -> tuple[int, ...] | None:
-    """The shape of a convolution; None where torch may refuse, or spread its options over dims."""
+    """The shape of a convolution; None if torch might refuse it, or spread its options over dims."""
     del bias
     stride, padding, dilation, transposed, _, groups = options
     dims = x.dim() - 2
@@ -190,7 +190,7 @@ def _convolved(x: Any, weight: Any, bias: Any, *options: Any) -> tuple[int, ...]
 
 
 def _joined(tensors: Any, dim: int) -> tuple[int, ...] | None:
-    """The shape of tensors side by side; None where they do not fit or do not lie in plain order."""
+    """The shape of joined tensors; None if they do not fit or are not contiguous."""
     if not _are_plain(tensors) or dim < 0 or any(1 in t.shape for t in tensors):
         return None
     first = tuple(tensors[0].shape)
@@ -204,7 +204,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _lie_alike(tensors: Any) -> bool:
-    """Whether tensors have the same shape, type and order in memory, without gaps."""
+    """Whether tensors have the same shape, type and dense memory layout."""
     first = tensors[0]
     if not first.is_meta or first.dtype not in _TYPES or 0 in first.shape or not _is_settled(first):
         return False
@@ -215,7 +215,7 @@ def _lie_alike(tensors: Any) -> bool:
 
 
 def _lie_in_order(tensors: Any) -> bool:
-    """Whether tensors of one shape and type have every dim inside the one before it, with gaps or without."""
+    """Whether tensors of one shape and type have descending strides, with gaps or without."""
     first = tensors[0]
     if first.dtype not in _TYPES or min(first.shape, default=0) < 2:
         return False
@@ -229,14 +229,14 @@ def _is_nested(tensor: torch.Tensor) -> bool:
 
 
 def _is_settled(tensor: torch.Tensor) -> bool:
-    """Whether torch would keep these strides: it changes those of dims of one index unless all are in plain order."""
+    """Whether torch would keep these strides: it changes those of dims of one index unless the tensor is contiguous."""
     if 1 in tensor.shape:
         return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
     return bool(aten.is_non_overlapping_and_dense(tensor))
 
 
 def _plain(like: torch.Tensor, shape: Any) -> torch.Tensor:
-    """A tensor of another shape. `new_empty` is one of torch's functions in Python."""
+    """A tensor of another shape. Not by `new_empty`, which torch implements in Python."""
     return torch.empty(shape, dtype=like.dtype, device="meta")
 
 

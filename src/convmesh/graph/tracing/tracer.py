@@ -1,4 +1,4 @@
-"""Tracing a model: torch.nn modules are leaves, every node knows its value, and layers are named by their caller."""
+"""Tracing a model: torch.nn modules are leaves, every node knows its value, and layers are named after their caller."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _COMPOSED = (
     nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )  # fmt: skip
-"""Modules of torch whose forward does nothing but call others."""
+"""Torch modules whose forward only calls other modules."""
 
-_AS_TENSOR = torch.as_tensor  # another function has its name during a trace
+_AS_TENSOR = torch.as_tensor  # during a trace the name is another function's
 
 _CALLS = ("call_function", "call_method", "call_module")
 
@@ -108,7 +108,7 @@ class LayerTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         path = self._paths.get(id(m))
-        if self._evaluating or path is None:  # a module that is no part of the model is inlined
+        if self._evaluating or path is None:  # a module that is not part of the model is inlined
             return forward(*args, **kwargs)
         if is_plain(m) and path not in self._closed and not has_hooks(m):
             training = self._training_of(path) if m.dropout else False
@@ -219,7 +219,7 @@ class LayerTracer(fx.Tracer):
         return value
 
     def _changed_by_module(self, node: fx.Node, args: Sequence[Any]) -> list[torch.Tensor]:
-        """What nn.ReLU(inplace=True) and its like change; their outputs may be known without a run."""
+        """What modules such as nn.ReLU(inplace=True) change; their outputs may be known without a run."""
         module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         is_changed = getattr(module, "inplace", False) is True and isinstance(args[0], torch.Tensor)
         return [args[0]] if is_changed else []
@@ -259,7 +259,7 @@ class LayerTracer(fx.Tracer):
         return f"{path}.{function_name(node)}".lstrip(".")
 
     def bake(self, proxy: ValueProxy) -> None:
-        """Python uses a value: if other samples can change it, the graph checks it in every run."""
+        """Note that Python uses a value: if other samples can change it, the graph checks it in every run."""
         node = proxy.node
         if node.op == "get_attr":
             self._notice_training(str(node.target))
@@ -270,7 +270,7 @@ class LayerTracer(fx.Tracer):
         """Record a factory, so that every run makes its tensor: noise stays noise, sizes follow the batch."""
         if self._evaluating:
             return function(*args, **kwargs)
-        if function is _AS_TENSOR and _stands_for_tensor(args[0]):  # nothing is made of what is a tensor already
+        if function is _AS_TENSOR and _stands_for_tensor(args[0]):  # a tensor already: nothing to make
             return args[0].to(*args[1:], **kwargs) if len(args) > 1 or kwargs else args[0]
         for leaf in tree_leaves(args):  # torch reads the number only to check its type
             if type(leaf) is ValueProxy:

@@ -1,1 +1,1 @@
-"""Convolutions by Triton kernels of our own where they are faster than torch's: few channels, parts of wide layers."""
+"""Convolutions by our own Triton kernels where they are faster than torch's: few channels, parts of wide layers."""

@@ -1,4 +1,4 @@
-"""How a convolution's kernels cut their work: what is tried when a shape is tuned."""
+"""How a convolution's kernels cut their work: the configurations tried when a shape is tuned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST = 16
 """The least extent of a matrix product on tensor cores."""
 
 LOADS = ((0, 1), (1, 3))
-"""Ways to load inputs, each with the number of tiles under way that suits it."""
+"""Ways to load inputs, each with a suitable number of tiles under way."""
 
 REGISTERS_OF_SUM = 128
 """Numbers of a running sum that a thread can hold without spilling."""
@@ -22,7 +22,7 @@ REGISTERS_OF_SUM = 128
 class KernelConfig:
     """A tile of outputs, the filters and taps of one product, and how the compiler schedules them.
 
-    Where outputs are grouped, a tile is one of groups, `filters` counts the columns of the product (outputs of a group
+    If outputs are grouped, a tile consists of groups, `filters` counts the columns of the product (outputs of a group
     x filters), and `taps` the numbers of a line of the group's window that are multiplied at a time.
     """
 
@@ -33,15 +33,15 @@ class KernelConfig:
     warps: int
     stages: int
     walk: int
-    """How many tiles below each other one program computes."""
+    """How many tiles, one below the other, a program computes."""
     flat: int
     """Whether neighbouring threads read the taps of one output (1) or the same tap of neighbouring outputs (0)."""
     parts: int = 1
-    """Of a weight's gradient: among how many programs the outputs are dealt."""
+    """For a weight's gradient: the number of programs that share the outputs."""
     swapped: int = 0
-    """Of a weight's gradient: whether windows are taken of the output's gradient (1) or of the input (0)."""
+    """For a weight's gradient: whether windows are taken from the output's gradient (1) or from the input (0)."""
     deep: int = 0
-    """Extents of a group of outputs; 0: they are not grouped."""
+    """The depth of a group of outputs, as `high` and `wide` are its height and width; 0: no groups."""
     high: int = 0
     wide: int = 0
 
@@ -55,7 +55,7 @@ class KernelConfig:
 
     @property
     def width(self) -> int:
-        """Columns of outputs that a tile takes."""
+        """Columns of outputs that a tile covers."""
         return self.columns * max(1, self.wide)
 
 
@@ -71,7 +71,7 @@ def forward_configs(shape: ConvShape) -> Iterator[KernelConfig]:
 
 
 def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
-    """Tiles that may suit the gradient of a weight, dealt so that `processors` of a GPU have a few programs each."""
+    """Tiles that may suit a weight's gradient, with a few programs for each of a GPU's `processors`."""
     filters = min(128, cover(shape.filters))
     for taps in _tap_blocks(shape, 256):
         programs = -(-prod(shape.kernel) // taps) * -(-shape.filters // filters)
@@ -83,14 +83,14 @@ def weight_configs(shape: ConvShape, processors: int) -> Iterator[KernelConfig]:
 
 
 def _warps(sums: int) -> list[int]:
-    """Of 4 and 8 warps those that can hold a running sum, and whose threads have work."""
+    """Those of 4 and 8 warps that can hold a running sum, and whose threads have work."""
     return [
         warps for warps in (4, 8) if sums <= REGISTERS_OF_SUM * 32 * warps and (warps == 4 or sums >= 8 * 32 * warps)
     ]
 
 
 def _tiles(shape: ConvShape, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Rows and columns of tiles of some sizes: as wide as the output allows."""
+    """Rows and columns of tiles of these sizes: as wide as the output allows."""
     height, width = shape.out[1:]
     for size in sizes:
         columns = min(size, cover(width))
@@ -99,7 +99,7 @@ def _tiles(shape: ConvShape, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]
 
 
 def _tap_blocks(shape: ConvShape, most: int) -> list[int]:
-    """Numbers of taps for one product of at most so many columns: some that waste few, and no more than there are."""
+    """Numbers of taps for one product of at most `most` columns: some that waste few, and no more than there are."""
     taps, channels = prod(shape.kernel), _padded(shape.channels)
     sizes = [1 << n for n in range(10) if LEAST <= channels << n <= max(most, channels) and 1 << n < 2 * taps]
     if not sizes:
@@ -109,10 +109,10 @@ def _tap_blocks(shape: ConvShape, most: int) -> list[int]:
 
 
 def _padded(channels: int) -> int:
-    """Channels as kernels load them: a power of two."""
+    """Channels as kernels load them: rounded up to a power of two."""
     return 1 << (channels - 1).bit_length()
 
 
 def cover(count: int) -> int:
-    """The least power of two that is not below `count`, nor below what tensor cores take."""
+    """The least power of two that is at least `count`, and at least what tensor cores take."""
     return max(LEAST, 1 << (count - 1).bit_length())

@@ -1,10 +1,10 @@
 """Convolutions as matrix products over windows that are never written out: rows are outputs, columns taps and channels.
 
 Tensors are channels-last. Inputs are loaded in one of two ways. As a block of outputs x taps x channels: neighbouring
-threads then read the channels of neighbouring outputs, which lie next to each other in memory. Or `FLAT`, as outputs x
-(taps x channels): neighbouring threads read the taps of one output, which lie in nine rows of three planes, but what is
-read can be copied to shared memory ahead of time. A tile of outputs is a rectangle of one plane; a program walks down a
-strip of tiles, so that addresses and masks are computed once for many.
+threads then read the channels of neighbouring outputs, which are adjacent in memory. Or `FLAT`, as outputs x (taps x
+channels): neighbouring threads read the taps of one output, which are spread over nine rows of three planes, but what
+is read can be copied to shared memory ahead of time. A tile of outputs is a rectangle of one plane; a program walks
+down a strip of tiles, so that addresses and masks are computed once for many.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import triton.language as tl
 
 @triton.jit
 def _strip(unit, OD, strips, tiles_h, WALK: tl.constexpr):
-    """Sample and plane of a strip of tiles that lie below each other, its first tile, and the one behind its last."""
+    """Sample and plane of a strip of tiles, one below the other, its first tile, and the one after its last."""
     plane, first = unit // strips, unit % strips * WALK
     return plane // OD, plane % OD, first, tl.minimum(first + WALK, tiles_h)
 
 
 @triton.jit
 def _outputs(down, across, BH: tl.constexpr, BW: tl.constexpr):
-    """Rows and columns of a tile's outputs; the row of a tile of one is a number."""
+    """Rows and columns of a tile's outputs; in a tile of one row, the row is a number."""
     if BH == 1:
         return down, across * BW + tl.arange(0, BW)
     else:
@@ -32,7 +32,7 @@ def _outputs(down, across, BH: tl.constexpr, BW: tl.constexpr):
 
 @triton.jit
 def _there(oh, ow, OH, OW, BH: tl.constexpr):
-    """Which outputs of a tile there are: rows of a tile of one always."""
+    """Which outputs of a tile exist; in a tile of one row, the row always does."""
     if BH == 1:
         return ow < OW
     else:
@@ -46,7 +46,7 @@ def _inputs(
     LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Windows x (taps x channels) of windows whose first taps lie at `depth`, `rows`, `columns`, from tap `t0` on."""
+    """Windows x (taps x channels), for windows whose first taps are at `depth`, `rows`, `columns`, from tap `t0` on."""
     if FLAT:
         k = tl.arange(0, BT * BC)
         tap, c = t0 + k // BC, k % BC
@@ -140,9 +140,9 @@ def weight_gradient(
     BH: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, WALK: tl.constexpr,
     FLAT: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`BT` taps of `BF` filters, summed over a share of the strips; each program writes a part of its own.
+    """`BT` taps of `BF` filters, summed over a share of the strips; each program writes a separate part.
 
-    With a bias the first taps' programs sum its gradient, which they read anyway, into `sums`.
+    With a bias, the first taps' programs also sum its gradient into `sums`, from values that they read anyway.
     """
     K: tl.constexpr = KD * KH * KW * C
     part, parted = tl.program_id(2), tl.num_programs(2)

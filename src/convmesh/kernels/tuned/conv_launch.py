@@ -1,4 +1,4 @@
-"""Calls of the kernels for whole tensors: channels-last in, channels-last out."""
+"""Calls the kernels on whole tensors: channels-last in, channels-last out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def weight_gradient(
 def _weight_gradient(
     grad: torch.Tensor, x: torch.Tensor, shape: ConvShape, config: KernelConfig, has_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Programs sum some outputs each, then parts are added."""
+    """Programs sum some outputs each, then their parts are added."""
     grad, x = channels_last(grad), channels_last(x)
     tiling = Tiling.of(shape, config)
     parts = min(triton.cdiv(config.parts, tiling.across), tiling.units) * tiling.across
@@ -78,12 +78,12 @@ def _weight_gradient(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How outputs are cut: planes into strips, strips into tiles that lie below each other."""
+    """How outputs are cut: planes into strips, strips into tiles one below the other."""
 
     units: int
-    """Strips of all planes, for each of the tiles `across`."""
+    """The strips of all planes, for each of the tiles `across`."""
     strips: int
-    """Of a plane."""
+    """The strips of one plane."""
     down: int
     across: int
 

@@ -19,5 +19,5 @@ def output_like(x: torch.Tensor, shape: ConvShape) -> torch.Tensor:
 
 
 def precision(x: torch.Tensor) -> str:
-    """Of products in float32: as torch is set for convolutions. Other products have one, in either setting."""
+    """For products in float32, as torch is set for convolutions; other types have only one precision."""
     return "tf32" if x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"

@@ -1,6 +1,6 @@
-"""The kernels as operators of torch, so that graphs, tensors without data and autograd know them.
+"""The kernels as torch operators, so that graphs, tensors without data and autograd know them.
 
-A configuration travels as numbers: a graph that has the operator needs no table any more.
+A configuration is passed as numbers: a graph with the operator no longer needs the table.
 """
 
 from __future__ import annotations

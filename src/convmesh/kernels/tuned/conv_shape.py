@@ -1,4 +1,4 @@
-"""A local convolution as numbers: what decides which kernel is the fastest."""
+"""A local convolution as numbers: what decides which kernel is fastest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ConvShape:
 
     @property
     def taps(self) -> int:
-        """Numbers that one output of one filter is the sum of."""
+        """The number of products that sum to one output of one filter."""
         return self.channels * prod(self.kernel)
 
     @property
@@ -78,7 +78,7 @@ class ConvShape:
         return first, second, third
 
     def mirrored(self) -> ConvShape | None:
-        """The convolution of an output's gradient that gives the input's; None where it is no plain convolution."""
+        """The convolution of the output's gradient that gives the input's; None if it is not a plain convolution."""
         padding = tuple(d * (k - 1) - p for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True))
         if self.stride != (1, 1, 1) or min(padding) < 0:
             return None

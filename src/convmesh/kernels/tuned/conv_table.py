@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 1
 WORTH = 0.95
-"""Of torch's time: what a kernel of ours may take at most to be chosen, as measurements vary."""
+"""The most of torch's time that our kernel may take to be chosen, as measurements vary."""
 
 Phase = Literal["forward", "input", "weight"]
 
@@ -47,15 +47,15 @@ class ConvTable:
     rows: tuple[Measured, ...]
 
     def config_for(self, phase: Phase, shape: ConvShape, dtype: str) -> KernelConfig | None:
-        """The configuration that beats torch for this shape; None without any."""
+        """The configuration that beats torch for this shape; None if there is none."""
         row = self.row_for(phase, shape, dtype)
         return None if row is None else row.config
 
     def row_for(self, phase: Phase, shape: ConvShape, dtype: str) -> Measured | None:
-        """The measurement that is nearest to a shape, if our kernel beat torch's in it.
+        """The measurement nearest to a shape, if our kernel beat torch's in it.
 
-        Kernels walk over outputs one row at a time, so that a shape with as many channels and rows as wide, but with
-        more or fewer of them, takes as long for each output: if it still fills the GPU.
+        Kernels walk over outputs one row at a time, so a shape with the same channels and equally wide rows, but more
+        or fewer of them, takes the same time per output if it still fills the GPU.
         """
         alike = [row for row in self.rows if row.phase == phase and row.dtype == dtype and _is_alike(row, shape)]
         if not alike:
@@ -66,7 +66,7 @@ class ConvTable:
 
 
 LEAST_OUTPUTS = 1 << 18
-"""Positions of an output that keep a GPU busy: below, launches and the addition of parts weigh in."""
+"""Positions of an output that keep a GPU busy: below that, launches and the addition of parts matter."""
 
 
 def _is_alike(row: Measured, shape: ConvShape) -> bool:
@@ -106,7 +106,7 @@ def _row(phase: str, shape: str, dtype: str, config: list[int], seconds: float, 
 
 
 def write_table(table: ConvTable, origin: dict[str, str]) -> str:
-    """A table as a file's text, a row a line; `origin` says where it was measured."""
+    """A table as a file's text, one row per line; `origin` says where it was measured."""
     head = json.dumps({"format": FORMAT, "device": table.device, "origin": origin}, indent=1)
     rows = ",\n".join(map(_line, table.rows))
     return f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
@@ -119,7 +119,7 @@ def _line(row: Measured) -> str:
 
 
 def best_rows(rows: Iterable[Measured]) -> tuple[Measured, ...]:
-    """Of each phase of each shape the fastest."""
+    """The fastest row for each phase of each shape."""
     best: dict[tuple[str, ConvShape, str], Measured] = {}
     for row in rows:
         key = row.phase, row.shape, row.dtype

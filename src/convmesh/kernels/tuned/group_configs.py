@@ -1,4 +1,4 @@
-"""How convolutions over groups of outputs cut their work: what is tried when a shape is tuned, likely ones first."""
+"""How convolutions over groups of outputs cut their work: the configurations tried in tuning, likely ones first."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from convmesh.kernels.tuned.conv_configs import LEAST, REGISTERS_OF_SUM, KernelC
 from convmesh.kernels.tuned.conv_shape import ConvShape, Three
 
 LEAST_RUN_BYTES = 8
-"""Of neighbouring numbers that one thread loads: below, copying ahead to shared memory does not pay."""
+"""For the neighbouring numbers that one thread loads: below that, copying ahead to shared memory does not pay."""
 MOST_COLUMNS = 128
 BYTES_SHARED = 227 * 1024
 CACHE_BYTES_PER_SECOND, FLOPS_PER_SECOND = 6e12, 6e14
-"""Of an H200: its second-level cache and its tensor cores; they only order what is tried."""
+"""An H200's second-level cache and tensor cores; they only order what is tried."""
 
 LEAST_TILES, ENOUGH_TILES = 100, 400
-"""For the processors of a GPU: smaller tiles load weights more often, and are tried only where there are few."""
+"""For a GPU's processors: smaller tiles load weights more often, and are tried only if there are few larger ones."""
 
 
 def grouped_configs(shape: ConvShape, most: int = 4) -> Iterator[KernelConfig]:
-    """Groups and tiles that may suit a convolution in 16 bits: of the `most` likely groups, scheduled in some ways."""
+    """Groups and tiles that may suit a convolution in 16 bits: the `most` likely groups, scheduled in several ways."""
     if shape.channels * 2 < LEAST_RUN_BYTES:
         return
     groups = sorted(_groups(shape), key=lambda group: (seconds(shape, group, 256), group[2] == 1, -group[0]))[:most]
@@ -59,7 +59,7 @@ def _groups(shape: ConvShape) -> Iterator[Three]:
 
 
 def _pieces(shape: ConvShape, group: Three) -> list[int]:
-    """Numbers of a line that are multiplied at a time: those that waste least of a line, the two largest of them."""
+    """Numbers of a line that are multiplied at a time: the two largest of those that waste least of a line."""
     run = shape.window_of(group)[2] * shape.channels
     sizes = [size for size in (64, 32, 16) if -(-run // size) * size <= 1.34 * run]
     least = min((-(-run // size) * size for size in sizes), default=0)
@@ -67,7 +67,7 @@ def _pieces(shape: ConvShape, group: Three) -> list[int]:
 
 
 def _stages(bytes_each: int, numbers: int) -> list[int]:
-    """How many pieces are under way: four, or three if two programs then fit on a processor; short ones also alone."""
+    """How many pieces are under way: four, or three if two programs then fit on a processor; short ones also one."""
     return [3 if 3 * bytes_each <= BYTES_SHARED // 2 < 4 * bytes_each else 4, *([1] if numbers == LEAST else [])]
 
 

@@ -1,9 +1,9 @@
 """Convolutions with few filters: one row of the product is a group of neighbouring outputs, not a single one.
 
-A window of one output is loaded anew for each of its 27 neighbours, and a product with a handful of columns leaves
-tensor cores idle. So a row here is a group of outputs, its columns are the group's outputs x filters, and what it is
-multiplied by is the window that the whole group needs, in which each line is one run of memory. The weights become a
-banded matrix: for every output of the group they stand where its own window lies in the group's.
+An output's window is loaded again for each of its 27 neighbours, and a product with a handful of columns leaves tensor
+cores idle. So a row here is a group of outputs, its columns are the group's outputs x filters, and it is multiplied by
+the window that the whole group needs, in which each line is one run of memory. The weights become a banded matrix: for
+every output of the group they are where its own window is in the group's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _tap(place, shift, L: tl.constexpr, K: tl.constexpr):
-    """Which tap of an output at `shift` lies at a `place` of the window, and whether one does."""
+    """Which tap of an output at `shift` is at a `place` of the window, and whether one is."""
     behind = place[:, None] - shift[None, :]
     return behind // L, (behind >= 0) & (behind < K * L) & (behind % L == 0)
 
@@ -30,7 +30,7 @@ def banded_weights(
 ):  # fmt: skip
     """(Lines of a group's window x places and channels of a line) x (outputs of the group x filters).
 
-    `TURNED`: for the gradient of an input, by weights that lie as they do for the convolution itself.
+    `TURNED`: for the gradient of an input, from weights stored as for the convolution itself.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, BN)
@@ -75,7 +75,7 @@ def grouped_forward(
         line, at = step // PIECES, step % PIECES * BK + k
         wd, wh = line // WH, line % WH
         across = w0[:, None] + (at // C)[None, :]
-        height = tl.where((d0 + wd >= 0) & (d0 + wd < D), H, 0)  # of a plane that is not there
+        height = tl.where((d0 + wd >= 0) & (d0 + wd < D), H, 0)  # 0 for a plane that does not exist
         inside = (across >= 0) & (across < W) & ((h0 + wh >= 0) & (h0 + wh < height))[:, None]
         if RUN % BK != 0:
             inside = inside & (at < RUN)[None, :]

@@ -1,4 +1,4 @@
-"""Calls of the kernels for groups of outputs: channels-last in, channels-last out."""
+"""Calls the kernels for groups of outputs: channels-last in, channels-last out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def convolve_groups(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: ConvShape, config: KernelConfig,
     turned: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The convolution of `shape`; `turned` if the weight is that of the mirrored one."""
+    """The convolution of `shape`; `turned` if the weight is the mirrored convolution's."""
     x, y = channels_last(x), output_like(x, shape)
     group, window = config.group, shape.window_of(config.group)
     run = window[2] * shape.channels
@@ -37,7 +37,7 @@ def convolve_groups(
 
 
 def _banded(weight: torch.Tensor, shape: ConvShape, config: KernelConfig, turned: bool) -> torch.Tensor:
-    """The matrix that windows of groups are multiplied by: lines are padded to whole blocks."""
+    """The matrix that windows of groups are multiplied by, with lines padded to whole blocks."""
     window = shape.window_of(config.group)
     run = window[2] * shape.channels
     padded = triton.cdiv(run, config.taps) * config.taps

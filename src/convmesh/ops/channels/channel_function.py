@@ -1,4 +1,4 @@
-"""A layer with cut channels as an autograd function: gather, compute, sum-scatter, and the same backwards."""
+"""A layer with cut channels as an autograd function: gather, compute, sum-scatter; backward does the reverse."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CutLayer:
     dim: int = 1
     """The dim of the channels."""
     input_sums: tuple[str, ...] = ()
-    """The axes along which ranks have the same input, so that its gradient is summed for all of them."""
+    """The axes along which ranks have the same input, so its gradient is summed for all of them."""
     output_sums: tuple[str, ...] = ()
     """The axes along which partial outputs are summed for all ranks."""
 
@@ -55,7 +55,7 @@ class CutLayer:
 
 
 class CutLayerFunction(torch.autograd.Function):
-    """Backward posts the input's gradient before it computes the weight's, which hides the transfer."""
+    """Backward posts the input's gradient before it computes the weight's, to hide the transfer."""
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ class CutLayerFunction(torch.autograd.Function):
 
 
 class _Returning:
-    """The gradient of an input on its way: summed where ranks have the same input, then sent to its owners."""
+    """An input's gradient under way: summed where ranks have the same input, then sent to its owners."""
 
     def __init__(self, layer: CutLayer, partial: torch.Tensor) -> None:
         self._layer, self._partial = layer, partial

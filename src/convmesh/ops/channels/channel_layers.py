@@ -74,7 +74,7 @@ def _plans(source: Layout, maps: Maps, filters: int, groups: int, rank: int, spl
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _dense_plans(source: Layout, features: int, rank: int, split: ChannelSplit, is_copy: bool = False) -> ChannelPlans:
-    """The plans of a layer whose channels are the last dim; a copy of the input that is its own has a gradient so."""
+    """The plans of a layer whose channels are the last dim. A rank's own copy of the input has its own gradient."""
     last = len(source.cuts) - 1
     plans = _planned(source, channel_layouts(source, (Same(),) * (last + 1), features, split, dim=last), rank)
     return plans._replace(input_sums=()) if is_copy else plans
@@ -111,7 +111,7 @@ def _covering_term(source: Layout, work: Layout, windows: tuple[Window, ...], ra
 def cut_conv_transpose(
     x: Sharded, weight: CutWeight, bias: torch.Tensor | None, steps: tuple[Transposed, ...], groups: int
 ) -> Sharded:
-    """Transposed convolution with a cut weight; groups are cut with their channels, in the weight's first dim."""
+    """Transposed convolution with a cut weight; groups are cut together with their channels, in the weight's dim 0."""
     filter_dim = transposed_filter_dim(groups)
     plans_of = partial(_plans, x.layout, (Same(), Same(), *steps), weight.shape[1] * groups, groups, x.mesh.rank)
     split = _split(x, weight, plans_of, groups, filter_dim)
@@ -138,9 +138,9 @@ def _crop(steps: tuple[Transposed, ...], out: Box, extents: torch.Size) -> tuple
 
 
 def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: Sums = "channel") -> Sharded:
-    """Dense layer with a cut weight on the last dim, that of the features; samples and tokens come before it.
+    """Dense layer with a cut weight, over the last dim, the features; samples and tokens come before it.
 
-    `sums` says where partial outputs go; an undecided weight decides on that too.
+    `sums` says where partial outputs go; an undecided weight decides that too.
     """
     if x.dim() < 2:
         raise UnsupportedError(
@@ -161,9 +161,9 @@ def cut_linear(x: Sharded, weight: CutWeight, bias: torch.Tensor | None, sums: S
 
 
 def cut_embedding(x: Sharded, weight: CutWeight, padding: int | None, sums: Sums = "channel") -> Sharded:
-    """Rows of a cut table, as the product of words, one-hot, with a dense layer's weight: that of its transpose.
+    """Rows of a cut table, as the product of one-hot words with a dense layer's weight, the table's transpose.
 
-    Cut by filters, every rank has some features of all words; cut by channels, all features of some words.
+    Cut by filters, each rank has some features of all words; cut by channels, all features of some words.
     """
     words, features = weight.shape
     plans_of = partial(_table_plans, x.layout, words, features, x.mesh.rank)
@@ -180,7 +180,7 @@ def cut_embedding(x: Sharded, weight: CutWeight, padding: int | None, sums: Sums
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _one_hot(source: Layout, words: int) -> Layout:
-    """The layout that words would have as vectors with a one in the word's place."""
+    """The layout that words would have as one-hot vectors."""
     return Layout(source.mesh, (*source.cuts, fair_cut(source.mesh, words, ())))
 
 
@@ -194,7 +194,7 @@ def _table_plans(source: Layout, words: int, features: int, rank: int, split: Ch
 
 
 def _folded(made: Sharded, blocks: int) -> Sharded:
-    """A dense layer's output whose features are a rank's parts of several blocks, as its weight's rows are."""
+    """A dense layer's output whose features, like its weight's rows, are a rank's parts of several blocks."""
     axes, features = made.layout.cuts[-1]
     block = features.extent // blocks
     cuts = (fair_cut(made.layout.mesh, blocks, ()), chunked_cut(made.layout.mesh, block, axes))

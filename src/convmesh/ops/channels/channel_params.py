@@ -28,7 +28,7 @@ def channel_params(x: Sharded, *params: Param) -> tuple[Param, ...]:
 
 
 def channel_buffers(x: Sharded, *buffers: Param) -> tuple[Param, ...]:
-    """The values for this rank's channels, to be read or updated in place; of whole buffers these are copies."""
+    """The values for this rank's channels, to read or update in place; for whole buffers they are copies."""
     return tuple(_copied(_part(x, buffer, ())) if _is_sliced(buffer, x) else _part(x, buffer, ()) for buffer in buffers)
 
 

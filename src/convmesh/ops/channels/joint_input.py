@@ -1,6 +1,6 @@
-"""The input of several dense layers that cut their filters over the same axes: brought to the ranks once for all.
+"""The input of several dense layers that cut their filters over the same axes: brought to the ranks only once.
 
-Each rank gets a copy of its own, so that backward adds up what its layers find for the copy before anything is sent.
+Each rank gets its own copy, so backward adds up what the rank's layers contribute before anything is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Axes = tuple[str, ...]
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def copied_layout(source: Layout, axes: Axes) -> CopiedLayout:
-    """An input with all features, and of the tokens what these axes do not cut, once for each rank along them."""
+    """The layout of one copy per rank along `axes`, with all features and with no token dim cut by these axes."""
     last, copies = len(source.cuts) - 1, source.mesh.extent(axes)
     gathered = [dim for dim, cut in enumerate(source.cuts) if dim == last or {*cut.axes} & {*axes}]
     return CopiedLayout(source.mesh, (*source.with_whole(gathered).cuts, Cut(axes, Partition.even(copies, copies))))
@@ -39,7 +39,7 @@ def copied_input(x: Sharded, axes: Axes) -> Sharded:
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _plans(source: Layout, axes: Axes, rank: int) -> ChannelPlans:
-    """The transfers of a layer with one filter for each rank: what an input needs does not depend on their number."""
+    """The transfers of a layer with one filter per rank: what it needs of its input does not depend on their number."""
     last = len(source.cuts) - 1
     split = ChannelSplit(gathered=axes)
     layouts = channel_layouts(source, (Same(),) * (last + 1), source.mesh.extent(axes), split, dim=last)

@@ -16,13 +16,13 @@ Pads = list[tuple[int, int]]
 
 
 def constant(shape: tuple[int, ...], like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """An output that no input reaches: an empty one, or one whose windows cover only padding."""
+    """An output that no input reaches: empty, or with windows that cover only padding."""
     y = like.new_zeros(shape)
     return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
 
 
 def term_call(term: Term, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> tuple[ConvParams, Pads]:
-    """The local convolution for a term, and the explicit pads that its input needs first."""
+    """The local convolution for a term, and the explicit padding that its input needs first."""
     paddings = [symmetric_padding(d, s, r) for d, s, r in zip(term.dims, stride, dilation, strict=True)]
     params = ConvParams(stride, tuple(both for *_, both in paddings), dilation, groups)
     return params, [(low, high) for low, high, _ in paddings]
@@ -112,7 +112,7 @@ class LocalTable:
         del bias  # tables have none
         if len(weight) == self.words:
             return torch.nn.functional.embedding(x, weight)
-        # Torch's own error for words that no rank has.
+        # Raises torch's own error for words that no rank has.
         torch.nn.functional.embedding(x, weight.new_empty(1).expand(self.words, 1))
         rows, is_here = self._rows(x, weight)
         return torch.nn.functional.embedding(rows.where(is_here, 0), weight).where(is_here.unsqueeze(-1), 0)

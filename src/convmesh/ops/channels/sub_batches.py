@@ -1,7 +1,7 @@
-"""A layer with cut channels that processes one sub-batch after another: while one travels, another is computed.
+"""A layer with cut channels that processes one sub-batch after another: one travels while another is computed.
 
 This is how convolutions cut by samples meet dense layers cut by filters over the same ranks (Krizhevsky's "one weird
-trick"): every rank needs all samples, and can start with the first ones before the last arrive.
+trick"): every rank needs all samples, and can start on the first ones before the last arrive.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StreamedLayer:
 
 
 class StreamedFunction(torch.autograd.Function):
-    """Posts all sub-batches first; computes each as it arrives, and sends its result at once."""
+    """Posts all sub-batches first; computes each as it arrives and sends its result at once."""
 
     @staticmethod
     def forward(

@@ -20,7 +20,7 @@ from convmesh.ops.product.contraction import Contraction, contract
 
 @implements(F.embedding, takes_cut_weights=True)
 def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options: Any) -> Sharded:  # noqa: A002
-    """The rows of a table that the indices name."""
+    """The rows of a table that the indices select."""
     if input.dtype not in (torch.int64, torch.int32):  # torch 2.11 refuses only indices with data
         raise TypeError(f"`input` must be indices, int64 or int32, not {str(input.dtype).removeprefix('torch.')}")
     if is_cut(weight):
@@ -36,7 +36,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None, **options
 
 
 def _of_computed(words: Any, table: Sharded, rows_of: Callable[..., torch.Tensor]) -> Sharded:
-    """Rows of an activation: those that ranks need of it are gathered."""
+    """Rows of an activation: ranks gather those that they need."""
     places = tuple(f"place {dim}" for dim in range(words.dim()))
     terms = Contraction((places, ("row", "feature")), (*places, "feature"), frozenset({"row"}))
     return contract(terms, [on_mesh(words, table.mesh), table], rows_of)

@@ -11,18 +11,18 @@ from convmesh.layout.channels import ChannelPlans, ChannelSplit
 from convmesh.private_torch.tensor_internals import as_subclass_leaf, no_overrides
 
 Decide = Callable[[Any, Callable[[ChannelSplit], ChannelPlans], int, int], ChannelSplit]
-"""From an input, the plans of each candidate, the number of groups and the dim of the channels."""
+"""Takes an input, the plans of each candidate, the number of groups and the channel dim."""
 
 
 class PlannedWeight(torch.Tensor):
     """A meta tensor for a whole weight, with a rule that picks its cut from the input and each candidate's plans."""
 
     decide: Decide | None
-    """None: the weight is cut like the channels of its input."""
+    """None: the weight is cut as its input's channels are."""
     decided: ChannelSplit | None
     """The cut that was chosen."""
     __torch_function__ = no_overrides
-    """What is made of it is no planned weight, so torch need not ask in Python: it does so in a quarter of all runs."""
+    """Results computed from it are not planned weights, so torch need not ask in Python, as a quarter of runs do."""
 
     @classmethod
     def of(cls, weight: torch.Tensor, decide: Decide | None = None) -> PlannedWeight:

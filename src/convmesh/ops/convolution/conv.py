@@ -32,14 +32,14 @@ from convmesh.ops.core.registry import implements
 from convmesh.ops.core.sharded import Sharded
 
 BYTES_WORTH_OVERLAP = 8 << 20
-"""Halo of a layer from which on a compiled step on a GPU computes while it travels. By estimate: two terms of their own
-take about ten kernels more, 100 to 300 µs, in which 50 GB/s carry 5 to 15 MB."""
+"""The smallest halo that a compiled step on a GPU hides behind computation. An estimate: two separate terms take about
+ten kernels more, 100 to 300 µs, in which 50 GB/s carry 5 to 15 MB."""
 
 
 def _is_left_to_torch(
     x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Ints = 1, *options: Any, **others: Any
 ) -> bool:
-    """Whether torch's own convolution is the best for whole samples, whatever its other options."""
+    """Whether torch's own convolution is best for whole samples, regardless of its other options."""
     del options, others
     if weight.dim() != len(x.layout.cuts) or is_cast(x.local):
         return False
@@ -86,11 +86,11 @@ def _overlapped(
 
 
 def _overlaps(x: Sharded, weight: torch.Tensor, work: Layout, maps: Maps) -> bool:
-    """Whether work starts before halos arrive, at the price of a few more kernels: as the settings say, else by size.
+    """Whether work starts before halos arrive, at the cost of a few more kernels: as the settings say, else by size.
 
-    On a CPU the terms of halos take calls and copies of the weight, which are more than the copy that joins a small
-    input to its halos. A compiler joins them in the kernel that it makes anyway: a GPU then waits for a small halo for
-    less time than terms of their own would take.
+    On a CPU, halo terms need extra calls and copies of the weight, which cost more than the copy that joins a small
+    input to its halos. A compiler joins them in a kernel that it makes anyway: waiting for a small halo then costs a
+    GPU less than separate terms would.
     """
     if x.mesh.settings.overlap is not None:
         return x.mesh.settings.overlap

@@ -27,7 +27,7 @@ class Part:
 
     params: ConvParams
     pads: Pads
-    """Padding of its input before the kernel's own."""
+    """Padding added to its input before the kernel's own."""
     source: Region
     """The input that it reads, with all samples and channels that this rank needs."""
     outputs: Slices
@@ -49,7 +49,7 @@ class SplitConv:
 
     @cached_property
     def plain(self) -> ConvParams | None:
-        """The arguments of the one ordinary convolution that this is if nothing travels, on any rank."""
+        """The arguments of the one ordinary convolution that this amounts to if nothing travels on any rank."""
         travels = (self.plan.carrier, self.plan.adjoint_carrier) != ("none", "none")
         if travels or self.own is None or self.late or any(low or high for low, high in self.own.pads):
             return None
@@ -65,7 +65,7 @@ def split_conv(
     groups: int,
     kind: str,
 ) -> SplitConv:
-    """A rank's part, from its terms and the exchange that brings what they read."""
+    """A rank's part, from its terms and the exchange that fetches what they read."""
 
     def part(term: Term) -> Part:
         params, pads = term_call(term, stride, dilation, groups)
@@ -157,7 +157,7 @@ class _Backward:
     def halos(self, wants_x: bool, wants_w: bool) -> Arrived:
         """The gradients of what late terms read; those of their taps are kept for `of_weight`.
 
-        One term that covers all is as large as the layer: its weight's gradient is left for while the halos travel.
+        A single term that covers everything is as large as the layer: its weight's gradient waits until halos travel.
         """
         gradients = []
         for part in self.split.late:
@@ -177,7 +177,7 @@ class _Backward:
         return dw
 
     def of_input(self, halos: Arrived) -> torch.Tensor:
-        """The gradient of what this rank holds, as far as it comes from its own outputs."""
+        """The part of the gradient of what this rank holds that comes from its own outputs."""
         own, pieces = self.split.own, halos
         if own is not None:
             dx, _ = self._gradients(own, (True, False))
@@ -194,7 +194,7 @@ class _Backward:
         return None if dx is None else unpad_dims(dx, part.pads), dw
 
     def _source(self, part: Part) -> torch.Tensor:
-        """What a part reads. A term that covers all is asked for its gradients one by one, with one copy of it."""
+        """What a part reads; kept, since a term that covers everything computes its gradients one by one."""
         if self._read_last is None or self._read_last[0] is not part:
             self._read_last = part, pad_dims(self._inputs.gather(part.source), part.pads)
         return self._read_last[1]

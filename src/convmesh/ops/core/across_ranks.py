@@ -1,4 +1,4 @@
-"""Sums and extremes along dims that may be cut, the same on all ranks that cut them; not differentiable."""
+"""Sums and maxima along dims that may be cut, the same on all ranks that cut them; not differentiable."""
 
 from __future__ import annotations
 

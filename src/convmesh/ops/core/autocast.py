@@ -11,7 +11,7 @@ from convmesh.private_torch.meta_autocast import Cast, is_any_autocast_on, meta_
 
 
 def current_cast(device: torch.device) -> Cast | None:
-    """The autocast that is on for tensors on a device; those without data have that of the device they stand for."""
+    """The autocast in effect for tensors on a device; tensors without data have that of the device they stand for."""
     if device.type == "meta":
         return meta_cast()
     if not torch.is_autocast_enabled(device.type):
@@ -26,7 +26,7 @@ def autocast_type(device: torch.device) -> torch.dtype | None:
 
 
 def is_cast(tensor: torch.Tensor) -> bool:
-    """Whether autocast may be on for a tensor: quicker to say than which."""
+    """Whether autocast may be on for a tensor; quicker than finding out which."""
     return meta_cast() is not None if tensor.is_meta else is_any_autocast_on()
 
 

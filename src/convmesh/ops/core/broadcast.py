@@ -42,7 +42,7 @@ def broadcast_layout(layouts: tuple[Layout, ...]) -> Layout:
 
 
 def _local_part(x: Sharded, work: Layout) -> torch.Tensor:
-    """The operand's indices that broadcast onto this rank's box of the result."""
+    """The part of an operand that broadcasts onto this rank's box of the result."""
     layout, maps = _spread_onto(x.layout, work)
     if lead := len(work.cuts) - x.dim():
         x = Sharded(x.local.reshape((1,) * lead + tuple(x.local.shape)), layout, x.mesh)

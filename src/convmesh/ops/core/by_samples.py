@@ -1,7 +1,7 @@
-"""Functions that look at samples one by one: where nothing but samples is cut, torch's own runs on the shard.
+"""Functions that treat samples one by one: where only samples are cut, torch's own version runs on the shard.
 
-Their split versions would come to the same, after working out boxes and halos that are empty. A call that torch refuses
-is left to them: they say what is wrong in terms of the global tensor.
+The split versions would give the same result after computing boxes and empty halos. A call that torch refuses is left
+to them: they say what is wrong in terms of the global tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from convmesh.layout.layout import LAYOUTS_KEPT, fair_cut
 
 Function = Callable[..., Any]
 Keeps = Callable[..., bool]
-"""Whether a call with these arguments, of which the first is a shard, keeps samples apart."""
+"""Whether a call with these arguments, the first of them a shard, keeps samples apart."""
 
 _keeps: dict[Function, Keeps] = {}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -26,7 +26,7 @@ _LISTS = (list, tuple)
 
 
 def by_samples(*functions: Function, when: Keeps | None = None) -> None:
-    """Have torch's functions run on shards of whole samples, if `when` says so or is not given."""
+    """Let torch's own functions run on shards of whole samples, if `when` allows it or is not given."""
     for function in functions:
         _keeps[function] = when or _always
 
@@ -52,12 +52,12 @@ def from_second_dim(x: Any, start_dim: int = 0, *args: Any, **kwargs: Any) -> bo
 
 
 def _is_behind_samples(dim: int, ndim: int) -> bool:
-    """Whether there is such a dim, counted from either end, and it is not the first."""
+    """Whether the dim, counted from either end, exists and is not the first."""
     return 0 < dim < ndim or -ndim < dim < 0
 
 
 def learns_partly(x: Any, *weights: Any) -> bool:
-    """For layers: whether weights are plain tensors whose gradients a reducer sums, if ranks find parts of them."""
+    """For layers: whether weights are plain tensors whose gradients, if ranks compute parts of them, a reducer sums."""
     for weight in weights:
         if weight is not None and weight.__class__ not in _PLAIN:
             return False
@@ -68,7 +68,7 @@ def learns_partly(x: Any, *weights: Any) -> bool:
 
 
 def run_by_samples(function: Function, args: Any, kwargs: Any) -> Any:
-    """The result, if samples alone are cut and stay apart; else None."""
+    """The result, if only samples are cut and they stay apart; else None."""
     keeps = _keeps.get(function)
     if keeps is None or not args or is_fused() or (kwargs and kwargs.get("out") is not None):
         return None
@@ -94,7 +94,7 @@ def _joined(function: Function, keeps: Keeps, tensors: Sequence[Any], others: An
 
 
 def _made(function: Function, keeps: Keeps, x: Any, local: Any, others: Any, options: Any) -> Any:
-    """On plain tensors alone: others, as of traces, may not see a call twice."""
+    """Run it, on plain tensors only: others, such as those of traces, must not see a call twice."""
     here = x.local
     try:
         if here.__class__ not in _PLAIN or not keeps(x, *others, **options):
@@ -112,5 +112,5 @@ def _made(function: Function, keeps: Keeps, x: Any, local: Any, others: Any, opt
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _layout_for(samples: Layout, shape: tuple[int, ...]) -> Layout:
-    """Samples cut as they are, the dims behind them whole."""
+    """Samples cut as they are, the dims after them whole."""
     return Layout(samples.mesh, (samples.cuts[0], *(fair_cut(samples.mesh, extent, ()) for extent in shape)))

@@ -13,13 +13,13 @@ from convmesh.private_torch.tracing import without_modes
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Tensors made in here may be kept for later steps: they have values, even while a step is traced."""
+    """Tensors made in here may be kept for later steps: they have values even while a step is traced."""
     with torch.inference_mode(False), without_modes():
         yield
 
 
 @lru_cache(maxsize=4096)
 def vector(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A constant, created once: copying it to a device each time would stall the device."""
+    """A constant, created once: copying it to the device each time would stall the device."""
     with lasting():
         return torch.tensor(values, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Seeds of random masks: drawn from a mesh's generator, which runs alike on all ranks, or inputs of a traced step."""
+"""Seeds of random masks: drawn from a mesh's generator, which is in step on all ranks, or inputs of a traced step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from convmesh.dist import OpenMesh
 from convmesh.errors import UnsupportedError
 
 SeedPlace = int | torch.Tensor
-"""A place in the row of seeds: an index of a traced step's inputs, or a state of the generator."""
+"""A place in the sequence of seeds: an index into a traced step's inputs, or a state of the generator."""
 
 CAPACITY = 1024
 """Masks that a traced step may draw."""
 
 
 class SeedInputs:
-    """Seeds of a traced step: a row of integers that is refilled before every replay, so masks are fresh each time."""
+    """Seeds of a traced step: integers that are refilled before every replay, so masks are fresh each time."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self._values = values
@@ -48,7 +48,7 @@ def draw_seed(mesh: OpenMesh) -> int:
 
 @contextmanager
 def same_seeds(mesh: OpenMesh, place: SeedPlace) -> Iterator[None]:
-    """In here masks are drawn again from `place` on; behind it they go on as if they had not been."""
+    """In here masks are drawn again from `place` on; afterwards they go on as if nothing had been drawn."""
     now = seed_place(mesh)
     _go_to(mesh, place)
     try:
@@ -58,7 +58,7 @@ def same_seeds(mesh: OpenMesh, place: SeedPlace) -> Iterator[None]:
 
 
 def seed_place(mesh: OpenMesh) -> SeedPlace:
-    """Where the row of seeds stands."""
+    """The current place in the sequence of seeds."""
     inputs = _INPUTS.get()
     return mesh.seeds.get_state() if inputs is None else inputs.used
 

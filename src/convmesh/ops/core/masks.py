@@ -16,7 +16,7 @@ import torch
 from convmesh.layout import Box, Span
 
 Write = Callable[[torch.Tensor, torch.Tensor], None]
-"""Random bits and the place for what is made of them."""
+"""Takes random bits and the place to write what is made of them."""
 
 CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements hashed at a time: on CPUs few enough for the cache, on GPUs enough to hide kernel launches."""
@@ -37,7 +37,7 @@ _COLUMN_STEP, _MIX_1, _MIX_2 = (_signed(v, 32) for v in (0x9E3779B1, 0x85EBCA6B,
 def keep_mask(box: Box, shape: Sequence[int], seed: int | torch.Tensor, p: float, device: torch.device) -> torch.Tensor:
     """The `box` of a mask of global `shape` that is True with probability `1 - p`, independently for each index.
 
-    `seed` may be a tensor of one integer on `device`: the mask is then that of its value.
+    `seed` may be a tensor of one integer on `device`: the mask is then the one for its value.
     """
     dropped_below = min(round(p * 2**32), 2**32 - 1) - 2**31
 
@@ -48,7 +48,7 @@ def keep_mask(box: Box, shape: Sequence[int], seed: int | torch.Tensor, p: float
 
 
 def random_bits(box: Box, shape: Sequence[int], seed: int | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The `box` of whole numbers of 32 random bits, independent for each index of the global `shape`."""
+    """The `box` of 32 random bits per index, independent for each index of the global `shape`."""
 
     def write(bits: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(bits)
@@ -59,7 +59,7 @@ def random_bits(box: Box, shape: Sequence[int], seed: int | torch.Tensor, device
 def _filled(
     box: Box, shape: Sequence[int], seed: int | torch.Tensor, result: torch.Tensor, write: Write
 ) -> torch.Tensor:
-    """`result` with what `write` makes of the random bits, some rows at a time."""
+    """`result`, filled with what `write` makes of the random bits, some rows at a time."""
     rows, last = Box(box.spans[:-1]), box.spans[-1] if box.spans else Span(0, 1)
     listed, device = result.view(rows.size, last.extent), result.device
     columns = torch.arange(last.start, last.stop, dtype=torch.int32, device=device).mul_(_COLUMN_STEP)

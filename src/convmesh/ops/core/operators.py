@@ -1,4 +1,4 @@
-"""Python's operators and protocols on sharded tensors: each is a torch function, or refused with a way out."""
+"""Python's operators and protocols on sharded tensors: each is a torch function, or is refused with an alternative."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Method = Callable[..., Any]
 
 
 def operand_name(x: Any) -> str:
-    """A tensor in an error: its global shape."""
+    """A tensor as errors name it: by its global shape."""
     return f"Sharded{tuple(x.shape)}"
 
 
@@ -29,7 +29,7 @@ def _operator(function: Method, swapped: bool = False) -> Method:
 
 
 def _comparison(function: Method) -> Method:
-    """As torch: a tensor is neither equal to `None` or a string nor an error beside it."""
+    """As in torch: comparing a tensor with `None` or a string is no error, and they are never equal."""
     compare = _operator(function)
 
     def method(self: Any, other: Any) -> Any:
@@ -47,7 +47,7 @@ def _unary(function: Method) -> Method:
 
 
 def _in_place(function: Method, sign: str) -> Method:
-    """`x += y` changes the tensor under all its names; its memory may belong to another tensor too, so that is left."""
+    """`x += y` changes the tensor under all its names, but not its memory, which may belong to another tensor too."""
 
     def method(self: Any, other: Any) -> Any:
         result = self.__torch_function__(function, (), (self, other))
@@ -58,7 +58,7 @@ def _in_place(function: Method, sign: str) -> Method:
 
 
 def take_place(x: Any, result: Any, call: str, instead: str) -> None:
-    """Make `x` hold a result; refused if it has not the shape or a type of `x`."""
+    """Make `x` hold a result; refused if the shape or type does not fit `x`."""
     if result.shape != x.shape or not torch.can_cast(result.dtype, x.dtype):
         raise UnsupportedError(
             f"`{call}` would turn x from {tuple(x.shape)}, {x.dtype}, into {tuple(result.shape)}, "
@@ -68,7 +68,7 @@ def take_place(x: Any, result: Any, call: str, instead: str) -> None:
 
 
 def _refused(call: str, instead: str) -> Method:
-    """A protocol that would need values of other ranks, or change a tensor under the hands of autograd."""
+    """A protocol that would need other ranks' values, or change a tensor behind autograd's back."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
@@ -86,7 +86,7 @@ _FROM_NUMPY = {
     "power": operator.pow, "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
     "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
 }  # fmt: skip
-"""What a numpy number on the left of an operator asks for."""
+"""The operators that a numpy number on the left may ask for."""
 
 
 class ShardedOperators:
@@ -130,7 +130,7 @@ class ShardedOperators:
         self.__torch_function__(operator.setitem, (), (self, index, value))  # type: ignore[attr-defined]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """A numpy number beside a tensor is a number; arrays and functions of numpy are refused."""
+        """A numpy number as the left operand counts as a number; numpy's arrays and functions are refused."""
         left = inputs[0]
         asked = _FROM_NUMPY.get(ufunc.__name__) if method == "__call__" and not options and len(inputs) == 2 else None
         if asked is None or not isinstance(left, numbers.Number):
@@ -141,8 +141,8 @@ class ShardedOperators:
         return asked(left.item(), self)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Any]:
-        """The parts of dim 0, as of torch's tensors."""
-        len(self)  # of a tensor without dims there is none
+        """The parts of dim 0, as with torch's tensors."""
+        len(self)  # raises for a tensor without dims
         return iter(self.__torch_function__(torch.unbind, (), (self,)))  # type: ignore[attr-defined]
 
     def __contains__(self, value: Any) -> bool:
@@ -150,7 +150,7 @@ class ShardedOperators:
         return bool(torch.any(self.__torch_function__(torch.eq, (), (self, value))))  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
-        """The extent of dim 0. `torch.as_tensor` and `torch.tensor` end here, at the first single element."""
+        """The extent of dim 0. `torch.as_tensor` and `torch.tensor` end up here, at the first single element."""
         shape: tuple[int, ...] = self.shape  # type: ignore[attr-defined]
         if not shape:
             raise OperatorError.of(
@@ -183,7 +183,7 @@ class ShardedOperators:
         return format(self.item(), spec) if spec else repr(self)
 
     def _one(self, name: str) -> torch.Tensor:
-        """The one element, on every rank; refused of more, before anything is sent."""
+        """The only element, on every rank; a tensor with more is refused before anything is sent."""
         tensor: Any = self
         if tensor.numel() != 1:
             told = ValueError(f"only one element can become a Python value, not {tensor.numel()}; reduce it first")

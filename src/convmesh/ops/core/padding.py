@@ -38,7 +38,7 @@ def extend(
 
 
 def outside(extended: Span, extent: int) -> tuple[int, int]:
-    """How many indices of `extended` lie below and above `[0, extent)`."""
+    """How many indices of `extended` are below and above `[0, extent)`."""
     inside = extended.intersect(Span(0, extent))
     # A span entirely outside is all padding.
     low = inside.start - extended.start if inside.extent else extended.extent

@@ -1,4 +1,4 @@
-"""Options of layers that have one number for all dims of space, or one a dim."""
+"""Layer options that are one number for all dims of space, or one per dim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Ints = int | Sequence[int]
 
 
 def spread(name: str, value: Ints, dims: int, smallest: int = 1) -> tuple[int, ...]:
-    """One number for each dim, from one for all or one a dim."""
+    """One number for each dim, from one for all or one per dim."""
     values = (value,) * dims if isinstance(value, int) else tuple(value)
     values = values * dims if len(values) == 1 else values
     if len(values) != dims or min(values) < smallest:

@@ -16,7 +16,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def result_type(x: Sharded) -> torch.dtype:
-    """The type of results of operators that autocast on GPUs computes in float32."""
+    """The result type of operators that autocast on GPUs computes in float32."""
     cast = current_cast(x.device)
     return wide(x.dtype) if cast is not None and cast.kind == "cuda" else x.dtype
 

@@ -20,7 +20,7 @@ class Probe(torch.Tensor):
 
 
 class Unseen(Probe):
-    """A probe while a step is traced: what is computed with it is no part of the step."""
+    """A probe while a step is traced: what is computed with it is not part of the step."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -34,7 +34,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def probe(x: Sharded | torch.Tensor) -> torch.Tensor:
-    """A tensor of the global shape without data: on it a torch function raises the errors it would raise on `x`.
+    """A tensor of the global shape without data: torch functions raise the same errors on it as on `x`.
 
     Every rank does this before anything is sent, so either all ranks stop with torch's own error or none does.
     """
@@ -55,7 +55,7 @@ def probe_of(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Te
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Lets a function that is made of others run on probes, unseen by who counts work and memory or traces a step."""
+    """Lets a composite function run on probes, unseen by whatever counts work and memory or traces a step."""
     with without_modes() if is_traced() else nullcontext():
         Probe.is_made = True
         try:

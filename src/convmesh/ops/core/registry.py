@@ -24,8 +24,8 @@ def implements(
 ) -> Callable[[Handler], Handler]:
     """Register the split version of torch functions; it takes their arguments, with `Sharded` in place of tensors.
 
-    Only a handler that `takes_cut_weights` ever receives a DTensor, and only one that `takes_folded` a tensor whose
-    layout is folded: others get it with its last dim in one piece.
+    Only a handler that `takes_cut_weights` ever receives a DTensor, and only one that `takes_folded` a tensor with a
+    folded layout: others get it with its last dim in one piece.
     """
 
     def register(handler: Handler) -> Handler:
@@ -87,7 +87,7 @@ def supported() -> list[str]:
 
 
 def listed_name(function: Function) -> str:
-    """A function and the method of its name are listed once."""
+    """The name in lists, where a function and the method of the same name appear once."""
     return name_of(function).removeprefix("Tensor.")
 
 

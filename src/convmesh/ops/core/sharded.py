@@ -39,7 +39,7 @@ class Sharded(ShardedOperators):
     mesh: OpenMesh
 
     def __init__(self, local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> None:
-        # Past `__setattr__`, which has an error of its own to raise: every call makes one of these.
+        # Bypasses `__setattr__`, which is slower: every call makes one of these.
         _set_local(self, local)
         _set_layout(self, layout)
         _set_mesh(self, mesh if layout.mesh is mesh.mesh else mesh.cut_as(layout.mesh))
@@ -48,7 +48,7 @@ class Sharded(ShardedOperators):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run the split version of `func`. Whatever goes wrong in it is raised as an error of ours."""
+        """Run the split version of `func`. Anything that goes wrong in it is raised as one of our errors."""
         del types  # torch leaves DTensors out of it
         local = run_by_samples(func, args, kwargs)
         if local is not None:
@@ -112,7 +112,7 @@ class Sharded(ShardedOperators):
         self.requires_grad_(value)
 
     def requires_grad_(self, value: bool = True) -> Sharded:
-        """Ask for gradients, which `x.local.grad` then holds; on every rank alike, for backward is collective."""
+        """Ask for gradients, which `x.local.grad` then holds. Call it on every rank, for backward is collective."""
         try:
             self.local.requires_grad_(value)
         except RuntimeError as error:
@@ -149,7 +149,7 @@ class Sharded(ShardedOperators):
 
     @property
     def unfolded(self) -> Sharded:
-        """The tensor with the blocks of its last dim in a dim of their own, if its layout has such."""
+        """The tensor with the blocks of its last dim in a separate dim, if its layout has blocks."""
         if not isinstance(self.layout, FoldedLayout):
             return self
         return Sharded(self.local, self.layout.unfolded, self.mesh)
@@ -202,7 +202,7 @@ class Sharded(ShardedOperators):
         return self.like(self.local)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
-        """On the same mesh; as in torch, of leaves of autograd only."""
+        """On the same mesh; as in torch, only for autograd's leaves."""
         try:
             return self.like(copy.deepcopy(self.local, memo))
         except RuntimeError as error:
@@ -222,7 +222,7 @@ class Sharded(ShardedOperators):
         return Sharded(exchange(self.local, plan, self.mesh), target, self.mesh)
 
     def with_whole(self, dims: Sequence[int]) -> Sharded:
-        """The same tensor with `dims` no longer cut: their axes replicate."""
+        """The same tensor with `dims` no longer cut: their axes replicate it."""
         x = self.in_one_piece()
         return x.redistribute(x.layout.with_whole(dims)) if x.layout.axes_of(dims) else x
 
@@ -256,13 +256,13 @@ def _refuse_dtensor(value: object) -> None:
 _READ_BY_TORCH = frozenset(
     "all amax amin any argmax argmin count_nonzero log_softmax logsumexp max mean min prod softmax std sum var".split()  # noqa: SIM905
 )
-"""Methods whose arguments torch itself reads, as the function of the same name: it knows what each may be."""
+"""Methods whose arguments torch itself parses, as those of the function of the same name: it knows their forms."""
 
 
 def _says_enough(error: Exception) -> bool:
     """Whether an error is not about the call: ours, memory, lost ranks, or torch's own signals, which it must see.
 
-    Those have types of their own; what a wrong call raises is one of Python's.
+    Those have their own types; a wrong call raises one of Python's.
     """
     return type(error).__module__ != "builtins" or isinstance(error, (Warning, MemoryError, OSError))
 
@@ -283,13 +283,13 @@ def _call_method(method: Callable[..., Any], x: Sharded, *args: Any, **kwargs: A
 
 
 def _instead(name: str) -> str:
-    """Which method serves in place of one that changes its tensor."""
+    """The method to use in place of one that changes its tensor."""
     plain = name.removesuffix("_")
     return f"; use `x = x.{plain}(...)`" if plain != name and tensor_method(plain) is not None else ""
 
 
 def _check_operands(function: Callable[..., Any], arguments: Iterable[Any]) -> bool:
-    """Refuse DTensors where no weight is expected, and tensors of two meshes. Whether any tensor is folded."""
+    """Refuse DTensors where no weight is expected, and tensors of two meshes; return whether any tensor is folded."""
     takes_dtensors, first, has_folded = takes_cut_weights(function), None, False
     for argument in arguments:
         for value in argument if isinstance(argument, (list, tuple)) else (argument,):
@@ -333,12 +333,12 @@ def shard(tensor: torch.Tensor, mesh: OpenMesh, cut: CutOf | Layout) -> Sharded:
     mesh.agree_once("`shard`", _identity(layout, tensor))
     if tensor.requires_grad:
         return replicated(tensor, mesh).redistribute(layout)
-    # A plain slice: no memory of the whole tensor is kept.
+    # A plain slice, cloned: it does not keep the whole tensor's memory alive.
     return Sharded(tensor[layout.box(mesh.rank).slices()].clone(), layout, mesh)
 
 
 def from_local(local: torch.Tensor, layout: Layout, mesh: OpenMesh) -> Sharded:
-    """A shard that this rank already has (it read it, say). Checked on all ranks together, so that none hangs."""
+    """A shard that this rank already has, e.g. from a file. Checked on all ranks together, so that none hangs."""
     _refuse_dtensor(local)
     problem, expected = _wrong_mesh(layout, mesh), layout.box(mesh.rank).shape
     if not problem and tuple(local.shape) != expected:
@@ -352,7 +352,7 @@ def _wrong_mesh(layout: Layout, mesh: OpenMesh) -> str | None:
 
 
 def _identity(layout: Layout, tensor: torch.Tensor) -> str:
-    """What ranks must agree on about a tensor, or a later exchange would hang: backward is one too."""
+    """What ranks must agree on about a tensor, or a later exchange, such as backward's, would hang."""
     learns = " with gradient" if tensor.requires_grad else ""
     return f"{layout} cut at {[cut.partition.bounds for cut in layout.cuts]}, {tensor.dtype}{learns}"
 

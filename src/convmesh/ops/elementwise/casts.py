@@ -20,7 +20,7 @@ def to(x: Sharded | torch.Tensor, *targets: Any, copy: bool = False, **options: 
         whole: Any = x
         return cast(torch.Tensor, whole.to(*plain, copy=copy, **options))
     device, dtype, _, memory_format = parse_to(*plain, **options)
-    # Shards of a dry run have no device, so any is right for them.
+    # Shards of a dry run have no device, so any will do.
     if device is not None and device.type not in (x.device.type, x.mesh.device.type) and not x.mesh.is_dry:
         raise UnsupportedError(
             f"`Tensor.to` (device={str(device)!r}): a Sharded tensor stays on its mesh's device, {x.mesh.device}; "

@@ -21,7 +21,7 @@ ALPHA = 1.7580993408473766
 """The limit of SELU at −∞, negated: alpha dropout replaces dropped elements by its negative."""
 
 Fill = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Local values, mask and probability → local result."""
+"""Maps local values, mask and probability to the local result."""
 
 
 def manual_seed(mesh: OpenMesh, seed: int) -> None:
@@ -71,7 +71,7 @@ def _drop(x: Sharded, masked_dims: int, fill: Fill, p: float, training: bool, in
     local = x.local * 0 if p == 1 else fill(x.local, _draw(x, masked_dims, p), p)
     if not inplace:
         return x.like(local)
-    # In place for its owner: `x` gets a new tensor. Its old memory may belong to another tensor too, so it stays.
+    # In place for its owner: `x` gets a new tensor. Its old memory may belong to another one too, so it is left alone.
     x.local = local
     return x
 

@@ -1,4 +1,4 @@
-"""`x.new_zeros(...)` and its like: a small tensor beside a sharded one, plain and whole on every rank."""
+"""`x.new_zeros(...)` and similar methods: a small tensor made from a sharded one, plain and whole on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers like a sharded tensor: functions of a seed and the global index, the same on every mesh."""
+"""Random numbers shaped like a sharded tensor: functions of a seed and the global index, the same on every mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = torch.Tensor
 
 
 def drawn(mesh: OpenMesh, call: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-    """A call that draws random numbers: by the global index, so that plain tensors get the same on every rank."""
+    """A call that draws random numbers by global index, so that plain tensors get the same ones on every rank."""
     given = tree_leaves((args, kwargs))
     if any(isinstance(leaf, Sharded) for leaf in given):
         return call(*args, **(kwargs or {}))
@@ -34,7 +34,7 @@ def drawn(mesh: OpenMesh, call: Callable[..., Any], args: Any = (), kwargs: Any 
 
 
 def _seeded(mesh: OpenMesh, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`torch.rand(2, 3)` and its like: torch's numbers for a seed that all ranks share."""
+    """`torch.rand(2, 3)` and similar calls: torch's numbers for a seed that all ranks share."""
     seed = next_seed(mesh)
     if not isinstance(seed, int):
         raise UnsupportedError(
@@ -47,7 +47,7 @@ def _seeded(mesh: OpenMesh, call: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def _uniform(x: Sharded, seed: int | torch.Tensor | None = None) -> torch.Tensor:
-    """This rank's part of numbers between 0 and 1, neither of which is drawn."""
+    """This rank's part of numbers strictly between 0 and 1."""
     bits = random_bits(x.box, x.shape, next_seed(x.mesh) if seed is None else seed, x.device)
     return bits.to(torch.float64).add_(2**31 + 0.5).mul_(2.0**-32)
 
@@ -62,20 +62,20 @@ def _normal(x: Sharded) -> torch.Tensor:
 @implements(torch.rand_like)
 def rand_like(input: Sharded, *, dtype: torch.dtype | None = None, **options: Any) -> Sharded:  # noqa: A002 - torch's name
     """Uniform numbers in [0, 1)."""
-    del options  # devices and memory formats are the shard's own
+    del options  # device and memory format are the shard's
     return input.like(_uniform(input).to(dtype or input.dtype))
 
 
 @implements(torch.randn_like)
 def randn_like(input: Sharded, *, dtype: torch.dtype | None = None, **options: Any) -> Sharded:  # noqa: A002
-    """Normal numbers of mean 0 and variance 1."""
+    """Normal numbers with mean 0 and variance 1."""
     del options
     return input.like(_normal(input).to(dtype or input.dtype))
 
 
 @implements(torch.bernoulli, _T.bernoulli)
 def bernoulli(input: Sharded, p: float | None = None) -> Sharded:  # noqa: A002
-    """1 with the probability that each element holds, or with `p`; else 0. No gradient flows."""
+    """1 with the probability that each element gives, or with `p`; else 0. No gradient flows."""
     chance = input.local.detach() if p is None else p
     return input.like((_uniform(input) < chance).to(input.dtype))
 

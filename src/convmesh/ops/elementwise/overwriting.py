@@ -1,6 +1,6 @@
 """Methods that change their tensor, `x.add_(y)`: the function's result takes the tensor's place under all its names.
 
-The memory of the shard may belong to another tensor too, so that stays as it is.
+The shard's memory may belong to another tensor too, so it is not overwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _T = torch.Tensor
 
 
 def _changed(handler: Callable[..., Any], name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(x, Sharded):  # a plain tensor, such as a buffer, that takes a sharded one: all of it, everywhere
+    if not isinstance(x, Sharded):  # a plain tensor, such as a buffer, takes all of a sharded one, on every rank
         return x.copy_(handler(x, *args, **kwargs).gather())
     take_place(x, handler(x, *args, **kwargs), f"x.{name}_(...)", f"x = x.{name}(...)")
     return x

@@ -1,4 +1,4 @@
-"""Operators that work on each index independently: nothing travels, except to line up two operands."""
+"""Operators that work on each index independently: nothing travels except to line up operands."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _register_unary(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
         if kwargs.get("inplace"):
-            # A shard may be a view returned by an exchange, which autograd does not allow to be overwritten.
+            # A shard may be a view returned by an exchange, which autograd does not let anyone overwrite.
             x.local = function(x.local, *args, **{**kwargs, "inplace": not is_view(x.local)})
             return x
         return x.like(function(x.local, *args, **kwargs))
@@ -83,7 +83,7 @@ def where_method(x: Any, condition: Any, other: Any) -> Sharded:
 
 @implements(torch.where)
 def where(condition: Any, input: Any, other: Any) -> Sharded:  # noqa: A002 - torch's name
-    """`torch.where` with all operands lined up; without values it would list places, which depends on data."""
+    """`torch.where` with all operands lined up; with a condition alone it would list places, which depends on data."""
     operands, layout, mesh = line_up(condition, input, other)
     return Sharded(torch.where(*operands), layout, mesh)
 

@@ -1,6 +1,6 @@
 """Losses over classes: `cross_entropy` and `nll_loss`. The classes are dim 1.
 
-Where it is cut, it stays so if there are many; a few classes are made whole first.
+If that dim is cut, it stays cut when there are many classes; a few are made whole first.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _of_scores(x: Sharded, labels: torch.Tensor, **options: Any) -> torch.Tensor
 def _of_cut_logits(
     x: Sharded, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, label_smoothing: float
 ) -> torch.Tensor:
-    """As torch smoothes: with every class a little likely, by its weight."""
+    """Smoothed as in torch: every class gets a small probability, by its weight."""
     x, classes = _widened(x), x.shape[1]
     factors = None if not label_smoothing else x.local.new_ones(classes) if weight is None else weight
     own, every = log_probabilities(x, labels, factors)
@@ -96,7 +96,7 @@ def _of_cut_scores(x: Sharded, labels: torch.Tensor, weight: torch.Tensor | None
 
 
 def _widened(x: Sharded) -> Sharded:
-    """Autocast computes losses in float32, on every kind of device."""
+    """The scores in the type that autocast computes losses in: float32, on every kind of device."""
     return x if autocast_type(x.device) is None else x.like(x.local.to(wide(x.dtype)))
 
 
@@ -112,7 +112,7 @@ def _of_cut_probabilities(x: Any, target: Any, weight: Any, reduction: str, labe
 def _of_indices(
     loss: Callable[..., torch.Tensor], x: Any, target: Any, weight: Any, ignore_index: int, reduction: str
 ) -> Sharded:
-    """A mean divides by the weights of all targets that are not ignored; NaN if all are, as in torch."""
+    """A mean divides by the weights of all targets that are not ignored; it is NaN if all are, as in torch."""
     scores, given = line_up_classes(x, target, may_stay_cut=True)
     layout, mesh = without_classes(scores.layout), scores.mesh
     labels, poison, note = checked_labels(given, scores.shape[1], ignore_index)
@@ -131,12 +131,12 @@ def _weights(labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: in
 
 
 def _plain(weight: Any) -> Any:
-    """A weight a class, whole on every rank."""
+    """One weight per class, whole on every rank."""
     return weight.gather() if isinstance(weight, Sharded) else weight
 
 
 def line_up_classes(x: Any, target: Any, may_stay_cut: bool = False) -> tuple[Sharded, torch.Tensor]:
-    """The scores with dim 1 whole if it is to be, and this rank's part of a target that `check_target` accepts."""
+    """The scores, with dim 1 made whole if it must be, and this rank's part of a target that `check_target` accepts."""
     mesh = next(t.mesh for t in (x, target) if isinstance(t, Sharded))
     given = on_mesh(x, mesh)
     scores = given if may_stay_cut and stay_cut(given.layout) else make_whole(given, [1])
@@ -145,12 +145,12 @@ def line_up_classes(x: Any, target: Any, may_stay_cut: bool = False) -> tuple[Sh
 
 
 def without_classes(layout: Layout) -> Layout:
-    """The layout of one value for all classes: dim 1 is missing."""
+    """The layout of one value for all classes, without dim 1."""
     return Layout(layout.mesh, (layout.cuts[0], *layout.cuts[2:]))
 
 
 def check_target(x: Any, target: Any, soft: bool) -> None:
-    """Refuse a target of another shape or type than class indices `(N, …)` or, if `soft`, a value for each class."""
+    """Refuse a target that is neither class indices `(N, …)` nor, if `soft`, a value for each class."""
     scores, found = tuple(x.shape), tuple(target.shape)
     if len(scores) < 2:
         raise UnsupportedError(f"`input` has shape {scores}, but a split loss over classes needs samples: (N, C, …).")

@@ -1,6 +1,6 @@
-"""Losses over classes that are cut, a vocabulary say: three values a position are summed over ranks, no score travels.
+"""Losses over cut classes, such as a vocabulary: three values per position are summed over ranks; no score travels.
 
-Each rank finds its part of the sum of exponentials, and the score of the target class if it holds that one.
+Each rank computes its part of the sum of exponentials, and the target class's score if it holds that class.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from convmesh.ops.core.precision import wide
 from convmesh.ops.core.sharded import Sharded
 
 VALUES_SUMMED = 3
-"""A position: the largest score, the sum of exponentials, the target's score."""
+"""Per position: the largest score, the sum of exponentials, the target's score."""
 
 
 def stay_cut(layout: Layout) -> bool:
-    """Whether the sums move less than the scores of dim 1 would on their way to samples."""
+    """Whether the sums move less than gathering the scores of dim 1 would."""
     axes = layout.cuts[1].axes
     return bool(axes) and layout.shape[1] > VALUES_SUMMED * layout.mesh.extent(axes)
 
@@ -29,7 +29,7 @@ def stay_cut(layout: Layout) -> bool:
 def log_probabilities(
     x: Sharded, labels: torch.Tensor, factors: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of the target classes; with `factors`, one a class, also the sum of all classes' times these."""
+    """Those of the target classes; with `factors`, one per class, also the sum over all classes times their factors."""
     here = x.box.spans[1].slice()
     mine = None if factors is None else factors[here].view(-1, *[1] * (x.dim() - 2))
     total = None if factors is None else factors.sum()
@@ -45,7 +45,7 @@ def scores_of(x: Sharded, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _place(scores: torch.Tensor, labels: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which labels are classes of this rank, and where those are."""
+    """Which labels are classes of this rank, and their places here."""
     places = labels.unsqueeze(1) - first
     held = (places >= 0) & (places < scores.shape[1])
     return held, places.where(held, 0)
@@ -58,7 +58,7 @@ def _picked(scores: torch.Tensor, held: torch.Tensor, place: torch.Tensor) -> to
 
 
 class _LogProbability(torch.autograd.Function):
-    """One pass over the scores each way; backward sends nothing."""
+    """One pass over the scores in each direction; backward sends nothing."""
 
     @staticmethod
     def forward(

@@ -19,7 +19,7 @@ Activation = Literal["softmax", "sigmoid", "none"]
 Either = torch.Tensor | Sharded
 Kind = TypeVar("Kind", torch.Tensor, Sharded)
 AddUp = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
-"""Partial sums over some dims → sums over all ranks that hold parts of those dims."""
+"""Maps partial sums over some dims to sums over all ranks that hold parts of those dims."""
 
 
 def dice_loss(
@@ -34,8 +34,8 @@ def dice_loss(
 ) -> Kind:
     """1 − the mean over classes and samples of (2 Σ p·t + smooth) / (Σ p + Σ t + smooth), with sums over space.
 
-    `input` (N, C, …) holds probabilities p, or logits if `activation` turns them into such. `target` holds class
-    indices (N, …), of which `ignore_index` is left out, or memberships t in the input's shape. `batch` sums over
+    `input` (N, C, …) holds probabilities p, or logits that `activation` turns into them. `target` holds class
+    indices (N, …), those equal to `ignore_index` left out, or memberships t in the input's shape. `batch` sums over
     samples too; without `include_background` class 0 does not count.
     """
     _check(activation, include_background, ignore_index, input, target)
@@ -80,7 +80,7 @@ def _local(scores: Either) -> torch.Tensor:
 def _checked(
     goal: torch.Tensor, scores: Either, ignore_index: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, LabelNote | None]:
-    """A target of labels with wrong ones replaced, NaN to add if there are any, and what to tell of them."""
+    """A target of labels with wrong ones replaced, NaN to add if there are any, and a note on them."""
     if goal.dim() == scores.dim():
         return goal, None, None
     labels, poison, note = checked_labels(goal, scores.shape[1], ignore_index)
@@ -104,7 +104,7 @@ def _without_ignored(
 
 
 def _memberships(labels: torch.Tensor, probable: torch.Tensor) -> torch.Tensor:
-    """One bool a class: an eighth of torch's `one_hot`."""
+    """One bool per class: an eighth of the memory of torch's `one_hot`."""
     return torch.zeros_like(probable, dtype=torch.bool).scatter_(1, labels, True)
 
 

@@ -1,7 +1,7 @@
 """Class labels outside the classes: found on one rank, raised on every rank.
 
-An error on the rank that finds them would leave the others waiting. So a wrong label is replaced, the loss becomes NaN,
-which the sum over ranks carries to all of them, and then all ask together whose label it was.
+An error on the rank that finds one would leave the others waiting. So the wrong label is replaced and the loss becomes
+NaN, which the sum over ranks carries to all of them; then all ask together whose label it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from convmesh.private_torch.tracing import is_traced
 
 @dataclass(frozen=True)
 class LabelNote:
-    """What a loss saw of this rank's labels: the extremes of the wrong ones, 0 and 0 if there are none."""
+    """What a loss saw of this rank's labels: the lowest and highest wrong ones; 0 and 0 if there are none."""
 
     lowest: torch.Tensor
     highest: torch.Tensor
@@ -33,7 +33,7 @@ class LabelNote:
     ignore_index: int | None
 
     def problem(self) -> str | None:
-        """What is wrong, or None. Reads the device."""
+        """What is wrong, or None. Waits for the device."""
         value = int(self.lowest) or int(self.highest)
         if not value:
             return None
@@ -45,12 +45,12 @@ Notes = list[LabelNote]
 
 _collected: ContextVar[Notes | None] = ContextVar("collected", default=None)
 _pending: weakref.WeakKeyDictionary[OpenMesh, tuple[NanFlag, Notes]] = weakref.WeakKeyDictionary()
-"""By mesh: the last loss on a GPU that was computed outside of a network."""
+"""By mesh: the last loss computed on a GPU outside a network."""
 
 
 @contextmanager
 def collecting_labels() -> Iterator[Notes]:
-    """Leave the question to the caller: `raise_wrong_labels` with these notes, once every rank has the loss."""
+    """Leave the check to the caller: `raise_wrong_labels` with these notes, once every rank has the loss."""
     notes: Notes = []
     token = _collected.set(notes)
     try:
@@ -60,7 +60,7 @@ def collecting_labels() -> Iterator[Notes]:
 
 
 def note_labels(notes: Notes) -> None:
-    """Add to what is collected."""
+    """Add to the notes being collected, if any are."""
     collected = _collected.get()
     if collected is not None:
         collected += notes
@@ -69,9 +69,9 @@ def note_labels(notes: Notes) -> None:
 def checked_labels(
     labels: torch.Tensor, classes: int, ignore_index: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, LabelNote | None]:
-    """The labels with wrong ones replaced, NaN or 0 to add to the losses, and what to tell; None where all are right.
+    """The labels with wrong ones replaced, NaN or 0 to add to the losses, and a note; None for both if all are right.
 
-    On a GPU, and in a trace, nothing is read, so there is always something to add.
+    On a GPU, and in a trace, no value is read, so there is always something to add.
     """
     if labels.is_meta or not labels.numel():
         return labels, None, None
@@ -87,7 +87,7 @@ def checked_labels(
 def replaced_labels(
     labels: torch.Tensor, classes: int, ignore_index: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, LabelNote]:
-    """The same without a look at any value: 0 for wrong labels, and NaN or 0 to add."""
+    """The same without reading any value: 0 for wrong labels, and NaN or 0 to add."""
     outside = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
         outside &= labels != ignore_index
@@ -104,7 +104,7 @@ def _are_within(lowest: torch.Tensor, highest: torch.Tensor, classes: int) -> bo
 def for_replicas(
     poison: torch.Tensor | None, like: torch.Tensor, layout: Layout, mesh: OpenMesh
 ) -> torch.Tensor | None:
-    """NaN on every rank that computes the same losses if any of them has it: each is given labels of its own."""
+    """NaN on every rank that computes the same losses if any of them has it: each is given its own labels."""
     axes = tuple(axis for axis in mesh.mesh.axes if axis not in layout.axes and axis != "pipe")
     if mesh.mesh.extent(axes) == 1:
         return poison
@@ -113,7 +113,7 @@ def for_replicas(
 
 
 def settle_labels(loss: Sharded, note: LabelNote | None) -> None:
-    """Raise on every rank if the loss is NaN for a wrong label; in a network, leave that to the network.
+    """Raise on every rank if a wrong label made the loss NaN; in a network, leave that to the network.
 
     Losses that are not reduced keep their NaN: ranks do not know each other's yet.
     """
@@ -138,7 +138,7 @@ def _settle(is_nan: NanFlag, notes: Notes, mesh: OpenMesh) -> None:
 
 
 def raise_wrong_labels(notes: Sequence[LabelNote], mesh: OpenMesh, axes: tuple[str, ...]) -> None:
-    """Raise if any rank along `axes` noted a wrong label. Collective: all of them call it, for all have a NaN."""
+    """Raise if any rank along `axes` noted a wrong label. Collective: all of them call it, since all have NaN."""
     here = next((problem for note in notes if (problem := note.problem())), None)
     told = None if here is None else f"rank {mesh.rank} has {here}"
     size = mesh.mesh.extent(axes)
@@ -148,6 +148,6 @@ def raise_wrong_labels(notes: Sequence[LabelNote], mesh: OpenMesh, axes: tuple[s
 
 
 def raise_here(note: LabelNote | None) -> None:
-    """The same for plain tensors, which one process has to itself."""
+    """The same for plain tensors, in a single process."""
     if note is not None and not note.lowest.is_cuda and (problem := note.problem()):
         raise LabelError(f"`target` has {problem}.")

@@ -6,7 +6,7 @@ import torch
 
 
 class NanFlag:
-    """Set when the loss is computed, read when it is first asked for; on a GPU, ask a step later."""
+    """Set when the loss is computed, read when first asked; on a GPU, ask a step later."""
 
     def __init__(self, loss: torch.Tensor) -> None:
         told = loss.detach()
@@ -15,7 +15,7 @@ class NanFlag:
         if not told.is_cuda:
             self._told = told
             return
-        # Pinned memory and an event: reading the tensor itself would wait for all work that is queued by then.
+        # Pinned memory and an event: reading the tensor itself would wait for all work queued by then.
         self._told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(told.device))
@@ -27,5 +27,5 @@ class NanFlag:
 
 
 def can_be_read(loss: torch.Tensor) -> bool:
-    """Not in a dry run, nor while a CUDA graph is captured: it replays work, not questions."""
+    """Not in a dry run, nor while a CUDA graph is captured: it replays work, not reads by the host."""
     return not loss.is_meta and not (loss.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,4 +1,4 @@
-"""Losses of one value an element, and the reduction of all losses: a mean is that of the whole global batch.
+"""Losses with one value per element, and the reduction of all losses: a mean is over the whole global batch.
 
 A reduced loss is the same on every rank; `loss.backward()` then gives the gradients of a single device.
 """
@@ -34,7 +34,7 @@ def reduced(
     """This rank's `losses`, laid out as `layout`: as they are, summed, or averaged over the global tensor.
 
     A mean divides by the sum of all ranks' `divisor`, or else by the number of losses. `poison` is added first: NaN
-    where this rank's targets are wrong, so that every rank learns of it.
+    if this rank's targets are wrong, so that every rank learns of it.
     """
     if reduction == "none":
         return Sharded(losses if poison is None else losses + poison, layout, mesh)
@@ -84,14 +84,14 @@ def _register(function: Any) -> None:
 _BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 
 _WEIGHT_DIVIDES = (F.mse_loss, F.l1_loss)
-"""Their mean with a weight is the weighted mean; that of the others divides by the number of elements."""
+"""With a weight, their mean is the weighted mean; the others' divides by the number of elements."""
 
 for _function in (*_BINARY, F.huber_loss, F.smooth_l1_loss, *_WEIGHT_DIVIDES):
     _register(_function)
 
 
 def _check_shapes(function: Any, x: Any, target: Any, weight: Any) -> None:
-    """Torch's rules on global shapes, since shards may have other ones: a target or weight that must not broadcast."""
+    """Torch's rules for targets and weights that must not broadcast, on global shapes, since shards may differ."""
     of_input = {"target": target} if function in _BINARY else {"weight": weight}
     for name, tensor in of_input.items():
         if tensor is not None and tensor.shape != x.shape:
@@ -102,7 +102,7 @@ def _check_shapes(function: Any, x: Any, target: Any, weight: Any) -> None:
 
 
 def _argument(function: Any, name: str) -> Any:
-    """An argument of the torch function whose split version is running: `l1_loss` does not hand on its weight."""
+    """An argument of the torch function whose split version is running: `l1_loss` does not pass its weight on."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back

@@ -1,1 +1,1 @@
-"""Normalisation with statistics of the whole global tensor."""
+"""Normalisation with the statistics of the whole global tensor."""

@@ -34,7 +34,7 @@ def _is_left_to_torch(
     training: bool = False,
     **options: float,
 ) -> bool:
-    """Whether statistics are of values that are all here, and torch's kernel is as good as ours, in fewer calls."""
+    """Whether all values behind the statistics are here, and torch's kernel is as good as ours, in fewer calls."""
     del options
     if not training or (x.layout.axes and (not x.mesh.settings.replica_statistics or x.layout.axes != ("data",))):
         return False
@@ -55,7 +55,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Sharded:
-    """Statistics over all samples and all of space, on all ranks; every rank updates its running statistics."""
+    """Statistics over all samples and all of space, across all ranks; every rank updates its running statistics."""
     if not training:
         return normalise_given(x, running_mean, running_var, weight, bias, eps)
     whole = (running_mean, running_var)
@@ -68,7 +68,7 @@ def batch_norm(
 def _normalised(
     x: Sharded, running: tuple[Buffer, ...], params: tuple[Buffer, Buffer], momentum: float, eps: float
 ) -> Sharded:
-    """With the batch's own statistics, towards which those of this rank's channels in `running` move."""
+    """Normalise by the batch's own statistics, and move this rank's `running` ones towards them."""
     dims = (0, *range(2, x.dim()))
     population = _population(x, dims)
     require_several(population.count, x)

@@ -3,7 +3,7 @@
     y = w · x̂ + b        x̂ = (x - mean) · s        s = 1 / √(variance + eps)
     dx = s · (w·dy - avg(w·dy) - x̂ · avg(w·dy·x̂))
 
-Named kernels for instance norm want the plain format; these are what a compiler merges with the activations around.
+Named kernels for instance norm want the plain format; these operators a compiler merges with the activations around.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from convmesh.ops.norm.moments import Population
 
 Param = torch.Tensor | None
 Moments = tuple[torch.Tensor, torch.Tensor]
-"""Two values a statistic, apart: stacked they would be kernels of their own, and are, where they travel."""
+"""Mean and variance, kept apart: stacking takes extra kernels, so they are stacked only to travel."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedNorm:
-    """Over which dims of a shard statistics run, and what lies behind each of them."""
+    """The dims of a shard that statistics run over, and the population behind each statistic."""
 
     dims: tuple[int, ...]
     population: Population
@@ -45,7 +45,7 @@ def moments_here(x: torch.Tensor, how: FusedNorm) -> Moments:
 
 
 def fused_norm(x: torch.Tensor, moments: Moments, weight: Param, bias: Param, how: FusedNorm) -> torch.Tensor:
-    """`x` normalised by its `moments`, scaled and shifted by a value a channel."""
+    """`x` normalised by its `moments`, scaled and shifted by one value per channel."""
     result: torch.Tensor = _FusedNorm.apply(x, weight, bias, *moments, how)
     return result
 
@@ -81,14 +81,14 @@ class _FusedNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             average, deviation = _averages(sums, how.population)
             dx = (scale * (dy - average - normalised * deviation)).to(x.dtype)
-        db, dw = (each.sum(0).flatten() for each in sums)  # over samples, where each has statistics of its own
+        db, dw = (each.sum(0).flatten() for each in sums)  # over samples, if each has its own statistics
         of_weight, of_bias = ctx.types
         given = None if of_weight is None else dw.to(of_weight), None if of_bias is None else db.to(of_bias)
         return dx, *given, None, None, None
 
 
 def _averages(sums: Moments, population: Population) -> Sequence[torch.Tensor]:
-    """Of dy and dy·x̂; a channel's weight is the same for all values behind a statistic."""
+    """The averages of dy and dy·x̂; a channel's weight is the same for all values behind a statistic."""
     if population.is_here:
         return [each / population.count for each in sums]
     return (population.sum(torch.stack(sums).double()) / population.count).to(sums[0].dtype).unbind()

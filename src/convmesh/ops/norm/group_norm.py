@@ -1,4 +1,4 @@
-"""Group and instance normalisation: statistics of each sample, over channels of a group and all of space."""
+"""Group and instance normalisation: statistics of each sample, over a group's channels and all of space."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def _rows(x: Sharded, groups: int) -> Rows:
 
 
 def _lies_channels_last(x: Sharded) -> bool:
-    """Whether kernels that want the plain format would copy, on a CPU, whose others are channels-last."""
+    """Whether kernels that want the plain format would copy, on a CPU, where the others take channels-last."""
     return x.device_kind == "cpu" and is_channels_last(x.local)
 
 
 def _would_be_copied(x: Sharded) -> bool:
-    """Whether rows would be copies: of several samples that lie channels-last, each has statistics of its own."""
+    """Whether rows would be copies: each of several channels-last samples has its own statistics."""
     return _lies_channels_last(x) and x.local.shape[0] > 1
 
 
@@ -117,7 +117,7 @@ def _in_place_of_rows(local: torch.Tensor, groups: int, population: Population, 
 
 
 def _suits_torch(x: Sharded, population: Population) -> bool:
-    """Whether torch's own kernels are as good, in fewer calls: all values are here and there are enough rows."""
+    """Whether torch's own kernels are as good, in fewer calls: all values are here, and there are enough rows."""
     samples, channels, *space = x.local.shape
     return population.is_here and samples > 0 and channels > 0 and pieces(samples * channels, math.prod(space)) == 1
 

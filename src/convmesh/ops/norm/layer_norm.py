@@ -86,6 +86,6 @@ def normalize(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Non
 
 @implements(F.local_response_norm)
 def local_response_norm(x: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Sharded:
-    """Normalisation over neighbouring channels, which are all here."""
+    """Normalisation over neighbouring channels; every rank needs all of them."""
     x = x.with_whole([1])
     return x.like(F.local_response_norm(x.local, size, alpha, beta, k))

@@ -35,8 +35,8 @@ class Population:
 def moments_of_parts(parts: torch.Tensor, dims: Sequence[int], size: int, population: Population) -> torch.Tensor:
     """The moments of the population from those of this rank's parts of `size` values, by one all-reduce.
 
-    `parts` is overwritten; the parts lie along `dims`, which stay with extent 1. Squares are subtracted, so a deviation
-    a million times smaller than the mean is lost; `eps` hides that in normalisations.
+    `parts` is overwritten; the parts are along `dims`, which are kept with extent 1. Squares are subtracted, so a
+    deviation a million times smaller than the mean is lost; `eps` hides that in normalisations.
     """
     means = parts[0]
     parts[1].addcmul_(means, means)
@@ -49,7 +49,7 @@ def moments_of_parts(parts: torch.Tensor, dims: Sequence[int], size: int, popula
 def moments_over(x: torch.Tensor, dims: Sequence[int], population: Population) -> torch.Tensor:
     """Moments over `dims` (kept with extent 1) of a tensor whose shard here is `x`; not differentiable.
 
-    A second all-reduce makes it as precise as one device, however small the variance.
+    A second all-reduce makes it as precise as on one device, however small the variance.
     """
     (mean_here, variance_here), share = _moments_here(x, dims), _share(x, dims, population)
     mean = population.sum(mean_here * share)

@@ -3,7 +3,7 @@
     y = w · x̂ + b        x̂ = (x - mean) · s        s = 1 / √(variance + eps)
     dx = s · (w·dy - avg(w·dy) - x̂ · avg(w·dy·x̂))
 
-Both averages run over all values behind a statistic, on all ranks: one all-reduce each way. Only `x` and the small
+Both averages run over all values behind a statistic, on all ranks: one all-reduce in each direction. Only `x` and small
 statistics are kept for the backward pass, never a normalised copy.
 """
 

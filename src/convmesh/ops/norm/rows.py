@@ -1,7 +1,7 @@
 """A tensor as rows, groups of which share statistics: the common form of batch, group, instance and layer norm.
 
 Torch's normalisation kernels work on N×C×… and give every channel one block of threads, so a large volume with few
-channels leaves most of a GPU idle. Rows are pieces of channels: enough of them to keep the device busy, with the same
+channels leaves most of a GPU idle. Rows are pieces of channels, enough of them to keep the device busy with the same
 kernels. On CPUs the channels-last kernels add up each channel's float32 values one by one, vectorised over channels
 only; there every index of the last dim gets its own rows, which are adjacent in memory.
 """
@@ -23,7 +23,7 @@ from convmesh.ops.norm.moments import Population, moments_of_parts
 ENOUGH_ROWS = 512
 SHORTEST_ROW = 1024
 LARGE_CHANNEL = 32768
-"""From this many values, one block of threads takes longer than the extra calls for more rows."""
+"""From this many values on, one block of threads takes longer than the extra calls for more rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def rows_of_channels(x: torch.Tensor, kind: str) -> Rows:
 
 
 def pieces_of_channel(shape: Sequence[int], channels_last: bool) -> int:
-    """How many rows a channel of one sample is; 0 where a channel of all samples is one row."""
+    """How many rows one sample's channel makes; 0 if a channel of all samples is one row."""
     samples, channels, *space = shape
     length = math.prod(space)
     if channels_last or length < SHORTEST_ROW or samples * length < LARGE_CHANNEL:
@@ -89,7 +89,7 @@ def pieces_of_channel(shape: Sequence[int], channels_last: bool) -> int:
 
 
 def has_enough_rows(x: torch.Tensor) -> bool:
-    """Whether channels as they are will do for rows: they are small, or lie side by side."""
+    """Whether channels will do as rows: they are small, or channels-last."""
     return not pieces_of_channel(x.shape, memory_format_of(x) != torch.contiguous_format)
 
 
@@ -115,7 +115,7 @@ def _interleaved(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def pieces(rows: int, length: int) -> int:
-    """How many equal pieces to cut each row into, so that there are enough rows and none is short."""
+    """How many equal pieces to cut each row into, for enough rows of which none is short."""
     most = min(ENOUGH_ROWS // max(1, rows), length // SHORTEST_ROW)
     return next((n for n in range(most, 1, -1) if length % n == 0), 1)
 

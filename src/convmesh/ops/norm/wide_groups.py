@@ -22,7 +22,7 @@ def normalise_groups(x: Sharded, groups: int, eps: float) -> torch.Tensor:
 
 
 def _group_means(x: Sharded, values: torch.Tensor, groups: int) -> torch.Tensor:
-    """The mean over each group of all ranks' `values`, for every local channel, to broadcast over space."""
+    """The mean over each group of all ranks' `values`, for every local channel, shaped to broadcast over space."""
     axes = x.layout.axes_of(range(1, x.dim()))
     channels, here = x.shape[1], x.box.spans[1]
     sums = values.sum(tuple(range(2, x.dim())), dtype=torch.promote_types(values.dtype, torch.float32))

@@ -1,7 +1,7 @@
 """Adaptive average and max pooling, 1D to 3D.
 
-A cut dim that is pooled to one index (global pooling) is not gathered: each rank pools its own indices, then all ranks
-combine their results, and each holds the outcome.
+A cut dim that is pooled to one index (global pooling) is not gathered: each rank pools its own indices, then the ranks
+combine their results, and every rank has the outcome.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Split:
     combined: tuple[int, ...]
     """The cut dims that are pooled to one index."""
     irregular: dict[int, list[Span]]
-    """Windows of the cut dims in which torch, given only a part, would choose different ones."""
+    """Windows of those cut dims in which torch, given only a part, would choose different ones."""
     out: Box
 
     @property
@@ -89,7 +89,7 @@ def adaptive_avg_pool(
     input: Sharded,  # noqa: A002 - torch's name
     output_size: OutputSize,
 ) -> Sharded:
-    """Adaptive average pooling; over all of a cut dim by a sum of the ranks' shares."""
+    """Adaptive average pooling; a cut dim pooled to one index takes a sum of the ranks' shares."""
     name = f"adaptive_avg_pool{dims}d"
     split = _split(input, name, dims, output_size)
     local = fetch(input, split.work, split.maps)
@@ -110,7 +110,7 @@ def _share(local: torch.Tensor, x: Sharded, split: _Split) -> float:
 
 
 def _unroll_with_zeros(local: torch.Tensor, dim: int, windows: list[Span]) -> torch.Tensor:
-    """Windows back to back, all of one length; shorter ones end in zeros."""
+    """Windows back to back, padded with zeros to one length."""
     start, zero = windows[0].start, local.shape[dim]
     rows = tuple(zero if i is None else i - start for i in unrolled(windows))
     return pad_dim(local, dim, 0, 1).index_select(dim, vector(rows, torch.int64, local.device))
@@ -160,7 +160,7 @@ def adaptive_max_pool_with_indices(dims: int, *args: Any, **options: Any) -> Any
 
 
 def _rows(windows: list[Span], device: torch.device) -> torch.Tensor:
-    """Windows back to back, all of one length; shorter ones repeat their last index, which keeps the maximum."""
+    """Windows back to back, all of one length: shorter ones repeat their last index, which keeps the maximum."""
     rows: list[int] = []
     for i in unrolled(windows):
         rows.append(rows[-1] if i is None else i)
@@ -168,7 +168,7 @@ def _rows(windows: list[Span], device: torch.device) -> torch.Tensor:
 
 
 def _global_indices(flat: torch.Tensor, held: torch.Size, x: Sharded, split: _Split) -> torch.Tensor:
-    """Turn indices into the local input into indices into the global one."""
+    """Convert indices into the local input to indices into the global one."""
     dims = len(held)
     spans = split.work.box(x.mesh.rank).spans
     coordinates = []

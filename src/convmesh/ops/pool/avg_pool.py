@@ -67,7 +67,7 @@ def _torch_average(covered: Covered, pooling: Pooling, count_include_pad: bool, 
 
 
 def _row_major(plane: torch.Tensor, padding: Numbers) -> torch.Tensor:
-    """CUDA's padded average pooling computes wrong gradients for channels-last planes (torch 2.11)."""
+    """Not channels-last if padded: CUDA's average pooling then computes wrong gradients (torch 2.11)."""
     if plane.is_cuda and any(padding) and plane.stride(-3) == 1:
         return plane.clone(memory_format=torch.contiguous_format)
     return plane
@@ -76,7 +76,7 @@ def _row_major(plane: torch.Tensor, padding: Numbers) -> torch.Tensor:
 def _correct(
     averages: torch.Tensor, covered: Covered, pooling: Pooling, shape: torch.Size, count_include_pad: bool
 ) -> torch.Tensor:
-    """Correct averages over full kernels where windows are clipped."""
+    """Correct, for clipped windows, averages that were taken over the full kernel."""
     product = None
     for dim, window in enumerate(pooling.windows, start=-pooling.dims):
         ratios = _ratios(window, covered.out.spans[dim], shape[dim], count_include_pad)

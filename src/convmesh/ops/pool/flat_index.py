@@ -24,7 +24,7 @@ def ravel(coordinates: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Te
 
 
 def rebase(flat: torch.Tensor, held: Sequence[int], starts: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Turn indices into a part of extents `held` that begins at `starts` into indices into all of `shape`."""
+    """Convert indices into a part with extents `held` that begins at `starts` to indices into all of `shape`."""
     if tuple(held) == tuple(shape) and not any(starts):
         return flat
     return ravel([c + start for c, start in zip(unravel(flat, held), starts, strict=True)], shape)

@@ -1,7 +1,7 @@
-"""Max pooling in elementary operators, for a compiler: it merges them with the activations around.
+"""Max pooling in elementary operators, which a compiler merges with the activations around them.
 
-What is pooled need not be stored then, and each winner is remembered as one byte, its number in the window: torch's
-kernel keeps an index of eight bytes and, to learn its shape, the whole input.
+The pool's input then need not be stored, and each winner is kept as one byte, its number in the window: torch's kernel
+keeps an index of eight bytes and, just for its shape, the whole input.
 
     backward, in padded places q:   dx[q] = sum over a of dy[i - a] where winner[i - a] is number r + s·a,
                                     with q = s·i + r and 0 ≤ r < s, for windows that begin every s places
@@ -25,12 +25,12 @@ MOST_PLACES = torch.iinfo(torch.int8).max
 """Places in a window whose numbers fit in a byte."""
 
 MOST_SHARING = 4
-"""Windows that share a place: backward adds up so many terms."""
+"""Windows that share a place, at most: backward adds up one term for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows over the last dims, one number a dim; `extents` are those of the input, `counts` of the output."""
+    """Windows over the last dims, one number per dim; `extents` are the input's, `counts` the output's."""
 
     kernel: Numbers
     stride: Numbers
@@ -45,13 +45,13 @@ class Windows:
 
     @property
     def tiles(self) -> Numbers:
-        """How often the stride fits, rounded up, into the padded places that are input."""
+        """How many strides, rounded up, reach from the start of the padding to the end of the input."""
         each = zip(self.extents, self.padding, self.stride, strict=True)
         return tuple((p + n - 1) // s + 1 for n, p, s in each)
 
 
 def windows_here(covered: Covered, pooling: Pooling) -> Windows | None:
-    """This rank's windows, if they can be pooled so."""
+    """This rank's windows, if they can be pooled this way."""
     counts = tuple(covered.out.shape[-pooling.dims :])
     windows = Windows(pooling.kernel, pooling.stride, covered.padding, covered.extents, counts)
     fits = math.prod(windows.kernel) <= MOST_PLACES and math.prod(windows.reach) <= MOST_SHARING
@@ -60,7 +60,7 @@ def windows_here(covered: Covered, pooling: Pooling) -> Windows | None:
 
 
 def fused_max(x: torch.Tensor, windows: Windows) -> torch.Tensor:
-    """The largest value of each window; the first of equals, and NaN before all, as torch chooses."""
+    """The largest value of each window; as in torch, the first of equal values wins, and NaN beats all."""
     result: torch.Tensor = _FusedMax.apply(x, windows)
     return result
 
@@ -106,7 +106,7 @@ def _term(grad: torch.Tensor, winner: torch.Tensor, back: Numbers, windows: Wind
 
 
 def _members(x: torch.Tensor, windows: Windows) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
-    """By number: that place of every window, and which windows have it inside of the input; None for all."""
+    """For each number, that place of every window, and which windows have it inside the input; None means all."""
     ends = [s * (c - 1) + k for s, c, k in zip(windows.stride, windows.counts, windows.kernel, strict=True)]
     edges = [(p, e - p - n) for p, e, n in zip(windows.padding, ends, windows.extents, strict=True)]
     padded = _padded(x, edges, 0)
@@ -123,11 +123,11 @@ def _members(x: torch.Tensor, windows: Windows) -> Iterator[tuple[int, torch.Ten
 
 
 def _with_tiles(x: torch.Tensor, dims: int) -> torch.Tensor:
-    """With a dim of extent 1 behind each of the last `dims`: where the places of a tile lie."""
+    """With a dim of extent 1 after each of the last `dims`, for the places of a tile."""
     return x.reshape(*x.shape[: x.dim() - dims], *(n for extent in x.shape[x.dim() - dims :] for n in (extent, 1)))
 
 
 def _padded(x: torch.Tensor, edges: Sequence[tuple[int, int]], value: int) -> torch.Tensor:
-    """With places added before and after the last dims, or taken away where negative."""
+    """With places added before and after in the last dims, or removed where negative."""
     flat = [number for pair in reversed(edges) for number in pair]
     return F.pad(x, flat, value=value) if any(flat) else x

@@ -97,7 +97,7 @@ def cover(x: Sharded, pooling: Pooling, fill: float) -> Covered:
 
 def _fetch(x: Sharded, pooling: Pooling, cut: Sequence[bool]) -> tuple[Layout, torch.Tensor]:
     spatial = x.shape[x.dim() - pooling.dims :]
-    # As wide as the window reaches, without gaps: indices between the taps of a dilated window are fetched too.
+    # As wide as the window reaches: indices between the taps of a dilated window are fetched too.
     windows: list[DimMap] = [
         replace(window, kernel=window.reach, dilation=1) if is_cut else Whole(window.out_extent(n))
         for window, is_cut, n in zip(pooling.windows, cut, spatial, strict=True)

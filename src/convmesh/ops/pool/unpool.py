@@ -84,7 +84,7 @@ def _any_strays(places: Sharded, pooling: Pooling, extents: torch.Size) -> bool:
     flags = torch.stack([strays.any(), beyond.any()]).long()
     everywhere = all_reduce(flags, places.mesh, places.layout.axes, dist.ReduceOp.MAX)
     if places.mesh.is_dry:
-        return False  # as where the pooling of these windows gave the indices
+        return False  # as if pooling with these windows gave the indices
     any_strays, any_beyond = everywhere.tolist()
     if any_beyond:
         raise UnsupportedError(
@@ -95,7 +95,7 @@ def _any_strays(places: Sharded, pooling: Pooling, extents: torch.Size) -> bool:
 
 
 def _whole(values: torch.Tensor, flat: torch.Tensor, pooling: Pooling, out: Box) -> torch.Tensor:
-    """Space is not cut: torch's own unpooling."""
+    """Torch's own unpooling, where space is not cut."""
     if not out.size:
         return empty_result(values, out.shape)
     unpool = getattr(F, f"max_unpool{pooling.dims}d")

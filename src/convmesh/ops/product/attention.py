@@ -2,7 +2,7 @@
 
 Samples, heads and queries stay cut as they come; keys and values of this rank's samples and heads are gathered, so the
 local kernels (flash, memory-efficient) stay in use. With dropout the product is written out, since those kernels draw
-masks of their own.
+their own masks.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def scaled_dot_product_attention(
 
 
 def ring_of(q: Sharded, k: Sharded, v: Sharded, masks: Sequence[Sharded]) -> Arrangement | None:
-    """How attention is cut if keys and values pass round; None if they are to be gathered, or need not travel.
+    """How attention is cut if keys and values go round the ring; None if they are gathered, or need not travel.
 
-    They pass round if the plan says so and the axes that cut their tokens cut those of the queries too.
+    They go round if the plan says so and the axes that cut their tokens cut the queries' too.
     """
     if q.mesh.settings.attention != "ring" or q.dim() < 3 or len({x.dim() for x in (q, k, v)}) > 1:
         return None
@@ -78,7 +78,7 @@ def ring_of(q: Sharded, k: Sharded, v: Sharded, masks: Sequence[Sharded]) -> Arr
 def ring_attention(
     plan: Arrangement, operands: Sequence[Sharded], dropout_p: float, is_causal: bool, scale: float | None
 ) -> Sharded:
-    """The same with keys and values that pass round."""
+    """The same with keys and values that go round the ring."""
     mesh, features = operands[0].mesh, operands[1].shape[-1]
     work = {*plan.result.axes}
     q, k, v, *masks = (fetched(x, layout, work) for x, layout in zip(operands, plan.operands, strict=True))
@@ -138,7 +138,7 @@ def _causal(q: torch.Tensor, k: torch.Tensor, first: int) -> torch.Tensor:
 
 
 def _terms(query: int, key: int, value: int, masks: Sequence[int]) -> Contraction:
-    """Samples and heads, whatever their number, broadcast; keys and features are whole."""
+    """Any dims of samples and heads broadcast; keys and features are whole."""
     lead = tuple(f"batch {dim}" for dim in range(max(query, key, value, *masks, 0) - 2))
 
     def labels(dims: int, *last: str) -> Labels:
@@ -150,7 +150,7 @@ def _terms(query: int, key: int, value: int, masks: Sequence[int]) -> Contractio
 
 
 def _repeated_heads(x: Sharded, heads: int) -> Any:
-    """Every head as often as queries share it."""
+    """Every head repeated for the queries that share it."""
     tensor: Any = x
     times, shape = heads // x.shape[-3], [*x.shape]
     wide = tensor.unsqueeze(-3).expand(*shape[:-2], times, *shape[-2:])
@@ -160,7 +160,7 @@ def _repeated_heads(x: Sharded, heads: int) -> Any:
 def _written_out(
     q: Any, k: Any, v: Any, masks: Sequence[Any], dropout_p: float, is_causal: bool, scale: float | None
 ) -> Sharded:
-    """By its definition, with masks of dropout that depend on the global index."""
+    """Attention by its definition, with dropout masks that depend on the global index."""
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores: Any = matrix_product(q * factor, k.transpose(-2, -1))
     if is_causal:

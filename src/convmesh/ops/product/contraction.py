@@ -1,8 +1,8 @@
 """Products of several tensors that sum over some of their dims, as einsum writes them.
 
-Every dim has a label. A label that stays in the result keeps the cut of the largest operand that cuts it; an axis cuts
-one label only, so of two operands cut by one axis along different dims the smaller is gathered. A label that is summed
-over stays cut where all its operands are cut alike and summing the ranks' partial results moves less than gathering the
+Every dim has a label. A label that stays in the result keeps the cut of the largest operand that cuts it. An axis cuts
+only one label, so of two operands cut by one axis along different dims the smaller is gathered. A label that is summed
+over stays cut if all its operands are cut alike and summing the ranks' partial results moves less than gathering the
 operands would.
 """
 
@@ -64,9 +64,9 @@ def fetched(x: Sharded, target: Layout, work: set[str]) -> torch.Tensor:
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _gathered(source: Layout, target: Layout, others: frozenset[str]) -> tuple[Layout, Maps]:
-    """An operand's needs as those of work that is cut along the dims it is gathered in: each part needs all of them.
+    """An operand's needs as those of work cut along the dims that it is gathered in: each part needs all of them.
 
-    So a gradient is scattered as it is summed, where a copy's would be summed everywhere.
+    So a gradient is scattered as it is summed, whereas a copy's would be summed everywhere.
     """
     cuts = [*target.cuts]
     maps: list[DimMap] = [Same()] * len(cuts)
@@ -79,7 +79,7 @@ def _gathered(source: Layout, target: Layout, others: frozenset[str]) -> tuple[L
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def arrangement(terms: Contraction, given: tuple[Layout, ...]) -> Arrangement:
-    """How a product is cut, from how its operands come."""
+    """How a product is cut, given how its operands are."""
     mesh, extents = given[0].mesh, _extents(terms, given)
     cuts = _result_cuts(terms, given, extents)
     used = {name for cut in cuts.values() for name in cut.axes}
@@ -116,7 +116,7 @@ def _result_cuts(terms: Contraction, given: Sequence[Layout], extents: dict[str,
 def _summed_cuts(
     terms: Contraction, given: Sequence[Layout], extents: dict[str, int], used: set[str]
 ) -> dict[str, Cut]:
-    """Cuts of labels that are summed over: those that all their operands share, if that is cheaper than to gather."""
+    """Cuts of labels that are summed over: those that all their operands share, if that is cheaper than gathering."""
     held: dict[str, list[Cut]] = {
         label: [] for labels in terms.operands for label in labels if label not in terms.result
     }

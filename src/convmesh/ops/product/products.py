@@ -83,7 +83,7 @@ def einsum(equation: str, *operands: Any) -> Sharded:
 
 @implements(torch.tensordot)
 def tensordot(a: Operand, b: Operand, dims: Any = 2, out: None = None) -> Sharded:
-    """A product that sums over some dims of `a` and as many of `b`."""
+    """A product that sums over some dims of `a` and the same number of dims of `b`."""
     del out  # refused for every operator
     torch.tensordot(probe(a), probe(b), dims)
     if isinstance(dims, int):
@@ -112,7 +112,7 @@ def _of_equation(equation: str, dims: list[int]) -> Contraction:
 
 
 def _spelled(term: str, dims: int, most: int) -> Labels:
-    """The label of every dim of a term; those behind `...` count from the right."""
+    """The label of every dim of a term; those that `...` stands for count from the right."""
     before, dots, after = term.partition("...")
     inner = dims - len(before) - len(after) if dots else 0
     return (*before, *_batch(most)[most - inner :], *after)

@@ -1,7 +1,7 @@
-"""Attention with keys and values that pass round the ranks, whose tokens are cut over the same axes as the queries'.
+"""Attention with keys and values that go round the ranks; their tokens are cut over the same axes as the queries'.
 
-Each rank looks at one rank's keys at a time, while the next ones are on their way, and merges what it finds; no rank
-ever has them all. Backward goes round once more, with the gradients of keys and values on the way back to their owners
+Each rank looks at one rank's keys at a time, while the next ones are under way, and merges the results; no rank ever
+has them all. Backward goes round once more and sends the gradients of keys and values back to their owners
 (Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023).
 """
 
@@ -30,12 +30,12 @@ class Dropped(NamedTuple):
     lead: tuple[Span, ...]
     """This rank's samples and heads."""
     shape: tuple[int, ...]
-    """Of all scores."""
+    """The shape of all scores."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """One rank's part of an attention, fixed from step to step but for the seed of dropout."""
+    """One rank's part of an attention, the same in every step except for the seed of dropout."""
 
     mesh: OpenMesh
     turns: tuple[RingTurn, ...]
@@ -71,11 +71,11 @@ class Ring:
         return 1.0 if self.dropped is None else 1.0 - self.dropped.p
 
     def parts(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, which travel as one."""
+        """Keys and values, which travel as one tensor."""
         return both[..., : self.key_features], both[..., self.key_features :]
 
     def round(self, both: torch.Tensor) -> Iterator[tuple[RingTurn, torch.Tensor]]:
-        """Every turn with its keys and values; those of the next one are under way meanwhile."""
+        """Every turn with its keys and values; meanwhile the next turn's are under way."""
         coming = self._fetch(1, both)
         for number, turn in enumerate(self.turns):
             here = both if coming is None or number == 0 else coming.wait()
@@ -91,7 +91,7 @@ class Ring:
 
 
 class RingFunction(torch.autograd.Function):
-    """Queries, keys with values, and a mask for all keys → what the queries see."""
+    """Maps queries, keys with values, and a mask for all keys to what the queries see."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, both: torch.Tensor, mask: torch.Tensor | None, ring: Ring) -> torch.Tensor:
@@ -132,7 +132,7 @@ class RingFunction(torch.autograd.Function):
 
 
 def _sent_back(mesh: OpenMesh, turn: RingTurn, found: torch.Tensor) -> PendingExchange:
-    """What this rank found for keys and values of others, on its way to them."""
+    """Post the gradients found for other ranks' keys and values to them."""
     plan = turn.exchange
     assert plan is not None
     payload = Pieces([(plan.frame, found)], found)
@@ -147,12 +147,12 @@ def _nothing(q: torch.Tensor, features: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _columns(mask: torch.Tensor, columns: Span) -> torch.Tensor:
-    """The part of a mask for some keys, all of it where it is the same for all."""
+    """The part of a mask for some keys; all of it if it is the same for every key."""
     return mask if mask.shape[-1] == 1 else mask[..., columns.slice()]
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask as what is added to scores; where one of truth says False, nothing is seen."""
+    """A mask as what it adds to scores; a boolean one hides the keys where it is False."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)

@@ -1,7 +1,7 @@
 """The turns of a ring: which rank's keys and values every rank looks at, one after the other.
 
-In turn t each rank has those of the rank t places further. They come from their owner, not by way of the ranks between:
-what is sent is the same, and what a causal mask hides from a rank need not be sent to it.
+In turn t each rank has those of the rank t places further on. They come straight from their owner, not by way of the
+ranks between: that sends as much, and what a causal mask hides from a rank need not be sent to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RingTurn(NamedTuple):
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def turns(keys: Layout, rows: Partition, is_causal: bool, rank: int) -> tuple[RingTurn, ...]:
-    """The turns of a rank, for keys and values in a layout whose last dim but one is cut as `rows` of queries are."""
+    """The turns of a rank, for keys and values whose last dim but one is cut as the queries' `rows` are."""
     dim = len(keys.cuts) - 2
     axes, partition = keys.cuts[dim]
     own = keys.mesh.part(axes, keys.mesh.coordinates(rank))
@@ -37,7 +37,7 @@ def turns(keys: Layout, rows: Partition, is_causal: bool, rank: int) -> tuple[Ri
 
 
 def _seen(keys: Partition, rows: Partition, part: int, turn: int, is_causal: bool) -> Span:
-    """The keys that the queries of a part look at in a turn: nothing where there is no query, or none may see them."""
+    """The keys that the queries of a part look at in a turn: nothing if there are no queries, or none may see them."""
     found, queries = keys.span((part + turn) % keys.parts), rows.span(part)
     is_hidden = not queries.extent or (is_causal and found.start >= queries.stop)
     return Span(0, 0) if is_hidden else found

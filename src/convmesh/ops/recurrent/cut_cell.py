@@ -1,6 +1,6 @@
-"""LSTM, GRU and RNN cells whose weights are cut by hidden units: one step of time, as two dense layers and the gates.
+"""LSTM, GRU and RNN cells whose weights are cut by hidden units: one time step, as two dense layers and the gates.
 
-The new states stay where their units are; the next step gathers the hidden one, as any dense layer cut by filters does.
+The new states stay with their units; the next step gathers the hidden state, as any dense layer cut by filters does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def step_cut(x: Sharded, states: Sequence[Any], weights: Sequence[Any], maths: G
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _on_other_axes(layout: Layout, axes: tuple[str, ...]) -> Layout:
-    """Samples that the units' own axes cut are whole; the layer would gather them for itself."""
+    """Samples that the units' own axes cut are made whole; the layer would gather them anyway."""
     kept = tuple(name for name in layout.cuts[0].axes if name not in axes)
     samples: Cut = layout.cuts[0] if kept == layout.cuts[0].axes else fair_cut(layout.mesh, layout.shape[0], kept)
     return layout.replacing({0: samples})
@@ -47,7 +47,7 @@ def _on_other_axes(layout: Layout, axes: tuple[str, ...]) -> Layout:
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def _own_layout(given: Layout, units: int, axes: tuple[str, ...]) -> Layout:
-    """That of states: samples as they come, units where their weights are."""
+    """The layout of states: samples as they come, units where their weights are."""
     return Layout(given.mesh, (given.cuts[0], chunked_cut(given.mesh, units, axes)))
 
 

@@ -1,8 +1,8 @@
 """LSTM, GRU and RNN layers whose weights are cut by hidden units: every rank has the same units of each gate.
 
-The input is whole on every rank, or gathered once for all of time; then every step shows the new states to all ranks
-(`hidden_exchange`). A layer's output is therefore whole on every rank for nothing. Between the layers of one module
-each rank has its own units' part of the gradient of that output; the layer below sums it where the units are.
+The input is whole on every rank, or gathered once for all time steps; then every step shows the new states to all
+ranks (`hidden_exchange`), so a layer's output is whole on every rank at no cost. Between the layers of one module each
+rank has its own units' part of the gradient of that output; the layer below sums it where the units are.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Optional = torch.Tensor | None
 
 @dataclass(frozen=True)
 class SequenceCall:
-    """What a call of a recurrent function asks for, besides its tensors."""
+    """What a call of a recurrent function asks for, apart from its tensors."""
 
     maths: GateMaths
     has_biases: bool
     layers: int
     dropout: float
-    """Between layers; 0 outside of training."""
+    """Between layers; 0 outside training."""
     ways: int
     """Directions in time."""
 
@@ -59,7 +59,7 @@ class _Weights:
 
 
 def unit_axes(x: Sharded, weight: torch.Tensor) -> Axes:
-    """The axes that cut the units of a recurrent layer: decided now, or as the weight is placed."""
+    """The axes that cut the units of a recurrent layer: decided now, or given by the weight's placement."""
     if isinstance(weight, PlannedWeight):
         assert weight.decide is not None
         weight.decided = weight.decide(x, _plans_of_none, 1, x.dim() - 1)
@@ -106,7 +106,7 @@ def _entering(layout: Layout, axes: Axes) -> Layout:
 
 
 def _with_dtype(x: Sharded) -> Sharded:
-    """In the type of autocast, if that is on."""
+    """The tensor in autocast's type, if autocast is on."""
     dtype = autocast_type(x.device)
     return x if dtype is None or x.dtype == torch.float64 else x.like(x.local.to(dtype))
 
@@ -149,7 +149,7 @@ def _named(group: Sequence[Optional], has_biases: bool, projects: bool) -> _Weig
 
 
 def _gathered(x: Sharded, axes: Axes) -> Sharded:
-    """The input with all features, of which each rank finds a part of the gradient: they are summed in backward."""
+    """The input with all features; each rank computes a part of its gradient, and backward sums them."""
     if not x.layout.is_cut(2):
         (copy,) = copy_over(x.mesh, axes, x.local)
         assert copy is not None
@@ -185,7 +185,7 @@ def _layer(
 
 
 def _stacked(tensors: Sequence[Optional], row: int | None) -> Optional:
-    """The tensors of all directions as one, if there are any; with a dim more at `row`."""
+    """The tensors of all directions as one, if there are any; with an extra dim at `row`."""
     present = [tensor for tensor in tensors if tensor is not None]
     if not present:
         return None

@@ -1,7 +1,7 @@
-"""What one step of time does with the gates of hidden units, and its gradients: LSTM, GRU and plain RNN.
+"""What one time step does with the gates of hidden units, and its gradients: LSTM, GRU and plain RNN.
 
-Units do not see each other here, so a rank that has some of them needs nothing of the others. `given` and `recalled`
-are what input and last hidden state bring to the gates: (…, gates · units), gate by gate.
+Units do not see each other here, so a rank that has some of them needs nothing from the others. `given` and `recalled`
+are what the input and the previous hidden state contribute to the gates: (…, gates · units), gate by gate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stepped(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Gradients before a step; `hidden` is what does not come through the gates."""
+    """Gradients before a step; `hidden` is the part that does not come through the gates."""
 
     given: torch.Tensor
     recalled: torch.Tensor
@@ -47,7 +47,7 @@ class GateMaths(ABC):
 
     @abstractmethod
     def back(self, kept: Kept, hidden: torch.Tensor, cell: torch.Tensor | None) -> Returned:
-        """From the gradients after a step, those before it."""
+        """The gradients before a step, from those after it."""
 
 
 class LstmMaths(GateMaths):
@@ -84,7 +84,7 @@ class LstmMaths(GateMaths):
 
 
 class GruMaths(GateMaths):
-    """Reset, update and candidate gates; the reset gate acts on what the hidden state brings."""
+    """Reset, update and candidate gates; the reset gate acts on the hidden state's contribution."""
 
     gates = 3
 
@@ -108,7 +108,7 @@ class GruMaths(GateMaths):
 
 
 class TanhMaths(GateMaths):
-    """One sum, bounded."""
+    """One sum, through tanh."""
 
     gates = 1
 
@@ -133,7 +133,7 @@ class TanhMaths(GateMaths):
 
 
 class ReluMaths(TanhMaths):
-    """One sum, its positive part."""
+    """One sum, through relu."""
 
     def _shown(self, summed: torch.Tensor) -> torch.Tensor:
         return summed.relu()

@@ -1,9 +1,9 @@
-"""How ranks that each have some hidden units share hidden states between steps of time.
+"""How ranks that each have some hidden units share hidden states between time steps.
 
-Every step needs the whole last state, for every unit's gates look at all of them. Either each rank shows its units to
+Every step needs the whole previous state, for every unit's gates look at all of it. Either each rank shows its units to
 all others (the adjoint adds their gradients where the units are), or, where units are projected to fewer features, each
-rank has a partial sum of all features, and all get the sum. The other way, in which the gates' sums would travel, moves
-as many times more as there are gates.
+rank has a partial sum of all features, and all get the sum. The alternative, sending the gates' sums, would move more
+by a factor of the number of gates.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class HiddenExchange(ABC):
-    """Between what a rank's units make and the state that all ranks see; the last dim is that of units or features."""
+    """Between what a rank's units make and the state that all ranks see; the last dim is units or features."""
 
     mesh: OpenMesh
     axes: Axes
-    """Those that cut the units."""
+    """The axes that cut the units."""
 
     @abstractmethod
     def show(self, own: torch.Tensor) -> torch.Tensor:
@@ -42,11 +42,11 @@ class HiddenExchange(ABC):
 
     @abstractmethod
     def summed_part(self, partial: torch.Tensor) -> torch.Tensor:
-        """The same of the sum of what each rank has of a gradient: adjoint to `show`."""
+        """The same for the sum of all ranks' partial gradients: the adjoint of `show`."""
 
     @abstractmethod
     def with_part(self, partial: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
-        """A partial gradient of the whole state with what this rank alone knows of its own units."""
+        """A partial gradient of the whole state, plus what only this rank has for its own units."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _summing(source: Layout, axes: Axes, rank: int) -> ExchangePlan:
 
 
 def every_rank_apart(source: Layout, axes: Axes) -> Demand:
-    """Every rank along `axes` needs all of the last dim, for work of its own: the adjoint adds what each found."""
+    """Every rank along `axes` needs all of the last dim, for separate work: the adjoint adds what each found."""
     whole = Span(0, source.shape[-1])
     last = DimDemand(axes, [(whole,)] * source.mesh.extent(axes))
     return Demand(source.mesh, (*Demand.ownership(source).dims[:-1], last))

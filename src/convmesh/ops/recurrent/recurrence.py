@@ -1,7 +1,7 @@
 """One recurrent layer over time, in one or both directions, on the hidden units of one rank.
 
-Both directions run in step, so that a step of time has one transfer, whatever the directions. Tensors are (time,
-directions, samples, …), with the second direction's time reversed.
+Both directions run in step, so a time step has one transfer for one direction or two. Tensors are (time, directions,
+samples, …), with the second direction's time reversed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Recurrence:
     maths: GateMaths
     exchange: HiddenExchange
     sums_output_gradient: bool
-    """Whether every rank has but a part of the gradient of all outputs, as a next layer with cut units leaves it."""
+    """Whether every rank has only a part of the gradient of all outputs, as a next layer with cut units leaves it."""
 
 
 class RecurrenceFunction(torch.autograd.Function):
-    """All steps. Backward sends what each step asks of the last state; gradients of weights are found at the end."""
+    """All steps. Backward sums each step's gradient of the state before it; weight gradients are computed last."""
 
     @staticmethod
     def forward(
@@ -40,7 +40,7 @@ class RecurrenceFunction(torch.autograd.Function):
         projection: torch.Tensor | None,
         layer: Recurrence,
     ) -> tuple[torch.Tensor | None, ...]:
-        """All states, the last one, and the last of the cells.
+        """All states, the last one, and the last cell state.
 
         `given` is the input's part of the gates, `first` the whole first state, `weight` (directions, gates · units,
         state), `bias` (directions, 1, gates · units), `projection` (directions, features, units).
@@ -110,6 +110,6 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def _outer(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of a weight, over all of time at once: (time, directions, samples, …) of both."""
+    """A weight's gradient over all time steps at once, from two tensors of (time, directions, samples, …)."""
     rows, columns = (t.transpose(0, 1).flatten(1, 2) for t in (grad, x))
     return torch.bmm(rows.transpose(1, 2), columns)

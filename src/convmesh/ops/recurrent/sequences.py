@@ -1,4 +1,4 @@
-"""Split LSTM, GRU and RNN layers: samples are cut, or hidden units; time, which each step waits for, is whole."""
+"""Split LSTM, GRU and RNN layers: samples or hidden units are cut; time, whose steps wait for each other, is whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ States = tuple[Any, ...]
 
 
 class _Settings(NamedTuple):
-    """As torch's functions take them, behind the weights."""
+    """As torch's functions take them, after the weights."""
 
     has_biases: bool
     num_layers: int
@@ -65,7 +65,7 @@ def _swapped(x: Any) -> Any:
 
 
 def _layers(function: Function, x: Sharded, states: States, weights: Sequence[torch.Tensor], told: _Settings) -> Any:
-    """All layers in one call of torch; one by one where dropout is between them, whose masks are ours."""
+    """All layers in one torch call; one by one if there is dropout between them, whose masks are ours."""
     if not (told.dropout and told.train) or told.num_layers == 1:
         return _run(function, x, states, weights, told._replace(dropout=0.0))
     count, ways = len(weights) // told.num_layers, 2 if told.bidirectional else 1
@@ -79,7 +79,7 @@ def _layers(function: Function, x: Sharded, states: States, weights: Sequence[to
 
 
 def _run(function: Function, x: Sharded, states: States, weights: Sequence[torch.Tensor], told: _Settings) -> Any:
-    """On this rank's samples: (samples, time, features), and states of (layers, samples, features)."""
+    """Run on this rank's samples: (samples, time, features), with states of (layers, samples, features)."""
     whole = make_whole(x, [1, 2])
     samples = whole.layout.cuts[0]
     begun = [on_mesh(state, x.mesh).redistribute(_by_samples(whole.layout, state.shape)).local for state in states]
@@ -107,7 +107,7 @@ for _function in _SEQUENCES:
 def _register_cell(function: Function) -> None:
     @implements(function, takes_cut_weights=True)
     def split(input: Any, hx: Any, *weights: Any) -> Any:  # noqa: A002
-        """One step of time: (samples, features), with samples or hidden units cut."""
+        """One time step: (samples, features), with samples or hidden units cut."""
         states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
         mesh = next(x.mesh for x in (input, *states) if isinstance(x, Sharded))
         if is_cut(weights[0]):

@@ -13,7 +13,7 @@ from convmesh.ops.core.sharded import Sharded
 
 @implements(torch.histc, torch.Tensor.histc)
 def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> Sharded:  # noqa: A002 - torch's names
-    """How many values fall into each of equal bins; those outside the range are not counted."""
+    """How many values fall into each of several equal bins; those outside the range are not counted."""
     if not min < max:
         raise UnsupportedError(
             f"`histc` (min={min}, max={max}): give the range, min < max; torch would look for it in the values."

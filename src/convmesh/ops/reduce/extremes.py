@@ -78,7 +78,7 @@ def _three_forms(x: Any, dim: Any, keepdim: bool, pick: Pick, of_two: Pick, othe
 
 
 def _with_index(x: Sharded, dim: int, pick: Pick) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extreme along `dim` and its global index, the first of equals; the gradient goes to that index."""
+    """The extreme along `dim` and its global index, the first of equal values; the gradient goes to that index."""
     if x.dim() == 0:
         values, indices = pick(x.local, 0)
         return values, indices
@@ -127,7 +127,7 @@ def _first_flat_index(x: Sharded, dims: Sequence[int], pick: Pick) -> torch.Tens
 
 
 def _global_place(x: Sharded, place: torch.Tensor) -> torch.Tensor:
-    """Turn an index into this rank's flattened box into an index into the flattened global tensor."""
+    """Convert an index into this rank's flattened box to one into the flattened global tensor."""
     result = torch.zeros_like(place)
     stride = 1
     for span, extent in zip(reversed(x.box.spans), reversed(x.shape), strict=True):

@@ -1,4 +1,4 @@
-"""Sums, means, variances, norms, products and truth over any dims."""
+"""Sums, means, variances, norms, products, any and all over any dims."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Operators that need all of one dim: cumulative sums, sorting, sliding windows, picking by index.
 
-A cut dim is made whole first, by the rule of reshapes. Picking by a tensor of indices is a product in the sense of
-`contraction`: the picked dim is whole, and the dims that indices and values share stay cut.
+A cut dim is made whole first, by the rule of reshapes. Picking by a tensor of indices is a product as `contraction`
+defines it: the picked dim is whole, and the dims that indices and values share stay cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALONG_FIRST: tuple[Callable[..., Any], ...] = (
     torch.cumsum, _T.cumsum, torch.cumprod, _T.cumprod, torch.logcumsumexp, _T.logcumsumexp, torch.cummax, _T.cummax,
     torch.cummin, _T.cummin, torch.sort, _T.sort, torch.argsort, _T.argsort, _T.unfold, torch.diff, _T.diff,
 )  # fmt: skip
-"""Functions of a tensor and a dim, which is the last one if it is not given; `diff` has its order first."""
+"""Functions of a tensor and a dim, by default the last; `diff` takes its order before the dim."""
 
 ALONG_SECOND: tuple[Callable[..., Any], ...] = (torch.topk, _T.topk)
 """Functions of a tensor, a number and a dim."""
@@ -42,7 +42,7 @@ def _register_along(function: Callable[..., Any], place: int) -> None:
 
 
 def local_result(x: Sharded, function: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-    """A function of this rank's part of `x`, whose cut dims it neither changes nor mixes."""
+    """A function applied to this rank's part of `x`, whose cut dims it neither changes nor mixes."""
     return tree_map(lambda y: _wrapped(x, y), function(x.local, *args, **(kwargs or {})))
 
 
@@ -63,7 +63,7 @@ for _function in ALONG_SECOND:
 def _register_triangle(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(x: Sharded, diagonal: int = 0) -> Any:
-        """A triangle of whole matrices."""
+        """A triangle of each matrix, made whole first."""
         function(probe(x), diagonal)
         return local_result(make_whole(x, [x.dim() - 2, x.dim() - 1]), function, (diagonal,))
 
@@ -99,7 +99,7 @@ def index_select(input: Any, dim: int, index: Any) -> Sharded:  # noqa: A002
 
 @implements(torch.gather, _T.gather, torch.take_along_dim, _T.take_along_dim)
 def gather(input: Any, dim: int, index: Any) -> Sharded:  # noqa: A002
-    """For each place of `index`, the value that it names along `dim`."""
+    """The value along `dim` that each element of `index` selects."""
     if not isinstance(dim, int):  # `take_along_dim(x, index, dim)`
         dim, index = index, dim
     torch.gather(probe(input), dim, probe(index))
@@ -116,7 +116,7 @@ def gather(input: Any, dim: int, index: Any) -> Sharded:  # noqa: A002
 def _register_scattering(function: Callable[..., Any]) -> None:
     @implements(function)
     def split(input: Any, dim: int, index: Any, src: Any = None, **options: Any) -> Sharded:  # noqa: A002
-        """`input` with values written, or added, where `index` says along `dim`; that dim is whole on both sides."""
+        """`input` with values written, or added, at `index` along `dim`; that dim is whole on both sides."""
         src = options.pop("value", src)
         has_values = isinstance(src, (Sharded, torch.Tensor))
         plain = probe(src) if has_values else src
@@ -132,7 +132,7 @@ for _function in (torch.scatter, _T.scatter, torch.scatter_add, _T.scatter_add):
 
 
 def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: int) -> Contraction:
-    """Indices may be fewer than values along any dim, which is whole then."""
+    """Where there are fewer indices than values along a dim, that dim is whole."""
     labels = _labels(len(shape))
     apart = [d for d in range(len(shape)) if d == dim or shape[d] != index[d]]
     listed = tuple(f"listed {d}" if d in apart else label for d, label in enumerate(labels))
@@ -142,7 +142,7 @@ def _scattering(shape: Sequence[int], index: Sequence[int], dim: int, tensors: i
 
 @implements(F.grid_sample)
 def grid_sample(input: Any, grid: Any, *args: Any, **kwargs: Any) -> Sharded:  # noqa: A002
-    """Values at the places that a grid names: space of the input is whole, that of the grid stays cut."""
+    """Values at the places that a grid gives: the input's space is whole, the grid's stays cut."""
     F.grid_sample(probe(input), probe(grid), *args, **kwargs)
     space = tuple(f"space {dim}" for dim in range(input.dim() - 2))
     made = tuple(f"made {dim}" for dim in range(input.dim() - 2))
@@ -156,7 +156,7 @@ def grid_sample(input: Any, grid: Any, *args: Any, **kwargs: Any) -> Sharded:  #
 
 @implements(F.one_hot)
 def one_hot(tensor: Sharded, num_classes: int = -1) -> Any:
-    """A new last dim, 1 at the class that each value names."""
+    """A new last dim that is 1 at each value's class."""
     if num_classes < 0:
         raise UnsupportedError(
             f"`one_hot` (num_classes={num_classes}): the number of classes must be given; it is not in the shapes."
@@ -166,7 +166,7 @@ def one_hot(tensor: Sharded, num_classes: int = -1) -> Any:
 
 @implements(F.affine_grid)
 def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Any:
-    """The places that an affine map of each sample names, for samples that are here."""
+    """The places that each sample's affine map gives, for this rank's samples."""
     F.affine_grid(probe(theta), [*size], align_corners)
     whole = make_whole(theta, [1, 2])
     return local_result(whole, lambda maps: F.affine_grid(maps, [maps.shape[0], *size[1:]], align_corners))

@@ -37,7 +37,7 @@ def _fixed(value: Any) -> Any:
 
 @cache
 def _order(function: Callable[..., Any], dims: int, args: tuple[Any, ...], named: tuple[Any, ...]) -> tuple[int, ...]:
-    """The order into which a call puts `dims` dims."""
+    """The order that a call puts `dims` dims in."""
     distinct = probe_of([2 + dim for dim in range(dims)])  # the extent identifies the dim
     return tuple(extent - 2 for extent in function(distinct, *args, **dict(named)).shape)
 
@@ -62,7 +62,7 @@ def unsqueeze(input: Sharded, dim: int) -> Sharded:  # noqa: A002 - torch's name
 
 @implements(torch.squeeze, _T.squeeze)
 def squeeze(input: Sharded, dim: int | Sequence[int] | None = None) -> Sharded:  # noqa: A002
-    """Remove dims of extent 1; the axes of a removed cut dim replicate."""
+    """Remove dims of extent 1; the axes that cut a removed dim now replicate."""
     requested = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     removed = sorted({d % input.dim() for d in requested if input.shape[d] == 1})
     whole = input.redistribute(input.layout.with_whole([d for d in removed if input.layout.is_cut(d)]))

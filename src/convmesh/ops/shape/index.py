@@ -48,7 +48,7 @@ def getitem(x: Sharded, index: Any) -> Sharded:
 
 
 def _listed_pick(index: Any) -> tuple[list[Any], int] | None:
-    """The picks and the place of the only one that lists numbers, if there is one and no single numbers beside it."""
+    """All picks and the place of the one that lists numbers, if there is exactly one and no pick is a single number."""
     picks = list(index) if isinstance(index, tuple) else [index]
     places = [place for place, pick in enumerate(picks) if _lists_numbers(pick)]
     return (picks, places[0]) if len(places) == 1 and not any(map(_is_whole, picks)) else None
@@ -62,7 +62,7 @@ def _lists_numbers(pick: Any) -> bool:
 
 
 def _picked(x: Sharded, picks: list[Any], place: int) -> Sharded:
-    """Slice everything else first; then the listed numbers of one dim, in the shape of their list."""
+    """Slice everything else first, then pick the listed numbers of one dim, in the shape of their list."""
     rest: Any = getitem(x, tuple(slice(None) if at == place else pick for at, pick in enumerate(picks)))
     behind = len(picks) - place - 1 if Ellipsis in picks[:place] else None
     dim = place if behind is None else rest.dim() - 1 - behind
@@ -75,7 +75,7 @@ def _picked(x: Sharded, picks: list[Any], place: int) -> Sharded:
 
 @implements(operator.setitem, _T.__setitem__)
 def setitem(x: Any, index: Any, value: Any) -> None:
-    """`x[index] = value`, in the layout of `x`; dims of which only a part is set are gathered for it."""
+    """`x[index] = value`, in the layout of `x`; dims of which only a part is set are gathered first."""
     if not isinstance(x, Sharded):  # a plain tensor takes all of a sharded one, on every rank
         x[index] = value.gather()
         return
@@ -125,7 +125,7 @@ def flip(input: Sharded, *listed: Any, dims: Sequence[int] = ()) -> Sharded:  # 
 
 @implements(torch.roll, _T.roll)
 def roll(input: Sharded, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Sharded:  # noqa: A002
-    """Shift dims circularly: circular padding of one end, and cropping of the other by as much."""
+    """Shift dims circularly: pad one end circularly and crop the other by the same amount."""
     by = _listed([shifts])
     along = _listed([dims]) if dims is not None else [0] * (input.dim() == 1)
     if len(by) != len(along):
@@ -206,7 +206,7 @@ def _work(layout: Layout, maps: Sequence[DimMap], drops: Sequence[bool]) -> Layo
 
 
 def _within(pick: Any) -> Any:
-    """The pick relative to the fetched indices, which run from its first to its last."""
+    """The pick relative to the fetched indices, which run from the first that it selects to the last."""
     if isinstance(pick, slice):
         return slice(None, None, pick.step)
     return None if pick is None else 0

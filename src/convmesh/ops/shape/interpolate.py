@@ -67,7 +67,7 @@ def interpolate(
 
 
 def _uncut(x: Sharded, *args: Any) -> Sharded:
-    """All of space is here: torch's own operator."""
+    """Torch's own operator, where all of space is here."""
     whole = F.interpolate(probe(x), *args).shape
     work = x.layout.with_shape(whole)
     if not x.local.numel():  # torch's meta kernels fail on empty tensors
@@ -110,7 +110,7 @@ def _resizes(
 def _arithmetic(x: Sharded, method: Method, outs: tuple[int, ...]) -> Arithmetic:
     """How the kernel for this type, device and size rounds positions.
 
-    On CPUs it is the kernel for contiguous tensors: ranks with empty shards cannot know the memory format, and all
+    On CPUs, that of the kernel for contiguous tensors: ranks with empty shards cannot know the memory format, and all
     must agree. Channels-last kernels break ties differently in float64, and for scales that round to 1 or 2.
     """
     is_vectorised = len(outs) == 2 and sum(outs) <= MOST_VECTORISED

@@ -45,9 +45,9 @@ def cat(tensors: Sequence[Sharded | torch.Tensor], dim: int = 0) -> Sharded:
 
 
 def _lead(layouts: Sequence[Layout]) -> Layout:
-    """The first that is cut in space or channels, else the first that is cut.
+    """The first layout cut in space or channels, else the first that is cut at all.
 
-    Samples come second: a call that treats them one by one must give the same layout when it runs without others'.
+    Samples come second: a call that treats them one by one must give the same layout when run without other ranks'.
     """
     cut = [layout for layout in layouts if layout.axes]
     inside = (layout for layout in cut if any(part.axes for part in layout.cuts[1:]))
@@ -84,7 +84,7 @@ def _register(function: Callable[..., Any]) -> None:
             return unbind(x.unfolded, -2)
         x = x.in_one_piece()
         dim = next((d for d in range(x.dim()) if any(p.shape[d] != x.shape[d] for p in pieces)), 0)
-        # Each piece is a view, whose storage offset tells where it begins.
+        # Each piece is a view; its storage offset says where it begins.
         starts = (piece.storage_offset() // whole.stride(dim) for piece in pieces)
         return tuple(narrow(x, dim, start, p.shape[dim]) for start, p in zip(starts, pieces, strict=True))
 
@@ -95,7 +95,7 @@ for _function in SPLITTING:
 
 @implements(torch.unbind, _T.unbind)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:  # noqa: A002 - torch's name
-    """The slices of a dim as separate tensors; one exchange makes the dim whole first."""
+    """The slices along a dim as separate tensors; one exchange makes the dim whole first."""
     dim %= input.dim()
     whole = input.redistribute(input.layout.with_whole([dim])) if input.layout.is_cut(dim) else input
     layout = Layout(input.mesh.mesh, [cut for d, cut in enumerate(whole.layout.cuts) if d != dim])

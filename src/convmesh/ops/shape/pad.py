@@ -25,7 +25,7 @@ def pad(
     mode: str = "constant",
     value: float | None = None,
 ) -> Sharded:
-    """`F.pad` in every mode; negative amounts crop, and the result is cut by the same axes as the input."""
+    """`F.pad` in every mode; negative amounts crop. The result is cut by the same axes as the input."""
     x, amounts = input, list(pad)
     F.pad(probe(x), amounts, mode, value)
     if mode == "constant":

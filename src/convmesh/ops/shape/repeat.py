@@ -1,4 +1,4 @@
-"""Split `expand`, `repeat` and their like: values that appear several times."""
+"""Split `expand`, `repeat` and similar functions: values that appear several times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expand_to(x: Sharded, shape: tuple[int, ...]) -> Sharded:
 
 @implements(torch.broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> list[Sharded]:
-    """All tensors in the shape that they have together."""
+    """All tensors in their common shape."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     shape = tuple(torch.broadcast_shapes(*(x.shape for x in given)))
     mesh = next(x.mesh for x in given if isinstance(x, Sharded))
@@ -50,7 +50,7 @@ def repeat(x: Sharded, *sizes: Any, **named: Any) -> Sharded:
     """`x` side by side with itself; dims that are repeated are made whole first."""
     (given,) = named.values() or ((),)
     times = _listed(sizes or (given,))
-    times = [1] * (x.dim() - len(times)) + times  # as `tile`; `repeat` gives a number for every dim
+    times = [1] * (x.dim() - len(times)) + times  # for `tile`; `repeat` gives a number for every dim
     lead = len(times) - x.dim()
     x = x.with_whole([d for d in range(x.dim()) if times[lead + d] != 1])
     local = x.local.repeat(*times)
@@ -65,7 +65,7 @@ def _listed(sizes: Sequence[Any]) -> list[int]:
 
 @implements(torch.repeat_interleave, _T.repeat_interleave)
 def repeat_interleave(input: Sharded, repeats: int, dim: int | None = None, **options: Any) -> Sharded:  # noqa: A002
-    """Every element of a dim several times in a row: nothing travels, and the cut moves with the elements."""
+    """Repeat every element of a dim consecutively: nothing travels, and the cut moves with the elements."""
     torch.repeat_interleave(probe(input), repeats, dim, **options)
     x: Any = input if dim is not None else input.reshape(-1)
     dim = 0 if dim is None else dim % x.dim()

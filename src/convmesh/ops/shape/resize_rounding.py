@@ -13,12 +13,12 @@ from convmesh.layout.resize import Arithmetic, Resized, step_of
 from convmesh.ops.core.device_constants import lasting
 
 EXTENT, OUT = 1021, 1531
-"""A resize whose positions tell one rounding from two."""
+"""A resize whose positions distinguish one rounding from two."""
 
 
 @cache
 def linear_arithmetic() -> Arithmetic:
-    """That of float32 on this CPU: most builds multiply and add with one rounding, some with two, as torch 2.15's."""
+    """Float32's on this CPU: most builds multiply and add with one rounding, some, such as torch 2.15's, with two."""
     with lasting(), torch.no_grad():
         zeros_and_ones = (torch.arange(EXTENT) % 2).float().view(1, 1, -1)  # give the weight of one tap, unrounded
         found = F.interpolate(zeros_and_ones, size=OUT, mode="linear").flatten().numpy()

@@ -1,4 +1,4 @@
-"""Complex numbers: made of two tensors, taken apart, and seen as pairs."""
+"""Complex numbers: made from two tensors, taken apart, and viewed as pairs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def view_as_real(input: Sharded) -> Any:  # noqa: A002 - torch's name
 
 @implements(torch.view_as_complex)
 def view_as_complex(input: Sharded) -> Any:  # noqa: A002
-    """Pairs along the last dim, which is whole then, as complex numbers."""
+    """Pairs along the last dim, made whole first, as complex numbers."""
     torch.view_as_complex(probe(input))
     whole = make_whole(input, [input.dim() - 1])
     return local_result(whole, lambda pairs: torch.view_as_complex(pairs.contiguous()))

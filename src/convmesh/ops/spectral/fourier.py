@@ -1,7 +1,7 @@
 """Split Fourier transforms: dim by dim, each on ranks that hold all of it.
 
-Before a cut dim is transformed, its axes move to another dim of the transform, those that are done first, by one
-exchange (a pencil transpose). They stay there: a transform of the result back begins with dims that are whole.
+Before a cut dim is transformed, one exchange (a pencil transpose) moves its axes to another dim of the transform,
+preferably one that is done. They stay there, so an inverse transform of the result begins with whole dims.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 
 class LineTransform(NamedTuple):
-    """A transform along one dim, which has `extent` values then; all that the input has if it is None."""
+    """A transform along one dim, padded or cropped to `extent` values first; None keeps all of the input's."""
 
     function: Function
     dim: int
@@ -55,7 +55,7 @@ def _local(x: torch.Tensor, stage: LineTransform, norm: str | None) -> torch.Ten
 
 @lru_cache(maxsize=LAYOUTS_KEPT)
 def with_dim_whole(layout: Layout, dim: int, preferred: tuple[int, ...]) -> Layout:
-    """The layout with the axes of `dim` on another dim that has none: the first of `preferred`, else the longest."""
+    """The layout with the axes of `dim` moved to a dim that has none: the first of `preferred`, else the longest."""
     axes = layout.cuts[dim].axes
     if not axes:
         return layout
@@ -91,9 +91,9 @@ def _register_along_several(function: Function, each: Function, half: Function |
 
 
 def _probed(x: Sharded, dim: Dims) -> tuple[torch.Tensor, Dims]:
-    """A probe whose last dims are those of a transform, in their order: without data torch 2.11 fails on some others.
+    """A probe whose last dims are the transform's, in order: without data, torch 2.11 fails on some other orders.
 
-    What torch refuses is left to it.
+    Arguments that torch refuses are left for it to refuse.
     """
     count, dims = x.dim(), [] if dim is None or isinstance(dim, int) else [d % max(1, x.dim()) for d in dim]
     is_refused = len({*dims}) < len(dims) or (isinstance(dim, Sequence) and any(not -count <= d < count for d in dim))
@@ -104,7 +104,7 @@ def _probed(x: Sharded, dim: Dims) -> tuple[torch.Tensor, Dims]:
 
 
 def _named(x: Sharded, s: Dims, dim: Dims) -> list[tuple[int, int | None]]:
-    """The dims of a transform and what each is padded or cropped to, as torch reads them."""
+    """The dims of a transform, and the extent that each is padded or cropped to, as torch reads them."""
     extents = [s] if isinstance(s, int) else s
     if dim is None:
         dims = [*range(x.dim())] if extents is None else [*range(x.dim() - len(extents), x.dim())]
@@ -129,7 +129,7 @@ for _functions, _last_two in (
 def _register_shift(function: Function, sign: int) -> None:
     @implements(function)
     def split(input: Sharded, dim: Dims = None) -> Any:  # noqa: A002
-        """Half of each dim, from one end to the other."""
+        """Move half of each dim from one end to the other."""
         dims = [*range(input.dim())] if dim is None else [dim] if isinstance(dim, int) else [*dim]
         halves = [input.shape[d] // 2 if sign > 0 else -(input.shape[d] // 2) for d in dims]
         rolled: Any = torch.roll

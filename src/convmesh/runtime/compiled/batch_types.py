@@ -1,4 +1,4 @@
-"""Batches in the types in which a step reads them: what autocast would cast first is cast when it is handed over."""
+"""Batches in the types that a step reads: what autocast would cast first is cast when it is handed over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convmesh.private_torch.tracing import is_cast
 
 
 def read_as_cast(batch: Sequence[fx.Node]) -> None:
-    """Let a step's inputs of which it reads nothing but one narrower cast be that cast."""
+    """Replace each input that a step reads only through one narrower cast by that cast."""
     for given in batch:
         casts = list(given.users)
         if casts and all(map(_narrows, casts)) and len({cast.meta["val"].dtype for cast in casts}) == 1:

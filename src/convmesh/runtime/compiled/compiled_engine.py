@@ -37,7 +37,7 @@ class CompiledEngine:
 
     @property
     def told(self) -> list[str]:
-        """The lines that said why something runs eagerly."""
+        """Why something runs eagerly: the reasons reported so far."""
         return self._tell.told
 
     @property
@@ -88,7 +88,7 @@ class CompiledEngine:
             traced = trace_step(self.eager, self._holdings, inputs, targets, compiles, torch.is_grad_enabled())
             self._compiler.joins = device == "cuda" and bool(traced.graph.postings)
             calls = cut_step(traced.graph, self._order(traced), self._compiler.of_run if compiles else Uncompiled)
-        except Exception as error:  # whatever an operator raises that needs values; the eager step tells a real mistake
+        except Exception as error:  # from an operator that needs values; the eager step reports a real mistake
             self._tell(f"the step cannot be traced ({first_line(error)})")
             return None
         return ReplayedStep(traced, calls, self._holdings, self._memory)

@@ -1,4 +1,4 @@
-"""What `compile` asks for and cannot have: a line for each reason."""
+"""What `compile` asks for but cannot have: one line for each reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from convmesh.dist import OpenMesh
 
 
 class Fallbacks:
-    """Says why something runs eagerly, each reason once, from one rank: of a pipeline, from one of each stage."""
+    """Says why something runs eagerly: each reason once, from one rank; in a pipeline, from one rank of each stage."""
 
     def __init__(self, mesh: OpenMesh) -> None:
         self._mesh = mesh
@@ -16,7 +16,7 @@ class Fallbacks:
         """The reasons so far, on every rank."""
 
     def __call__(self, reason: str, everywhere: bool = False) -> None:
-        """Tell a reason; one that holds `everywhere` is told by the first rank alone."""
+        """Report a reason; one that holds `everywhere` is reported by the first rank alone."""
         if reason in self.told:
             return
         self.told.append(reason)

@@ -1,4 +1,4 @@
-"""When a compiled step becomes CUDA graphs: after it ran a few times, and as long as its memory stays where it is."""
+"""When a compiled step becomes CUDA graphs: after it has run a few times, and as long as its memory does not move."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STEPS_BEFORE = 2
 """Steps that run before one is captured: compilers compile, cuDNN chooses kernels, NCCL connects."""
 
 MOST_CAPTURES = 4
-"""Captures of one step, each because its tensors had moved; after them it is replayed call by call."""
+"""Captures of one step: each new one because its tensors moved. After the last, it is replayed call by call."""
 
 
 class GraphMemory:
-    """Memory that the captured steps of a network share: at most one of them is between forward and backward."""
+    """Memory shared by a network's captured steps: at most one of them is between forward and backward."""
 
     def __init__(self, mesh: OpenMesh, tell: Callable[[str], None]) -> None:
         self.mesh, self.tell = mesh, tell
@@ -45,7 +45,7 @@ class GraphMemory:
         return run is None or run.is_over
 
     def vacate(self) -> None:
-        """Before graphs run: keep what the last step left to parameters."""
+        """Before graphs run: save the gradients that the last step left to parameters."""
         if self._keep_gradients is not None:
             self._keep_gradients()
         self._keep_gradients = None
@@ -66,7 +66,7 @@ class GraphedStep:
         self._gave_up = not memory.is_possible
 
     def begin(self, given: Sequence[torch.Tensor], fixed: range, trained: Trained) -> GraphRun | None:
-        """Forward by graphs; None if this step must be replayed call by call."""
+        """Run forward as graphs; None if this step must be replayed call by call."""
         self._steps += 1
         if self._gave_up or self._steps <= STEPS_BEFORE or not self._memory.is_free or self._is_observed():
             return None
@@ -80,7 +80,7 @@ class GraphedStep:
         return self._memory.occupied_by(run, partial(self._graphs.keep_gradients, trained.weights))
 
     def _is_observed(self) -> bool:
-        """Whether somebody wants to see the transfers one by one, or captures the step together with more."""
+        """Whether someone watches the transfers one by one, or is capturing the step as part of something larger."""
         mesh = self._memory.mesh
         return is_watched() or mesh.traffic.listener is not None or torch.cuda.is_current_stream_capturing()
 
@@ -99,7 +99,7 @@ class GraphedStep:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        while error.__context__ is not None:  # the end of a capture fails too, and tells less
+        while error.__context__ is not None:  # ending the capture fails too, and says less
             error = error.__context__
         self._give_up(f"the step cannot be captured as a CUDA graph ({first_line(error)})")
 

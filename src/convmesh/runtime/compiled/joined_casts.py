@@ -1,7 +1,7 @@
 """Casts of many tensors as one call: of all weights before forward, and of their gradients.
 
 Autocast casts every weight, and every gradient back. On a GPU each is a launch, which takes longer than most casts.
-Gradients that go into a bucket are not cast at all: they are copied there, in whatever type they are.
+Gradients that go into a bucket are not cast at all: they are copied there in the type that they have.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from convmesh.private_torch.tracing import is_cast, returns_views, writes_to
 
 
 def cast_all(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Tensors in other types, each in its own format."""
+    """Tensors cast to other types; each keeps its memory format."""
     made = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
     copy_all_(made, tensors)
     return made
 
 
 def join_weight_casts(graph: fx.Graph, tangents: int) -> None:
-    """Make all casts of what forward is given by one call, before anything else; backward is given `tangents` first."""
+    """Make all casts of forward's inputs in one call, before anything else; the first `tangents` are backward's."""
     written = {source for node in graph.nodes for source in writes_to(node)}
     given = {n for n in graph.find_nodes(op="placeholder")[tangents:] if n not in written}
     casts = [n for n in graph.nodes if _keeps_format(n) and n.args[0] in given]
@@ -38,7 +38,7 @@ def join_weight_casts(graph: fx.Graph, tangents: int) -> None:
 
 
 def join_gradient_casts(graph: fx.Graph, gradients: int, bucketed: Iterable[int]) -> None:
-    """Leave the casts of `bucketed` gradients out, and make the others by one call behind backward."""
+    """Drop the casts of `bucketed` gradients, and make the others in one call after backward."""
     (output,) = graph.find_nodes(op="output")
     results: list[fx.Node] = list(output.args[0])
     border, raw = len(results) - gradients, {*bucketed}
@@ -56,7 +56,7 @@ def join_gradient_casts(graph: fx.Graph, gradients: int, bucketed: Iterable[int]
 
 
 def _joined(graph: fx.Graph, casts: Sequence[fx.Node], before: fx.Node) -> list[fx.Node]:
-    """Nodes with the values of casts, which one call makes."""
+    """Nodes for the values of `casts`, all made by one call."""
     with graph.inserting_before(before):
         sources, dtypes = [cast.args[0] for cast in casts], [cast.meta["val"].dtype for cast in casts]
         call = graph.call_function(cast_all, (sources, dtypes))
@@ -67,12 +67,12 @@ def _joined(graph: fx.Graph, casts: Sequence[fx.Node], before: fx.Node) -> list[
 
 
 def _ends_with_cast(node: Any) -> bool:
-    """Whether a result is a cast that nothing else reads, of memory of its own."""
+    """Whether a result is a cast that nothing else reads, and its source is not a view."""
     return _keeps_format(node) and len(node.users) == 1 and not returns_views(node.args[0].target)
 
 
 def _keeps_format(node: Any) -> bool:
-    """Whether a node casts a dense tensor and leaves its order in memory."""
+    """Whether a node casts a dense tensor and keeps its strides."""
     if node.op != "call_function" or not is_cast(node.target):
         return False
     cast, value = node.meta["val"], node.args[0].meta["val"]

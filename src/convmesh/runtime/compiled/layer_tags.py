@@ -1,4 +1,4 @@
-"""Which layer each operator of a traced step is of: noted while it is traced, and read when the step is cut."""
+"""Which layer each operator of a traced step belongs to: noted during tracing, read when the step is cut."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from convmesh.private_torch.tracing import graph_being_traced
 
 _KEY = "convmesh_layer"
 BETWEEN = "+"
-"""Between the names of layers that run as one."""
+"""Joins the names of layers that run as one."""
 
 
 class LayerTags:
-    """A listener: what is traced between `enter` and `leave` is the layer's."""
+    """A listener: what is traced between `enter` and `leave` belongs to the layer."""
 
     def __init__(self) -> None:
         self._layer = ""
@@ -39,7 +39,7 @@ def last_traced() -> fx.Node:
 
 
 def traced_since(node: fx.Node) -> Iterator[fx.Node]:
-    """The operators that were traced after one."""
+    """The operators traced after this one."""
     end = last_traced()
     while node is not end:
         node = node.next
@@ -47,5 +47,5 @@ def traced_since(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def layers_of(nodes: Iterable[fx.Node]) -> str:
-    """The layers of a run of operators, in their order."""
+    """The layers of a run of operators, in order."""
     return BETWEEN.join(dict.fromkeys(filter(None, (node.meta.get(_KEY, "") for node in nodes))))

@@ -1,6 +1,6 @@
 """Operands of convolutions, laid out as kernels want them while a compiler can still merge the copy with other work.
 
-A kernel that is given a part of a tensor, such as the gradient of one input of `cat`, copies it first, and slowly.
+A kernel given part of a tensor, such as the gradient of one input of `cat`, copies it first, and slowly.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import fx
 from convmesh.kernels.memory_format import CHANNELS_LAST, is_channels_last
 
 _OPERANDS = {torch.ops.aten.convolution.default: 2, torch.ops.aten.convolution_backward.default: 3}
-"""Convolutions, with the number of tensors that they read."""
+"""The number of tensors that each convolution reads."""
 
 
 def lay_out_operands(graph: fx.Graph) -> None:
-    """Give each convolution all its operands channels-last if one of them is, else plain, and without gaps."""
+    """Give each convolution dense operands: all channels-last if any of them is, otherwise all plain."""
     inputs: dict[tuple[Any, Any], fx.Node] = {}
-    """Copies of inputs by what they were made from and by the weights: backward reads the one that forward made."""
+    """Copies of inputs, by source and weight: backward reads the copy that forward made."""
     for target, count in _OPERANDS.items():
         for node in graph.find_nodes(op="call_function", target=target):
             operands: list[Any] = list(node.args[:count])

@@ -1,6 +1,6 @@
-"""What backward needs of a max-pool: a byte for each value, instead of its index in eight and the pool's input.
+"""What backward needs of a max-pool: one byte per value, instead of an eight-byte index and the pool's input.
 
-The place of a maximum within its window is small; with the place of the window it gives the index.
+A maximum's offset within its window is small; with the window's place it gives the index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_IN_A_BYTE = 127
 
 @dataclass(frozen=True)
 class _Windows:
-    """How windows lie in a pool's input, by dim of space."""
+    """The geometry of a pool's windows, by dim of space."""
 
     extents: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -71,7 +71,7 @@ class _Windows:
 
 
 def keep_offsets(graph: fx.Graph) -> None:
-    """Let the backward of every max-pool work from a byte a value, and from its input's shape alone."""
+    """Let every max-pool's backward work from one byte per value, and from its input's shape alone."""
     for target, pool in _BACKWARD.items():
         for backward in graph.find_nodes(op="call_function", target=target):
             _without_input(backward)
@@ -81,7 +81,7 @@ def keep_offsets(graph: fx.Graph) -> None:
 
 
 def _is_of(indices: Any, pool: Any) -> bool:
-    """Whether indices are those of a pool in the same step: another's windows may be others."""
+    """Whether indices come from such a pool in the same step: the windows of others may differ."""
     return indices.target is operator.getitem and indices.args[0].target is pool
 
 
@@ -106,7 +106,7 @@ def _without_input(backward: fx.Node) -> None:
 
 
 def _inlined(function: Callable[[torch.Tensor], torch.Tensor], given: fx.Node, owner: fx.Node) -> fx.Node:
-    """The operators of a function of one tensor, as nodes where the graph inserts now, of the layer of `owner`."""
+    """The operators of a function of one tensor, as nodes at the graph's insertion point, in the layer of `owner`."""
 
     def called(x: torch.Tensor) -> torch.Tensor:  # methods cannot be traced
         return function(x)

@@ -1,9 +1,9 @@
-"""What a step keeps from forward to backward, made smaller at little cost, for a compiler that fuses.
+"""Shrinks what a step keeps from forward to backward, at little cost, for a compiler that fuses.
 
-- Casts to a wider type, of which autocast has one for every layer, are made again.
-- A value that backward reads only in elementwise operators is computed again, if from values that are there anyway: in
-  the kernel that reads it, so that it is not written to memory.
-- Of a relu's output of which backward asks for nothing but its sign, a byte is kept.
+- Casts to a wider type, of which autocast makes one for every layer, are made again.
+- A value that backward reads only in elementwise operators is recomputed if its sources are kept anyway: inside the
+  kernel that reads it, so it is never written to memory.
+- If backward needs only the sign of a relu's output, one byte per value is kept.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import fx
 from convmesh.private_torch.tracing import is_cast, is_elementwise, returns_views, writes_to
 
 MOST_OPERATORS = 16
-"""That one value is computed from."""
+"""Operators that recompute one value, at most."""
 
 MOST_READ = 2
-"""Bytes that are read to compute a value anew, for each byte of it."""
+"""Bytes read to recompute a value, at most, for each byte of it."""
 
 SMALL = 16
-"""A value with this many times fewer elements, such as a mean, may be kept for the sake of another."""
+"""A value with this many times fewer elements, such as a mean, may be kept so that another need not be."""
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.default
 
 
 def recompute_values(graph: fx.Graph, *tangents: fx.Node) -> None:
-    """Let backward, which begins with the first reader of `tangents`, compute anew what costs it little."""
+    """Let backward, which begins with the first reader of `tangents`, recompute what is cheap."""
     step = _Values(graph, tangents)
     for node in step.kept:
         operators = [node] if step.is_cheap_cast(node) else step.elementwise_source(node)
@@ -41,7 +41,7 @@ def recompute_values(graph: fx.Graph, *tangents: fx.Node) -> None:
 
 
 class _Values:
-    """A step's graph, as it was traced: values of forward, and which of them backward reads."""
+    """A step's traced graph: the values of forward, and which of them backward reads."""
 
     def __init__(self, graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
         self._order = {node: number for number, node in enumerate(graph.nodes)}
@@ -51,11 +51,11 @@ class _Values:
 
     @cached_property
     def kept(self) -> list[fx.Node]:
-        """Values that forward computes and backward reads, with memory of their own."""
+        """Values, not views, that forward computes and backward reads."""
         return [n for n in self._order if self._is_forward(n) and not _is_view(n) and any(self._late_readers(n))]
 
     def is_cheap_cast(self, node: fx.Node) -> bool:
-        """Whether a value is a cast, and its source takes less memory."""
+        """Whether a value is a cast whose source takes less memory."""
         if not is_cast(node.target) or self._changes(node):
             return False
         source: Any = node.args[0]
@@ -65,13 +65,13 @@ class _Values:
         return bool(value.element_size() < cast.element_size())
 
     def readers_of_its_sign(self, node: fx.Node) -> list[fx.Node]:
-        """Backward's readers of a value, if all they ask is whether it is positive."""
+        """Backward's readers of a value, if all of them only ask whether it is positive."""
         readers = list(self._late_readers(node))
         asked = all(r.target is _RELU_BACKWARD and r.args[1:] == (node, 0) and r.args[0] is not node for r in readers)
         return readers if asked and not self._changes(node) else []
 
     def elementwise_source(self, node: fx.Node) -> list[fx.Node]:
-        """The operators from values that are there anyway to a value that backward reads element by element."""
+        """The operators that compute, from values kept anyway, a value that backward reads element by element."""
         if not all(is_elementwise(reader.target) for reader in self._late_readers(node)):
             return []
         found: dict[fx.Node, None] = {}
@@ -91,7 +91,7 @@ class _Values:
         return [*found] if is_cheap and not any(map(self._changes, (*found, *read))) else []
 
     def _stays(self, node: fx.Node, of: fx.Node) -> bool:
-        """Whether backward has a value whatever is computed anew, or may have it at little cost."""
+        """Whether backward has a value regardless of what is recomputed, or may have it at little cost."""
         memory = _memory_of(node)
         if memory.op != "call_function":
             return True
@@ -102,11 +102,11 @@ class _Values:
         return is_read and not self.is_cheap_cast(memory)
 
     def forward_views_of(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Forward's views of a value, of which backward reads some."""
+        """Forward's views of a value; backward reads some of them."""
         return filter(self._is_forward, _views_of(node))
 
     def repeat(self, nodes: list[fx.Node]) -> None:
-        """Compute nodes again before backward first reads one of them, for all its readers."""
+        """Compute nodes again before backward first reads one of them, for all readers in backward."""
         late = {reader for node in nodes for reader in node.users if self._is_late(reader)}
         first = min(late, key=self._order.__getitem__)
         again: dict[fx.Node, fx.Node] = {}
@@ -122,7 +122,7 @@ class _Values:
             yield from (reader for reader in one.users if self._is_late(reader) and not _is_view(reader))
 
     def _changes(self, node: fx.Node) -> bool:
-        """Whether something writes to a value: computed later, it would be another."""
+        """Whether something writes to a value's memory: recomputed later, it would differ."""
         return _memory_of(node) in self._written
 
     def _is_forward(self, node: fx.Node) -> bool:
@@ -144,7 +144,7 @@ def _keep_sign(node: fx.Node, readers: list[fx.Node]) -> None:
 
 
 def _called(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
-    """A new node, which knows its value's shape and format as traced nodes do."""
+    """A new node that carries its value's shape and format, as traced nodes do."""
     made = graph.call_function(operator, args)
     made.meta["val"] = operator(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
     return made

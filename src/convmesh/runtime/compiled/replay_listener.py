@@ -1,10 +1,10 @@
-"""Who is told of every call of a replayed step. Without anybody it costs one look a replay."""
+"""The listener that is told of every call of a replayed step. Without one, the cost is one lookup per replay."""
 
 from __future__ import annotations
 
 from convmesh.runtime.layer_following import LayerListener
 
-_listeners: list[LayerListener] = []  # not a ContextVar: backward on a GPU runs in a thread of torch's
+_listeners: list[LayerListener] = []  # not a ContextVar: backward on a GPU runs in one of torch's threads
 
 
 def listen_to_replays(listener: LayerListener | None) -> None:

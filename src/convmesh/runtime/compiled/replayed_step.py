@@ -52,7 +52,7 @@ class ReplayedStep:
         return PlainRun(self._calls, given, self._mesh) if run is None else run
 
     def _draw(self) -> torch.Tensor:
-        """Fresh seeds, those that an eager step would draw; while a user captures the step, those of the one before."""
+        """Fresh seeds, as an eager step would draw them; while a user captures the step, those of the step before."""
         if self._traced.graph.masks and not _is_captured(self._seeds):
             drawn = [draw_seed(self._mesh) for _ in range(self._traced.graph.masks)]
             self._seeds = torch.tensor(drawn + [0] * (CAPACITY - len(drawn))).to(self._mesh.device)
@@ -61,7 +61,7 @@ class ReplayedStep:
     def _with_backward(self, loss: torch.Tensor, weights: list[torch.Tensor], run: StepRun) -> torch.Tensor:
         """The loss as a function of the weights, linked so that the pieces of backward run one after the other.
 
-        Autograd delivers each piece's gradients before it goes on, so that their sums over ranks start behind the next.
+        Autograd delivers each piece's gradients before it goes on, so the next piece overlaps their sums over ranks.
         """
         for number, piece in reversed(list(enumerate(self._calls.pieces))):
             loss = _Piece.apply(run, number, loss, *(weights[i] for i in piece.gradients))
@@ -69,7 +69,7 @@ class ReplayedStep:
 
 
 def _is_captured(tensor: torch.Tensor) -> bool:
-    """Whether work on a tensor's device is being captured in a CUDA graph, which nothing may enter from the host."""
+    """Whether work on a tensor's device is being captured in a CUDA graph, into which the host may copy nothing."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -92,9 +92,9 @@ class _Piece(torch.autograd.Function):
 def _left_to_autograd(
     weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> Iterator[torch.Tensor | None]:
-    """Gradients that the reducer of their weights did not take.
+    """The gradients that their weights' reducer did not take.
 
-    As aliases, so that autograd takes them as they are: of a tensor that others hold it would make a copy.
+    They are aliases, which autograd takes as they are; it would copy a tensor that something else holds.
     """
     owner = owner_of(weights[0]) if weights else None
     is_taken = owner.deliver(weights, gradients) if isinstance(owner, GradientReducer) else [False] * len(weights)

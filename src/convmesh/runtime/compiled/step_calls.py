@@ -42,7 +42,7 @@ class StepCall:
     writes: tuple[int, ...]
     frees: tuple[int, ...] = ()
     layer: str = ""
-    """The layers that it computes, or for which it sends."""
+    """The layers that it computes or sends for."""
     phase: str = "forward"
 
 
@@ -80,16 +80,16 @@ class StepCalls:
     inputs: tuple[int, ...]
     """Places of the seeds, the held tensors and the batch."""
     types: tuple[torch.dtype, ...]
-    """In which they are read: a batch may come in others."""
+    """The types in which they are read; a batch may arrive in others."""
     tangents: tuple[int, ...]
     """Places of the gradients that backward begins with."""
     results: tuple[int, ...]
-    """Places of what forward computes: of a step, the loss, whether outputs are finite, and what labels tell."""
+    """Places of what forward computes: in a step, the loss, whether outputs are finite, and the label notes."""
     gradients: tuple[int, ...]
 
 
 def whole_segments(calls: StepCalls) -> list[tuple[int, ...]]:
-    """Pieces of backward, by number, in groups at whose ends no transfer is under way: what a graph can hold."""
+    """Pieces of backward, by number, in groups that end with no transfer under way: what a graph can hold."""
     under_way = _under_way(calls.forward, set())
     if under_way:
         raise UnsupportedError("a transfer is under way between forward and backward")
@@ -104,10 +104,10 @@ def whole_segments(calls: StepCalls) -> list[tuple[int, ...]]:
 
 
 def agreed_segments(calls: StepCalls, mesh: OpenMesh) -> list[tuple[int, ...]]:
-    """`whole_segments`, which must be those of all ranks; all of them call this, and raise if they differ.
+    """`whole_segments`, which must be the same on all ranks; every rank calls this, and all raise if they differ.
 
-    Sums of gradients are posted between two graphs. A rank that posted one before transfers that another posts first
-    could wait for it, as captures do, while the other waits for those.
+    Sums of gradients are posted between two graphs. If one rank posted a sum before transfers that another posts first,
+    and waited for it, as captures do, the two would wait for each other.
     """
     segments, problem = list[tuple[int, ...]](), None
     try:
@@ -119,7 +119,7 @@ def agreed_segments(calls: StepCalls, mesh: OpenMesh) -> list[tuple[int, ...]]:
 
 
 def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
-    """Places of the transfers that were posted and not waited for, after some calls."""
+    """Places of the transfers that are posted and not yet waited for, after some calls."""
     found = set(before)
     for call in calls:
         if isinstance(call.run, Posts):
@@ -130,7 +130,7 @@ def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
 
 
 def cut_step(traced: TracedGraph, order: Order, compiler: Compile) -> StepCalls:
-    """Cut backward behind the last gradient of each group in `order`, so that its sum over ranks can start there."""
+    """Cut backward after the last gradient of each group in `order`, so that its sum over ranks can start there."""
     join_weight_casts(traced.module.graph, traced.tangents)
     join_gradient_casts(traced.module.graph, traced.gradients, {i for group in order for i in group})
     cutter = _Cutter(traced, compiler)
@@ -159,7 +159,7 @@ class _Cutter:
         self._border = len(self._results) - traced.gradients
 
     def cut(self, ends: list[int], groups: list[tuple[int, ...]]) -> StepCalls:
-        """Cut backward at `ends`, behind which the gradients of `groups` are ready."""
+        """Cut backward at `ends`, where the gradients of `groups` are ready."""
         results, border = self._results, self._border
         parts = [_runs(self._nodes[a:b]) for a, b in pairwise([0, self._backward_begins(), *ends])]
         _repeat_views([run for part in parts for run in part])
@@ -178,7 +178,7 @@ class _Cutter:
         )
 
     def _backward_begins(self) -> int:
-        """The first operator that reads a gradient that backward is given."""
+        """The first operator that reads one of the gradients given to backward."""
         numbers = {node: number for number, node in enumerate(self._nodes)}
         readers = [numbers[n] for tangent in self._tangents for n in tangent.users if n in numbers]
         return min(readers, default=len(self._nodes))
@@ -262,7 +262,7 @@ class Waits:
 
 
 def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Calls of their own, each with the nodes that unpack it, and the runs of local operators between them."""
+    """Separate calls, each with the nodes that unpack it, and the runs of local operators between them."""
     runs: list[list[fx.Node]] = []
     is_open = False
     for node in nodes:
@@ -280,7 +280,7 @@ def _runs(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 
 
 def _is_apart(node: fx.Node) -> bool:
-    """Whether a node is a call of its own, which no compiler sees."""
+    """Whether a node is a separate call, which no compiler sees."""
     return is_post(node.target) or is_wait(node.target) or _casts_all(node.target)
 
 
@@ -294,7 +294,7 @@ def _is_unpacking(node: fx.Node, asked: Callable[[Any], bool]) -> bool:
 
 
 def _repeat_views(runs: list[list[fx.Node]]) -> None:
-    """Let every run make the views that it reads: what passes between runs is memory of its own, never a view."""
+    """Let every run make the views that it reads: what passes between runs is never a view."""
     for run in runs:
         if _is_apart(run[0]):
             continue
@@ -322,7 +322,7 @@ def _copied(
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node's value shares memory with what it reads, and nothing is written."""
+    """Whether a node's value shares memory with what it reads, and the node writes nothing."""
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and _is_view(source)
@@ -332,7 +332,7 @@ def _is_view(node: fx.Node) -> bool:
 def _freeing(
     parts: list[list[StepCall]], results: Sequence[int], gradients: Sequence[Sequence[int]]
 ) -> tuple[list[list[StepCall]], list[tuple[int, ...]]]:
-    """The same calls, each of which frees what it reads last; and for each part the gradients to free at its end."""
+    """The same calls, each freeing what it is the last to read; and for each part the gradients to free at its end."""
     kept, freed, ended = {*results}, [], []
     for part, ready in zip(reversed(parts), reversed([(), *gradients]), strict=True):
         ended.append(tuple(place for place in dict.fromkeys(ready) if place not in kept))

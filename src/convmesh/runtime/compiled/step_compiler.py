@@ -34,7 +34,7 @@ def backend_of(choice: bool | str) -> str | None:
 
 @cache
 def missing_compiler(device: str) -> str | None:
-    """Why torch's compiler cannot work here, from a try; None if it can."""
+    """Why torch's compiler does not work here, found by trying; None if it works."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, x)),))
@@ -47,7 +47,7 @@ def missing_compiler(device: str) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in a line."""
+    """An error as one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text:.160}" if text else type(error).__name__
 
@@ -64,7 +64,7 @@ class Uncompiled:
 
 
 class StepCompiler:
-    """Compiles runs of operators, those that are alike once: networks repeat their blocks."""
+    """Compiles runs of operators; equal ones once, as networks repeat their blocks."""
 
     def __init__(self, tell: Tell, tunes: bool = False) -> None:
         self.tell, self._tunes = tell, tunes
@@ -73,7 +73,7 @@ class StepCompiler:
         self._known: dict[Hashable, Run] = {}
 
     def of_run(self, module: fx.GraphModule) -> Run:
-        """A run, compiled when it first runs. One operator alone has nothing to be fused with."""
+        """A run, compiled when it first runs. A single operator stays as it is: it has nothing to fuse with."""
         work = [n for n in module.graph.nodes if n.op == "call_function" and not _is_bookkeeping(n)]
         return Uncompiled(module) if len(work) < 2 else Compiled(module, self)
 
@@ -93,7 +93,7 @@ class StepCompiler:
 
 
 class Compiled:
-    """A run that is compiled when it first runs: only then the memory formats of its inputs are known."""
+    """A run that is compiled when it first runs: only then are the memory formats of its inputs known."""
 
     def __init__(self, module: fx.GraphModule, compiler: StepCompiler) -> None:
         self._module, self._compiler = module, compiler
@@ -110,7 +110,7 @@ def _is_bookkeeping(node: fx.Node) -> bool:
 
 
 def _graph_key(module: fx.GraphModule) -> Hashable:
-    """The same for graphs that compute the same: operators and where their arguments come from, without names."""
+    """Equal for graphs that compute the same: operators and the sources of their arguments, without names."""
     places = {node: f"%{place}" for place, node in enumerate(module.graph.nodes)}
     return tuple((node.op, _target(module, node), _written(node, places)) for node in module.graph.nodes)
 

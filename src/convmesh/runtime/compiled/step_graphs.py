@@ -1,8 +1,8 @@
-"""A step's calls captured as CUDA graphs, transfers included: a step is a few launches, whatever its layers' number.
+"""A step's calls captured as CUDA graphs, transfers included: a step is a few launches, however many layers it has.
 
-Graphs read and write the memory that they were captured with. So batches are copied into a place of their own, weights
-must stay where they were, and gradients are in memory that the next step, of whatever kind, writes over: parameters
-that still have some then are given a copy.
+Graphs read and write the memory that they were captured with. So batches are copied to a fixed place, weights must not
+move, and gradients are in memory that the next step of any kind overwrites: parameters that still hold some by then
+are given a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convmesh.runtime.compiled.step_runs import PlainRun, replayed, replayed_pie
 
 @dataclass(frozen=True)
 class GraphPart:
-    """A part of the step, with what it sends: a replay counts it, as nobody posts it again."""
+    """A part of the step, with the traffic that it sends: nothing is posted in a replay, so the replay counts it."""
 
     graph: torch.cuda.CUDAGraph
     bytes_sent: Counter[str]
@@ -37,7 +37,7 @@ class GraphPart:
 
 
 class StepGraphs:
-    """A captured step: each part when it first runs, in the thread that runs it, where cuDNN knows its kernels."""
+    """A captured step: each part at its first run, in the thread that runs it, where cuDNN knows its kernels."""
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class StepGraphs:
         mesh: OpenMesh,
         pool: Any,
     ) -> None:
-        """`segments` are the pieces of backward of each graph; `given` are the step's inputs, of which those in `fixed`
-        are read where they are."""
+        """`segments`: each graph's pieces of backward. `given`: the step's inputs, those in `fixed` read in place."""
         self.calls, self.mesh, self._pool, self._fixed = calls, mesh, pool, fixed
         self._segments = {segment[0]: segment for segment in segments}
         rooms = zip(given, calls.types, strict=True)
@@ -65,7 +64,7 @@ class StepGraphs:
         self._backward: dict[int, GraphPart] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] | None = None
-        """As they were before a step of which some part is not captured yet."""
+        """As they were before a step with a part that is not captured yet."""
 
     @contextmanager
     def _capturing(self) -> Iterator[GraphPart]:
@@ -85,7 +84,7 @@ class StepGraphs:
         return all(given[i].data_ptr() == self._places[i] for i in self._fixed)
 
     def begin(self, given: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        """Run forward on these inputs; `buffers` are those of them that a step may change."""
+        """Run forward on these inputs; `buffers` are those that a step may change."""
         for i, t in enumerate(given):
             if i not in self._fixed:
                 self._inputs[i].copy_(t, non_blocking=True)
@@ -101,7 +100,7 @@ class StepGraphs:
         return PlainRun(self.calls, self._inputs, self.mesh)
 
     def keep_gradients(self, weights: Sequence[torch.Tensor]) -> None:
-        """Move the gradients that parameters still have to memory of their own: graphs will write over them."""
+        """Copy the gradients that parameters still hold out of the graphs' memory, which graphs will overwrite."""
         for i, gradient in self.gradients.items():
             kept = weights[i].grad
             if kept is not None and local_of(kept).data_ptr() == gradient.data_ptr():
@@ -126,7 +125,7 @@ class StepGraphs:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a step works on: parameters, by number of their gradients, and the tensors that it changes itself."""
+    """What a step works on: parameters, by the numbers of their gradients, and the tensors that it changes itself."""
 
     weights: Sequence[torch.Tensor]
     buffers: Sequence[torch.Tensor]
@@ -135,12 +134,12 @@ class Trained:
 class GraphRun:
     """A step under way whose parts are graphs. If one cannot be captured, the step starts over without graphs.
 
-    That sends forward's messages again, so it must happen on all ranks: they run the same operators.
+    That sends forward's messages again, so it must happen on all ranks; it does, as they run the same operators.
     """
 
     def __init__(self, graphs: StepGraphs, trained: Trained, failed: Callable[[Exception], None]) -> None:
         self._graphs, self._trained, self._failed = graphs, trained, failed
-        # What labels tell is read a step later, when the next one has been there.
+        # Label notes are read a step later, after the next step has used this memory.
         self.results: Sequence[torch.Tensor] = [t.clone() if t.numel() == 1 else t for t in graphs.results]
         self._next = 0
         self._plain: PlainRun | None = None

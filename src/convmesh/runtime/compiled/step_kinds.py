@@ -1,4 +1,4 @@
-"""Kinds of steps: all that a trace depends on besides values. Each kind is traced once, and a few are kept."""
+"""Kinds of steps: all that a trace depends on except values. Each kind is traced once, and a few are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kept = TypeVar("Kept")
 
 
 class Uncomparable(Exception):  # noqa: N818 - no mistake: the step runs eagerly
-    """A step whose kind cannot be told."""
+    """A step whose kind cannot be determined."""
 
 
 class KeptKinds(OrderedDict[Hashable, Kept]):
@@ -55,7 +55,7 @@ def kind_of_step(holdings: Holdings, batch: Any, device: str) -> Hashable:
 
 
 def _has_hooks_of_users(part: nn.Module) -> bool:
-    """Whether layers have hooks besides a reducer's, which waits for weights; the network does so before a replay."""
+    """Whether a layer has hooks other than a reducer's, which wait for weights, as the network does before a replay."""
     return any(not getattr(hook, "__module__", "").startswith("convmesh.") for hook in hooks_of(part))
 
 

@@ -1,4 +1,4 @@
-"""One step between its forward and the end of its backward, by replaying the calls one after the other."""
+"""One step between its forward and the end of its backward, replayed call by call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class StepRun(Protocol):
 
     @property
     def results(self) -> Sequence[torch.Tensor]:
-        """What forward computed: of a step, the loss, whether outputs are finite, and what labels tell."""
+        """What forward computed: in a step, the loss, whether outputs are finite, and the label notes."""
 
     def gradients(self, number: int, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Run a piece of backward, which begins with `tangents`: the gradients that are ready after it."""
+        """Run a piece of backward, which begins with `tangents`; return the gradients that are then ready."""
 
 
 class PlainRun:
-    """Makes the calls themselves."""
+    """Makes the calls one by one, without graphs."""
 
     def __init__(self, calls: StepCalls, given: Sequence[torch.Tensor], mesh: OpenMesh) -> None:
         self._calls, self._mesh = calls, mesh
@@ -48,7 +48,7 @@ class PlainRun:
 
 
 def replayed_piece(calls: StepCalls, number: int, values: Values, mesh: OpenMesh) -> list[torch.Tensor]:
-    """Make the calls of a piece of backward: the gradients that are ready after it."""
+    """Make the calls of a piece of backward; return the gradients that are then ready."""
     piece = calls.pieces[number]
     replayed(piece.calls, values, mesh)
     found = [values[calls.gradients[i]] for i in piece.gradients]

@@ -54,7 +54,7 @@ class Holdings:
         return [table[name] for table, name in self._places]
 
     def shards(self) -> list[torch.Tensor]:
-        """This rank's shards of the tensors, without autograd. Aliases are kept: there are many, in every step."""
+        """This rank's shards of the tensors, without autograd. Aliases are cached: every step needs many."""
         held = self.tensors()
         shown = [(id(t), address_of(t)) for t in held]
         if shown != self._shown:
@@ -64,7 +64,7 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Nested:
-    """A nested value whose tensors are elsewhere: `filled` puts others in their place."""
+    """A nested value without its tensors: `filled` puts others in their place."""
 
     leaves: tuple[Any, ...]
     spec: Any
@@ -83,7 +83,7 @@ class Nested:
 
 @dataclass(frozen=True)
 class _Gap:
-    """Where a tensor was; if it was a shard, with its place on a mesh."""
+    """Where a tensor was; if it was a shard, with its layout and mesh."""
 
     shard: tuple[Layout, OpenMesh] | None
 
@@ -98,12 +98,12 @@ def _without_values(leaf: Any) -> Any:
 
 
 class Recipe(ABC):
-    """Forward and backward as a function of plain tensors; remembers what tensors cannot tell."""
+    """Forward and backward as a function of plain tensors; remembers what tensors cannot express."""
 
     def __init__(self, holdings: Holdings, tangents: Tensors, batch: Tensors) -> None:
         self._holdings, self._held = holdings, holdings.tensors()
         self.tangents, self.batch = tangents, batch
-        """Shapes and types of the gradients that backward begins with; what forward is given."""
+        """The shapes and types of the gradients that backward begins with; and what forward is given."""
         self.gradients = self.masks = 0
         """How many gradients it returns, and how many random masks it draws."""
 
@@ -145,9 +145,9 @@ def trace_graph(
 ) -> TracedGraph:
     """The recipe as a graph of ATen operators and transfers; nothing runs, nothing is sent.
 
-    With `fuse`, for a compiler that fuses elementary operators; without, what an eager step runs.
+    With `fuse` it suits a compiler that fuses elementary operators; without, it is what an eager step runs.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)  # tables that operators keep
+    fake = FakeTensorMode(allow_non_fake_inputs=True)  # operators keep tables
     with fake:
         tangents = [torch.empty_like(t, device=device, requires_grad=False) for t in recipe.tangents]
     seeds = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
@@ -158,7 +158,7 @@ def trace_graph(
         with following, torch.autograd.set_multithreading_enabled(False), fused, tracing_transfers() as transfers:
             module = make_fx(recipe, tracing_mode="fake")(*values)
     finally:
-        torch.clear_autocast_cache()  # it knows weights without values
+        torch.clear_autocast_cache()  # it holds weights without values
     forget_source_of(module)
     drop_detaching(module.graph)
     module.graph.eliminate_dead_code()
@@ -171,7 +171,7 @@ def trace_graph(
 
 
 def drop_detaching(graph: fx.Graph) -> None:
-    """A traced step has no autograd that values could be detached from; torch 2.15 writes it as an alias."""
+    """Remove detaching, which a traced step, without autograd, does not need; torch 2.15 writes it as an alias."""
     for target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
         for node in graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
@@ -183,17 +183,17 @@ def _for_a_compiler(graph: fx.Graph, recipe: Recipe) -> None:
     keep_offsets(graph)
     recompute_values(graph, *given[: len(recipe.tangents)])
     read_as_cast(given[len(given) - len(recipe.batch) :])
-    lay_out_operands(graph)  # behind those that change formats
+    lay_out_operands(graph)  # after those that change formats
     tune_convolutions(graph)
 
 
 def with_values(notes: Sequence[LabelNote], tensors: Iterator[torch.Tensor]) -> list[LabelNote]:
-    """What labels tell in a replay."""
+    """The label notes, with a replay's values."""
     return [replace(note, lowest=next(tensors), highest=next(tensors)) for note in notes]
 
 
 def told_of(notes: Sequence[LabelNote]) -> list[torch.Tensor]:
-    """What labels tell, as tensors of a trace."""
+    """The tensors of the label notes, as outputs of a trace."""
     return [tensor for note in notes for tensor in (note.lowest, note.highest)]
 
 
@@ -203,7 +203,7 @@ def _standing_for(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_hidden_weights(module: fx.GraphModule) -> None:
-    """A tensor that the trace found by itself is a constant of the graph and gets no gradient."""
+    """Refuse weights that the trace found by itself: they are constants of the graph and get no gradient."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target))
         if isinstance(value, torch.Tensor) and value.requires_grad:

@@ -19,7 +19,7 @@ from convmesh.runtime.layer_following import followed
 
 @dataclass(frozen=True)
 class TracedStep:
-    """The graph gives the loss, a flag for finite outputs, and what labels tell; then gradients."""
+    """The graph returns the loss, a flag for finite outputs, and the label notes; then gradients."""
 
     graph: TracedGraph
     learning: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Convolutions of a traced step by kernels of our own, where a table of measurements says that they are faster."""
+"""Runs convolutions of a traced step with our own kernels, where a table of measurements says that they are faster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Choose = Callable[[Phase, ConvShape, torch.Tensor], KernelConfig | None]
 
 
 def choose(phase: Phase, shape: ConvShape, x: torch.Tensor) -> KernelConfig | None:
-    """By the table for the GPU at hand, if there is one, and Triton."""
+    """By the table for the GPU at hand; None without a table or without Triton."""
     if x.device.type != "cuda" or not has_triton():
         return None
     table = shipped_table(torch.cuda.get_device_name(x.device))
@@ -91,7 +91,7 @@ def _tune_backward(node: fx.Node, choice: Choose) -> None:
 
 
 def _sum_for_bias(grad: fx.Node, before: fx.Node) -> fx.Node | None:
-    """The sum of a gradient that a bias takes, if it is a call of its own that nothing needs before the kernel."""
+    """The sum of a gradient for the bias, if it is a separate call whose result nothing needs before the kernel."""
     value = _value(grad)
     for user in grad.users:
         if user.target is aten.sum.dim_IntList and len(user.args) == 2 and not user.kwargs:
@@ -123,7 +123,7 @@ def _part(node: fx.Node, place: int) -> fx.Node | None:
 
 
 def _called(before: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    """A call where `before` is, of the same layer, with its value."""
+    """A call inserted before `before`, in the same layer, with its value noted."""
     with before.graph.inserting_before(before):
         call = before.graph.call_function(target, args)
     call.meta = {**before.meta}

@@ -47,14 +47,14 @@ class ActionCompiler:
             self._compiler.joins = self.device.type == "cuda" and bool(traced.graph.postings)
             of_run = self._compiler.of_run if compiles else Uncompiled
             calls = cut_before(traced.graph, is_for_weights, len(traced.sources), of_run)
-        except Exception as error:  # of an operator that needs values; the eager stage tells a real mistake
+        except Exception as error:  # from an operator that needs values; the eager stage reports a real mistake
             self.tell(f"a stage cannot be traced ({first_line(error)})")
             return None
         return ReplayedAction(traced, calls, holdings, stage)
 
 
 class CompiledStage(nn.Module):
-    """Stands before a stage, and replays what it would do. What cannot be traced runs as it is, and a line says why."""
+    """Replays what a stage would do. What cannot be traced runs eagerly, and one line says why."""
 
     def __init__(self, eager: StageModule, loss: StageLoss | None, compiler: ActionCompiler, splits: bool) -> None:
         """`splits`: the schedule computes gradients of inputs before those of weights."""
@@ -95,12 +95,12 @@ class CompiledStage(nn.Module):
         return self._compiler.made(self.eager, self._loss, self._holdings, chunk, self._splits)
 
     def loss_of(self, packed: Sequence[torch.Tensor], index: Any) -> torch.Tensor:
-        """A micro-batch's part of the loss, which was computed with its outputs unless the stage ran eagerly."""
+        """A micro-batch's part of the loss; it was computed with the outputs unless the stage ran eagerly."""
         assert self._loss is not None
         whole = self._losses.pop(int(index), None)
         return self._loss(packed, int(index)) if whole is None else self._loss.weighted(whole, int(index))
 
     def begin_backward(self, index: int, is_whole: bool) -> None:
-        """A micro-batch's backward comes next, of all gradients or of one part after the other."""
+        """A micro-batch's backward comes next: all gradients at once, or one part after the other."""
         if (run := self._runs.pop(index, None)) is not None:
             run.is_whole = is_whole or not self._splits

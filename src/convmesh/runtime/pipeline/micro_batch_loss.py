@@ -1,7 +1,7 @@
 """The loss of a batch from the losses of its micro-batches.
 
 Micro-batches have equal sizes, so a mean over samples is the mean of their losses. Cross entropy divides by the weights
-of the targets that count, so each micro-batch counts by its targets' weights. Other losses are compared with the loss
+of the targets that count, so each micro-batch is weighted by its targets. Other losses are compared with the loss
 of the whole batch in the first step; one that is neither the mean nor the sum of its micro-batches' is refused.
 """
 
@@ -46,7 +46,7 @@ class Entropy:
         if self.weight is None:
             here = keeps.sum(dtype=torch.float64)
         else:
-            # The loss itself refuses labels that are no class.
+            # The loss itself refuses labels outside the classes.
             classes = target.local.where(keeps, 0).clamp(0, len(self.weight) - 1)
             here = (self.weight.to(target.local.device, torch.float64)[classes] * keeps).sum()
         return all_reduce(here, mesh, target.layout.axes)
@@ -66,7 +66,7 @@ def entropy_of(loss: Loss) -> Entropy | None:
 
 
 def kind_of(loss: Loss, targets: Any) -> Kind:
-    """Whether the loss is a mean or a sum, if its options tell."""
+    """Whether the loss is a mean or a sum, if its options say so."""
     entropy = entropy_of(loss)
     if entropy is None or not isinstance(targets, Sharded):
         return "unknown"

@@ -30,7 +30,7 @@ from convmesh.runtime.pipeline.torch_schedules import CountedStage, LossOf, make
 class MicroBatches:
     """The layouts of batches and micro-batches of one size.
 
-    Each rank cuts its samples, in order, into equal parts; micro-batch number i is the i-th parts of all ranks.
+    Each rank cuts its samples, in order, into equal parts; micro-batch i consists of every rank's i-th part.
     """
 
     def __init__(self, lowered: Lowered, inputs: Sequence[str], outputs: Sequence[str], mesh: OpenMesh) -> None:
@@ -144,7 +144,7 @@ class Runner:
         return CompiledStage(module, ends, self._compiler, splits)
 
     def _parts_of(self, loss: StageLoss, last: CompiledStage | None) -> LossOf:
-        """Where the parts of the loss come from; a rank's stages are in their order, so the last comes last."""
+        """Where the parts of the loss come from; a rank's stages are in order, so the last one comes last."""
         if last is not None and self.has_last:
             return last.loss_of
         return lambda packed, index: loss(packed, int(index))

@@ -1,7 +1,7 @@
 """A pipeline's step: `net(x, target)` runs micro-batches forward and backward through the stages.
 
 The gradients that a schedule computes are set aside. `loss.backward()` delivers them to the parameters, scaled by the
-gradient of the loss; from there on all is as without a pipeline: accumulation, the reduction over other axes, clipping.
+gradient of the loss; from there on it is as without a pipeline: accumulation, the reduction over other axes, clipping.
 With float16, gradients are computed before the scale of a `GradScaler` is applied: prefer bfloat16.
 """
 
@@ -96,7 +96,7 @@ class PipelineEngine:
 
     @property
     def told(self) -> list[str]:
-        """The lines that said why stages run eagerly although they should be compiled."""
+        """Why stages run eagerly although they should be compiled: the reasons reported so far."""
         return [] if self._compiler is None else self._compiler.tell.told
 
     @property
@@ -105,7 +105,7 @@ class PipelineEngine:
         return [region.module for region in self._regions]
 
     def rebind(self, owner: nn.Module) -> None:
-        """Look up again the parameters that the network reads itself, not through a layer."""
+        """Look up again the parameters that the network reads directly, not through a layer."""
         for region in self._regions:
             rebind(region.module, owner)
         self._runners.clear()
@@ -178,11 +178,11 @@ class PipelineEngine:
         assert self.loss is not None
         try:
             whole_loss(self.loss(self._returned(batch, values), replica.targets(without_data)[0]))
-        except OperatorError:  # a loss that looks at values, or has weights of its own, cannot run without data
+        except OperatorError:  # a loss that looks at values, or has its own weights, cannot run without data
             return
         except ConvMeshError:
             raise
-        except Exception:  # the step will tell
+        except Exception:  # the step will report it
             return
 
     def _returned(self, batch: MicroBatches, values: Sequence[Sharded]) -> Any:
@@ -227,7 +227,7 @@ class PipelineEngine:
         return compare(whole, [part / share for part, share in zip(parts, runner.loss.shares, strict=True)])
 
     def _runner(self, inputs: list[Sharded]) -> Runner:
-        """The stages for a batch of this size, in the precision that is on; made when the first one comes."""
+        """The stages for a batch of this size, in the current precision; made when the first one comes."""
         samples = inputs[0].shape[0]
         if any(x.shape[0] != samples for x in inputs):
             raise ShapeError(f"the inputs have {[x.shape[0] for x in inputs]} samples; a pipeline needs equal numbers.")
@@ -239,7 +239,7 @@ class PipelineEngine:
         return self._runners[kind]
 
     def _batch(self, samples: int, precision: Precision) -> MicroBatches:
-        """Values cross between stages in the types in which they are computed."""
+        """The layouts of such a batch. Values cross between stages in the types that they are computed in."""
         pipeline, plan = self.batch.pipeline, self._lowered.plan
         if samples == self.batch.micro.shape[0] * self.batch.count and precision == plan.precision:
             return self.batch

@@ -1,6 +1,6 @@
 """A traced action at work: a micro-batch's forward is replayed at once, and its backward when the schedule asks for it.
 
-Several micro-batches are between forward and backward at a time; each keeps the values of its own.
+Several micro-batches are between forward and backward at a time; each keeps its own values.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReplayedAction:
         return self._linked(action, results[: self._results], leaves), action
 
     def _linked(self, run: ActionRun, results: list[torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What a schedule takes: on the device that messages leave from, and a function of `leaves`."""
+        """The results as a schedule takes them: on the device that messages leave from, as a function of `leaves`."""
         losses = [loss.clone() for loss in results[: int(self._traced.has_loss)]]
         flats = [flat.to(self._stage.wire) for flat in results[len(losses) :]]
         if not torch.is_grad_enabled():
@@ -83,7 +83,7 @@ class ReplayedAction:
         return list(found)
 
     def _seeds(self) -> torch.Tensor:
-        """Those that the eager stage would draw for this micro-batch."""
+        """The seeds that the eager stage would draw for this micro-batch."""
         masks = self._traced.graph.masks
         if not masks:
             return self._no_seeds
@@ -95,8 +95,8 @@ class ReplayedAction:
 class _Leaves(torch.autograd.Function):
     """Where backward ends: replays a part of it, or all, for the stage's inputs and weights.
 
-    A node of its own with one result: schedules that compute gradients of weights later start again from it, and torch
-    2.11 starts from the first result of a node alone.
+    A separate node with one result: schedules that compute gradients of weights later start again from it, and torch
+    2.11 starts only from a node's first result.
     """
 
     @staticmethod

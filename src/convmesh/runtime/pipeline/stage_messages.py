@@ -1,4 +1,4 @@
-"""Messages between stages, as watches of transfers are told of them: torch's schedules wait for them out of sight."""
+"""Reports messages between stages to watches of transfers: torch's schedules wait for them out of sight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convmesh.lowering.stage_program import CARRIER
 
 
 class StageMessage(NamedTuple):
-    """What a stage needs for one micro-batch, from the stage before it or behind it."""
+    """What a stage needs for one micro-batch, from the stage before or after it."""
 
     phase: str
     stage: int
@@ -45,7 +45,7 @@ class StageMessages:
 
     @contextmanager
     def used(self, message: StageMessage | None = None) -> Iterator[None]:
-        """Around what a stage computes, from the message that it needed."""
+        """Wraps what a stage computes from the message that it needed."""
         note = self._expected.pop(message, None) if message is not None else None
         if note is not None:
             note.arrived()

@@ -28,7 +28,7 @@ from convmesh.runtime.pipeline.idle_inputs import idle_inputs
 
 @dataclass(frozen=True)
 class StageRegion:
-    """The calls of one stage on shards, with the values that they take and return, and those that the stage does."""
+    """The calls of one stage on shards, with the values that they take and return, and those that cross its ends."""
 
     index: int
     mesh: OpenMesh
@@ -122,7 +122,7 @@ class StageModule(nn.Module):
         self.takes = parcel_of(calls.received, lowered)
         self.gives = parcel_of(calls.sent, lowered)
         self.seeds: Sequence[int] = ()
-        """One for the random masks of each micro-batch."""
+        """One for each micro-batch's random masks."""
         self.chunk = 0
         """The number of the micro-batch that runs next."""
         self.mesh, self.wire = calls.mesh, wire
@@ -132,7 +132,7 @@ class StageModule(nn.Module):
 
     @property
     def index(self) -> int:
-        """Of the pipeline's stages."""
+        """Its number in the pipeline."""
         return self._region.index
 
     @property

@@ -27,7 +27,7 @@ from convmesh.runtime.pipeline.stage_messages import StageMessage, StageMessages
 from convmesh.runtime.pipeline.stage_modules import StageModule
 
 LossOf = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
-"""From the last stage's outputs and the number of the micro-batch to its part of the loss."""
+"""Maps the last stage's outputs and the micro-batch's number to its part of the loss."""
 
 
 class CountedStage(PipelineStage):
@@ -75,7 +75,7 @@ class CountedStage(PipelineStage):
         """Keep a micro-batch's graph after its input gradients, if weight gradients are computed later."""
         if self.has_backward and not kwargs.get("full_backward", True) and not graphs_keep_functions():
             ends = [loss] if self.is_last else self.fwd_cache[bwd_chunk_id][0]
-            # A view's node holds the graph; one written in Python, which the end's may be, does not hold itself.
+            # A view's node keeps the graph alive; one written in Python, as the end's may be, does not keep itself.
             self._graphs[bwd_chunk_id] = [end.view_as(end).grad_fn for end in ends]
         if self._compiled is not None:
             self._compiled.begin_backward(bwd_chunk_id, bool(kwargs.get("full_backward", True)))

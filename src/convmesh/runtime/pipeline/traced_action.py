@@ -29,17 +29,17 @@ _KEY = "convmesh_weights"
 
 
 def is_for_weights(node: fx.Node) -> bool:
-    """Whether a traced operator is of the second part of backward."""
+    """Whether a traced operator belongs to the second part of backward."""
     return _KEY in node.meta
 
 
 @dataclass(frozen=True)
 class TracedAction:
-    """The graph gives the loss, on the last stage, the packed outputs, and what labels tell; then gradients."""
+    """The graph returns the loss (on the last stage), the packed outputs and the label notes; then gradients."""
 
     graph: TracedGraph
     sources: tuple[int, ...]
-    """Which of the tensors that the stage is given have a gradient; theirs come first."""
+    """Which of the stage's inputs have a gradient; these gradients come first."""
     learning: tuple[int, ...]
     """Which of the held tensors have one."""
     notes: list[LabelNote]
@@ -74,7 +74,7 @@ class ActionRecipe(Recipe):
         self._notes: list[LabelNote] = []
 
     def described(self, graph: TracedGraph) -> TracedAction:
-        """After it was traced."""
+        """The action, after it was traced."""
         return TracedAction(graph, self._sources, self._learning, self._notes, self._loss is not None)
 
     def run(
@@ -95,7 +95,7 @@ class ActionRecipe(Recipe):
         before = drawn.used
         with collecting_labels() as self._notes:
             whole = self._loss.whole(outputs, target)
-        if drawn.used != before:  # eager losses draw from a row of their own
+        if drawn.used != before:  # eager losses draw from a sequence of their own
             raise UnsupportedError("the loss draws random masks")
         return whole
 

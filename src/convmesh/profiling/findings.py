@@ -40,7 +40,7 @@ def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
 
 
 def _lost_to(times: RankTimes, ranks: int) -> float:
-    """How long another rank waits for this one, less this one's own wait: ranks late by turns cancel out."""
+    """How long another rank waits for this one, less its own wait: ranks that take turns being late cancel out."""
     return times.blamed / max(1, ranks - 1) - times.idle
 
 

@@ -10,7 +10,7 @@ from convmesh.layout.mesh import Mesh
 from convmesh.profiling.rank_profile import TransferTimes
 
 _SECONDS_SEEN = 2e-5
-"""After a wait shorter than this, the transfer counts as complete beforehand."""
+"""A wait shorter than this means that the transfer was already complete."""
 
 Kind = tuple[str, tuple[str, ...], bool, str]
 """Carrier, axes, whether it runs in the background, and a message's name: ranks of a group post transfers of one kind

@@ -58,7 +58,7 @@ class Outcome:
 def judged(codes: Mapping[int, int]) -> Outcome:
     """Judge ranks by how they ended by themselves; `codes` leaves out those that the supervisor killed.
 
-    Ranks that another one told why it failed end with the status of a mistake, so the worst code decides.
+    A rank that another one told why it failed ends with the status of a mistake, so the worst code decides.
     """
     killed = [rank for rank, code in codes.items() if code < 0]
     if killed:

@@ -61,7 +61,7 @@ def _array(path: Path, name: str, dataset: Any) -> StoredArray:
 
 
 def _check_inside(path: Path, name: str, dataset: Any) -> None:
-    """A file may keep its values in other files; refuse those outside of its folder, lest it give them away."""
+    """A file may keep its values in others; refuse those outside of its folder, which it must not expose."""
     named = [file for file, *_ in dataset.external or ()]
     if dataset.is_virtual:
         named += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]

@@ -1,1 +1,1 @@
-"""Training without waiting: ranks take batches and bring their weights together, each at its own time."""
+"""Training without waiting: ranks take batches and merge their weights, each at its own pace."""

@@ -1,4 +1,4 @@
-"""A rank's side of asynchronous training: it hands in what it changed, and goes on from the newest weights."""
+"""A rank's side of asynchronous training: hands in its changes, and goes on from the newest weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convmesh.runtime.late_copy import settle_copies
 class AsyncWeights:
     """Weights of a network that every rank of `job` trains alone. Make it, and `finish`, on every rank.
 
-    In between nobody waits for anybody: `submit` talks to the first rank, where a thread for each of the others adds
+    In between no rank waits for another: `submit` talks to the first rank, where a thread for each of the others adds
     what arrives to the global weights (`convmesh.asynchronous.attenuation`) and answers with the result.
     """
 
@@ -68,7 +68,7 @@ class AsyncWeights:
         return newest
 
     def finish(self) -> None:
-        """Wait for all ranks to end, and take the weights that they made together."""
+        """Wait for all ranks to end, and take their combined weights."""
         if self.weights is None:
             self._send(header(DONE))
         for reception in self._receptions:
@@ -79,11 +79,11 @@ class AsyncWeights:
         self._load(newest)
 
     def abandon(self) -> None:
-        """Tell the others that this rank cannot go on, when they come by."""
+        """Tell the others, when they next call, that this rank cannot go on."""
         if self.weights is not None:
             self.weights.has_failed = True
         else:
-            with suppress(RuntimeError):  # of a connection that broke: they know
+            with suppress(RuntimeError):  # the connection broke: they know
                 self._send(header(FAILED))
 
     def _check(self) -> None:

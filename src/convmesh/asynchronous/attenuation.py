@@ -1,4 +1,4 @@
-"""How much a rank's work counts when it arrives: an asynchronous update of weights that all ranks share.
+"""How much a rank's work counts when it arrives in an asynchronous update of the shared weights.
 
 The idea is the asynchronous global weight update (AGWU) of BPT-CNN (Chen et al., "A bi-layered parallel training
 architecture for large-scale convolutional neural networks", IEEE TPDS 2019): late work counts less. The formula is ours
@@ -24,10 +24,10 @@ def attenuation(version: int, held: Iterable[int], newest: int) -> float:
 
 
 def quality(loss: float, losses: Iterable[float]) -> float:
-    """The factor Q: 1 for the rank with the least of the ranks' last losses, less for the others; 0 of no number.
+    """The factor Q: 1 for the rank with the lowest of the ranks' last losses, less for others; 0 if it is not finite.
 
-    Losses are compared from 1 up: of ranks that have all but learnt, the one that is luckier with its batches is not
-    much better.
+    Losses are compared with 1 added: where ranks have almost learnt the task, luck with batches should not make one
+    count for much more.
     """
     if not math.isfinite(loss):
         return 0.0

@@ -1,4 +1,4 @@
-"""Batches that ranks take as they come for them: a faster rank takes more, and every batch is taken once."""
+"""Batches that ranks claim as they become ready: a faster rank takes more, and every batch is taken once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from convmesh.private_torch.stores import default_store
 
 _claims = itertools.count()
-"""All ranks of a job make as many, in the same order: each has keys of its own in the job's store."""
+"""All ranks of a job make the same number, in the same order: each has its own keys in the job's store."""
 
 
 class Claims:
@@ -21,7 +21,7 @@ class Claims:
         self._store: Any = default_store()
         self._key = f"convmesh/claims/{next(_claims)}"
         self.taken: deque[int] = deque()
-        """Numbers that this rank took, in order; whoever is done with one removes it."""
+        """Numbers that this rank took, in order; whoever has finished one removes it."""
 
     def __iter__(self) -> Iterator[int]:
         while (number := self._first + self._store.add(self._key, 1) - 1) < self._last:
@@ -29,7 +29,7 @@ class Claims:
             yield number
 
     def stop(self, signal: int) -> None:
-        """Let no rank take another batch, because this one was told to stop."""
+        """Keep all ranks from taking another batch, because this one was told to stop."""
         self._store.add(f"{self._key}/signal", signal)
         self._store.add(self._key, self._last)
 

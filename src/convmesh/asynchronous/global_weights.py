@@ -10,7 +10,7 @@ import torch.distributed as dist
 from convmesh.asynchronous.attenuation import attenuation, quality
 
 WORK, DONE, FAILED = 0.0, 1.0, 2.0
-"""What a rank says: that it hands in or gets weights, that it has no more work, or that it cannot go on."""
+"""What a rank says: that it hands in or fetches weights, that it has no more work, or that it cannot go on."""
 
 
 def header(kind: float, loss: float = 0.0) -> torch.Tensor:
@@ -23,15 +23,15 @@ class GlobalWeights:
     def __init__(self, values: torch.Tensor, ranks: int) -> None:
         self.values, self.version = values, 0
         self.staleness: list[int] = []
-        """Of every arrival: the versions that others made since it began."""
+        """For every arrival: how many versions others made since its work began."""
         self.has_failed = False
-        """Whether the first rank cannot go on: others are told when they come by."""
+        """Whether the first rank cannot go on: others are told when they next call."""
         self._held = [0] * ranks
         self._losses: dict[int, float] = {}
         self._lock = threading.Lock()
 
     def add(self, rank: int, change: torch.Tensor, loss: float) -> torch.Tensor:
-        """Take in what a rank changed; a copy of the new version, which the rank holds from here on."""
+        """Add what a rank changed; returns a copy of the new version, which the rank holds from then on."""
         with self._lock:
             self._losses[rank] = loss
             self.staleness.append(self.version - self._held[rank])
@@ -44,7 +44,7 @@ class GlobalWeights:
 
 
 class Reception(threading.Thread):
-    """Serves one other rank, so that a slow one keeps nobody waiting."""
+    """Serves one other rank, so that a slow one holds up nobody."""
 
     def __init__(self, weights: GlobalWeights, rank: int, world_rank: int, group: dist.ProcessGroup) -> None:
         super().__init__(name=f"convmesh-weights-{rank}", daemon=True)
@@ -55,7 +55,7 @@ class Reception(threading.Thread):
         try:
             while self._serve():
                 pass
-        except Exception as error:  # of a connection that broke: the first rank raises it when it comes by
+        except Exception as error:  # the connection broke: the first rank raises this at its next call
             self.error = error
 
     def _serve(self) -> bool:

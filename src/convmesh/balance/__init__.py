@@ -1,1 +1,1 @@
-"""Shares of samples and space by the measured speed of ranks, moved while a network trains."""
+"""Shares of samples and space that follow the measured speed of ranks and move while a network trains."""

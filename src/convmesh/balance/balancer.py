@@ -1,4 +1,4 @@
-"""Keeping ranks equally busy: measures them while a network trains, and moves samples and space to the faster ones."""
+"""Keeps ranks equally busy: measures them while a network trains, and moves samples and space to the faster ones."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from convmesh.layout.mesh import SHARED_AXES
 from convmesh.runtime import ParallelNet
 
 SETTLING = 3
-"""Steps that are not measured after a start and after a move: kernels are chosen and memory is claimed in them."""
+"""Steps that are not measured after a start or a move: they choose kernels and allocate memory."""
 
 
 AGAIN = 2
-"""Steps to the next decision where the last step alone would have moved shares."""
+"""Steps to the next decision if the last step alone would have moved shares."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a decision was made from, and what it changed."""
+    """What a decision was based on, and what it changed."""
 
     step: int
     """Steps done by the balancer when it was made."""
@@ -37,7 +37,7 @@ class Move:
     before: dict[str, tuple[int, ...]]
     after: dict[str, tuple[int, ...]]
     refused: str = ""
-    """Why the network cannot be cut so; then nothing moved."""
+    """Why the network cannot be cut this way, in which case nothing moved."""
 
     @property
     def text(self) -> str:
@@ -50,9 +50,9 @@ class Move:
 class Balancer:
     """Deals the samples of a batch, and space, to ranks by their measured speed.
 
-    Make it on every rank and train in `with balancer.step():`. After every `every` steps the ranks tell each other how
-    long they were busy, waiting for others left out, and all take the same decision. The loss, the gradients and the
-    order of the samples stay those of equal shares.
+    Make it on every rank and train in `with balancer.step():`. Every `every` steps the ranks tell each other how long
+    they were busy, not counting waits for others, and all take the same decision. The loss, the gradients and the order
+    of the samples stay those of equal shares.
     """
 
     def __init__(self, net: ParallelNet, every: int = 5, policy: MovePolicy | None = None) -> None:
@@ -62,24 +62,24 @@ class Balancer:
             raise ConfigError("`balance` needs a plan without a pipeline: stages have micro-batches of equal size.")
         self.net, self.every, self.policy = net, every, policy or MovePolicy()
         self.extents = extents_of(net)
-        """Of the dims that are dealt, by axis; empty where there is nothing to move."""
+        """The extents of the dims that are dealt, by axis; empty if there is nothing to move."""
         self.moves: list[Move] = []
         self._meter = BusyMeter(clock_for(net.mesh.device))
         self._steps = 0
         self._settled = -SETTLING
         self._earlier: list[float] | None = None
         self._kept: list[float] = []
-        """The seconds of the last step before, where the next decision is to count it."""
+        """The seconds of the previous step, if the next decision is to count it."""
         self._patience = MovePatience()
 
     @property
     def shares(self) -> dict[str, tuple[int, ...]]:
-        """What the ranks of each axis have now, in units of its extent."""
+        """The current shares of the ranks of each axis, in units of its extent."""
         return dict(Dealing.of(self.net.mesh.mesh, self.extents).units)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a training step, reading of its batch included if that is to count."""
+        """Wraps a training step, and the reading of its batch if that is to count."""
         if not self.extents:
             yield
             return
@@ -104,9 +104,9 @@ class Balancer:
             self._decide()
 
     def _decide(self) -> None:
-        """All ranks come here after the same step, with the same numbers in the end."""
+        """All ranks come here after the same step, and end up with the same numbers."""
         busy = [*self._kept, *self._meter.taken()]
-        # The median: one hiccup does not count, a rank that is held up again and again shows.
+        # The median: a single hiccup does not count, but a rank that is held up repeatedly shows.
         seconds, last = told_to_all([statistics.median(busy), busy[-1]], self.net.mesh)
         now = Dealing.of(self.net.mesh.mesh, self.extents)
         then = next_dealing(now, seconds, self._earlier, self.policy)
@@ -118,7 +118,7 @@ class Balancer:
             return
         self._patience.stayed()
         if self._patience.factor == 1 and next_dealing(now, last, policy=self.policy) is not None:
-            # A hiccup, or a rank that has become slow: two more steps tell, and a slow one costs more than a look.
+            # A hiccup, or a rank that has become slow: measure two more steps, for a slow rank costs more than a look.
             self._kept, self._settled = busy[-1:], self.every - AGAIN
 
     def _move(self, now: Dealing, then: Dealing, seconds: Sequence[float]) -> None:
@@ -135,14 +135,14 @@ class Balancer:
 
 
 def extents_of(net: ParallelNet) -> dict[str, int]:
-    """The extents of the input's dims that axes cut whose ranks may have uneven shares."""
+    """The extents of the input's dims that are cut by axes with possibly uneven shares."""
     first = net.input_layouts()[0]
     cuts = ((cut.partition.extent, axis) for cut in first.cuts for axis in cut.axes)
     return {axis: extent for extent, axis in cuts if axis in SHARED_AXES and extent > first.mesh.axes[axis]}
 
 
 def told_to_all(numbers: Sequence[float], mesh: OpenMesh) -> list[list[float]]:
-    """Every rank's numbers, on every rank: for each number a list of the ranks'."""
+    """Every rank's numbers, on every rank: for each number, a list over the ranks."""
     table = torch.zeros(len(numbers), mesh.mesh.size, dtype=torch.float64)
     table[:, mesh.rank] = torch.tensor(numbers, dtype=torch.float64)
     told: list[list[float]] = all_reduce(table.to(mesh.device), mesh, tuple(mesh.mesh.axes)).tolist()

@@ -1,4 +1,4 @@
-"""How long this rank was busy in a step: its own work, without the time in which it waited for others."""
+"""How long this rank was busy in a step: its own work, without the time it waited for others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convmesh.dist.transfer_watch import add_watch, remove_watch
 
 
 class _Wait:
-    """One transfer: when it was needed and when it was there."""
+    """One transfer: when it was needed, and when it arrived."""
 
     def __init__(self, clock: StampClock) -> None:
         self._clock = clock
@@ -40,9 +40,9 @@ class _MeteredStep:
 
 
 class BusyMeter:
-    """Times steps by the clock of what computes: wall time, so that a rank that is held up shows.
+    """Times steps by the clock of the device that computes: wall time, so that a rank that is held up shows.
 
-    A device is not waited for until `taken` asks what all steps since the last time took.
+    Nothing waits for the device until `taken` asks for the times of all steps since the last call.
     """
 
     beyond_steps = True
@@ -53,7 +53,7 @@ class BusyMeter:
         self._now: _MeteredStep | None = None
 
     def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> _Wait:
-        """As a watch of transfers."""
+        """Called as a watch of transfers."""
         del works, carrier, axes, message
         wait = _Wait(self._clock)
         if self._now is not None:
@@ -61,14 +61,14 @@ class BusyMeter:
         return wait
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if not self._steps:
             self._clock.begin()
         self._now = _MeteredStep(self._clock.stamp())
         add_watch(self)
 
     def end(self) -> None:
-        """It is over."""
+        """End the step."""
         remove_watch(self)
         if self._now is not None:
             self._now.end = self._clock.stamp()
@@ -76,12 +76,12 @@ class BusyMeter:
         self._now = None
 
     def drop(self) -> None:
-        """Forget the steps so far: the last one failed, or they were cut otherwise."""
+        """Forget the steps so far: the last one failed, or they were cut differently."""
         remove_watch(self)
         self._steps, self._now = [], None
 
     def taken(self) -> list[float]:
-        """The seconds of work in each step since this was last asked."""
+        """The seconds of work in each step since the last call."""
         self._clock.settle()
         steps, self._steps = self._steps, []
         return [step.busy(self._clock) for step in steps]

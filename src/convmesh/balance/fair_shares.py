@@ -1,4 +1,4 @@
-"""Shares by measured speed: from the seconds that ranks were busy to the shares that let all of them finish together.
+"""Shares by measured speed: from how long ranks were busy to the shares that let all of them finish together.
 
 The incremental data partitioning (IDPA) of BPT-CNN (Chen et al., IEEE TPDS 2019) deals samples to nodes in proportion
 to their measured speed, and measures again. Here an axis that cuts space has shares in the same way.
@@ -16,16 +16,16 @@ from convmesh.layout import Mesh, Partition
 from convmesh.layout.layout import fair_cut
 
 UNITS_RANK = 16
-"""Units of work that a rank has on average, at least: shares of 1/16 are fine enough, and few keep cuts aligned."""
+"""Units of work that a rank has on average, at least: 1/16 is fine enough, and few units keep cuts aligned."""
 
 MEASURED = 3
 """Steps that are measured before a decision: few, since a step with a slow rank costs as much as several without."""
 
 SWEEPS = 3
-"""How often axes are balanced in turn, each given the others: of a mesh with one slow rank none is exact alone."""
+"""How often axes are balanced in turn, each given the others: with one slow rank on a mesh, none is exact alone."""
 
 Units = Mapping[str, tuple[int, ...]]
-"""By axis: the units of work of each of its places."""
+"""By axis: the units of work at each of its places."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class MovePolicy:
     """When shares move, and how far."""
 
     least_gain: float = 0.05
-    """The predicted gain, as a fraction of a step, below which nothing moves: noise is no reason."""
+    """The predicted gain, as a fraction of a step, below which nothing moves: it may be noise."""
     whole_gain: float = 0.2
-    """From this gain on shares move at once; a smaller one must be measured twice."""
+    """At this gain or more, shares move at once; a smaller one must be measured twice."""
     most: float = 2.0
     """The largest share of a rank along an axis, in multiples of an equal one: memory grows with it."""
 
@@ -55,7 +55,7 @@ class Dealing:
 
     @classmethod
     def of(cls, mesh: Mesh, extents: Mapping[str, int]) -> Dealing:
-        """What ranks have by the mesh's shares; `extents` are those of the dims that the axes cut."""
+        """The dealing given by the mesh's shares; `extents` are those of the dims that the axes cut."""
         counts = {axis: unit_count(extent, mesh.axes[axis]) for axis, extent in extents.items()}
         cuts = {axis: fair_cut(mesh, count, (axis,)).partition for axis, count in counts.items()}
         return cls(mesh, {axis: _at_least_one(cut) for axis, cut in cuts.items()})
@@ -70,7 +70,7 @@ class Dealing:
         return Dealing(self.mesh, {**self.units, **units})
 
     def seconds(self, paces: Sequence[float]) -> float:
-        """How long a step is if every unit of work takes a rank its pace."""
+        """How long a step takes if each rank spends its pace on every unit of work."""
         return max(pace * work for pace, work in zip(paces, self.work, strict=True))
 
 
@@ -79,7 +79,7 @@ def _at_least_one(cut: Partition) -> tuple[int, ...]:
 
 
 def unit_count(extent: int, ranks: int) -> int:
-    """Into how many units a dim is divided: the fewest that divide it and give each rank enough."""
+    """How many units a dim is divided into: the fewest that divide it and give each rank enough."""
     enough = UNITS_RANK * ranks
     return next((count for count in range(enough, extent) if extent % count == 0), extent)
 
@@ -87,10 +87,10 @@ def unit_count(extent: int, ranks: int) -> int:
 def next_dealing(
     now: Dealing, seconds: Sequence[float], earlier: Sequence[float] | None = None, policy: MovePolicy | None = None
 ) -> Dealing | None:
-    """What to deal next, if ranks were busy for `seconds` in a step; None if it is not worth a move.
+    """The next dealing, if ranks were busy for `seconds` in a step; None if a move is not worth it.
 
-    A small gain must show twice: `earlier` are the seconds measured before these, with the same shares. A function of
-    its arguments alone: ranks that know the same numbers decide the same.
+    A small gain must show twice: `earlier` are the seconds measured before these, with the same shares. A pure
+    function: ranks that know the same numbers decide the same.
     """
     chosen = policy or MovePolicy()
     best, gain = _best(now, seconds, chosen)
@@ -118,14 +118,14 @@ def _gain(now: Dealing, then: Dealing, paces: Sequence[float]) -> float:
 
 
 def _balanced(dealing: Dealing, axis: str, paces: Sequence[float], most: float) -> tuple[int, ...]:
-    """The units of an axis that make the slowest place as fast as possible, given the other axes."""
+    """The units of an axis that minimise the time of its slowest place, given the other axes."""
     units = dealing.units[axis]
     cap = max(int(most * sum(units) / len(units)), *units)
     return _dealt(sum(units), _place_paces(dealing, axis, paces), cap)
 
 
 def _dealt(total: int, paces: Sequence[float], cap: int) -> tuple[int, ...]:
-    """Deal units one by one, each to the place that is done with it first; a place gets at least one, at most `cap`."""
+    """Deal units one by one, each to the place that finishes it first; a place gets at least one, at most `cap`."""
     units = [1] * len(paces)
     queue = [((units[place] + 1) * pace, place) for place, pace in enumerate(paces)]
     heapq.heapify(queue)
@@ -139,7 +139,7 @@ def _dealt(total: int, paces: Sequence[float], cap: int) -> tuple[int, ...]:
 
 
 def _place_paces(dealing: Dealing, axis: str, paces: Sequence[float]) -> list[float]:
-    """Seconds that a unit of an axis takes at each of its places: those of the slowest rank there."""
+    """The seconds that a unit of an axis takes at each of its places: those of the slowest rank there."""
     slowest = [0.0] * len(dealing.units[axis])
     others = {name: units for name, units in dealing.units.items() if name != axis}
     for rank, pace in enumerate(paces):

@@ -1,27 +1,27 @@
-"""How long to measure before a decision: longer where shares went to and fro, which is noise and not speed."""
+"""How long to measure before a decision: longer where shares moved back and forth, which is noise and not speed."""
 
 from __future__ import annotations
 
 from convmesh.balance.fair_shares import Dealing, Units
 
 MOST = 8
-"""The factor never exceeds this, so that a rank that stays slow is seen after all."""
+"""The most that the factor can be, so that a rank that stays slow is noticed eventually."""
 
 STILL = 4
-"""Decisions without a move after which half the time is enough again."""
+"""Decisions without a move after which the factor is halved."""
 
 
 class MovePatience:
-    """The same on all ranks: it follows from their common decisions alone."""
+    """The same on all ranks: it depends only on their common decisions."""
 
     def __init__(self) -> None:
         self.factor = 1
-        """Of the steps between decisions, and of those that are measured."""
+        """Multiplies the steps between decisions, and those that are measured."""
         self._last: dict[tuple[str, int], int] = {}
         self._still = 0
 
     def moved(self, now: Dealing, then: Dealing) -> None:
-        """Shares move. If a place gives back what it got, or gets back what it gave, be slower to believe."""
+        """Shares move. If a place gives back what it got, or gets back what it gave, be more cautious."""
         changes = _changes(now.units, then.units)
         if any(change * self._last.get(place, 0) < 0 for place, change in changes.items()):
             self.factor = min(MOST, 2 * self.factor)

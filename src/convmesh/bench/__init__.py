@@ -1,1 +1,1 @@
-"""Sweeps over training runs, each a command of its own."""
+"""Sweeps of training runs, each run a separate command."""

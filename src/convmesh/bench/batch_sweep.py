@@ -1,6 +1,6 @@
-"""Trains one network with many batch sizes on several numbers of ranks: accuracy and time of each.
+"""Trains one network with many batch sizes on several numbers of ranks: accuracy and time of each run.
 
-Each pair is a run of `convmesh train` with a folder of its own, so a sweep that was stopped goes on where it stopped.
+Each pair is a run of `convmesh train` with its own folder, so a stopped sweep resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class BatchSweep:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(ranks, batch) in the order in which they run."""
+        """(ranks, batch) in the order they run."""
         return [(ranks, batch) for ranks in self.ranks for batch in self.batches]
 
     def points(self, report: Callable[[str], None]) -> Iterator[SweepPoint]:
-        """Every run's result as it comes; those that are in the folder already come at once."""
+        """Every run's result as it finishes; results already in the folder come at once."""
         for number, (ranks, batch) in enumerate(self.runs):
             report(f"run {number + 1} of {len(self.runs)}: batch {batch} on {ranks} ranks")
             yield self._point(ranks, batch)
@@ -70,7 +70,7 @@ class BatchSweep:
 
 
 def _is_done(run: Path) -> bool:
-    """Whether a run went to its end; one that was interrupted is saved, and goes on."""
+    """Whether a run was completed; an interrupted one is saved and resumes."""
     path = run / SUMMARY
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["stopped_by_signal"] is None
 
@@ -92,5 +92,5 @@ def _last_line(path: Path) -> str:
 
 
 def best(points: Sequence[SweepPoint]) -> SweepPoint:
-    """The most accurate one; of those that are equal the fastest."""
+    """The most accurate one; among equals, the fastest."""
     return max(points, key=lambda point: (point.accuracy, -point.seconds_total))

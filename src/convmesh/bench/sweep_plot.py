@@ -1,4 +1,4 @@
-"""A batch sweep as an SVG: accuracy and time over the batch, a line for each number of ranks."""
+"""A batch sweep as an SVG: accuracy and time over the batch, with a line for each number of ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIGURES: dict[str, Callable[[SweepPoint], float]] = {
 
 
 def sweep_svg(points: Sequence[SweepPoint]) -> str:
-    """A panel for each figure, side by side."""
+    """One panel for each figure, side by side."""
     panels = "".join(
         f'<g transform="translate({index * WIDTH},0)">{_panel(title, figure, points)}</g>'
         for index, (title, figure) in enumerate(FIGURES.items())
@@ -53,5 +53,5 @@ def _label(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _first_of(points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """One point of each batch."""
+    """One point for each batch size."""
     return list({point.batch: point for point in points}.values())

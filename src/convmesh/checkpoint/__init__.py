@@ -1,4 +1,4 @@
-"""Checkpoints: saved by all ranks behind training, loaded on any mesh, never by pickle."""
+"""Checkpoints: saved by all ranks in the background, loaded on any mesh, never by pickle."""
 
 from convmesh.checkpoint.checkpointer import Checkpointer
 from convmesh.checkpoint.torch_format import export_torch_checkpoint, import_torch_checkpoint

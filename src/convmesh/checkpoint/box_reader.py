@@ -1,4 +1,4 @@
-"""Reads boxes of a checkpoint's tensors from the files that have them, and no more than that."""
+"""Reads boxes of a checkpoint's tensors from the files that have them, and nothing else."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BoxReader:
 
 
 def check_files(folder: Path, files: Iterable[tuple[str, FileDigest]]) -> None:
-    """Refuse files whose bytes are not those that were written."""
+    """Refuse files whose bytes differ from those that were written."""
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda pair: _check_file(folder / pair[0], pair[1]), files))
 
@@ -87,5 +87,5 @@ def _sha256(path: Path) -> str:
 
 
 def shapes_of(entries: dict[str, SavedTensor], prefix: str) -> dict[str, tuple[int, ...]]:
-    """Global shapes by name, of the tensors whose names begin with `prefix`."""
+    """Global shapes, by name, of the tensors whose names begin with `prefix`."""
     return {name.removeprefix(prefix): e.shape for name, e in entries.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Saves and loads a training run: behind training, in parallel, on any mesh."""
+"""Saves and loads a training run: in the background, in parallel, on any mesh."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Checkpointer:
     """Checkpoints of one run in a folder that all ranks see; call every method on all ranks.
 
     Each rank writes its share as safetensors. `load` puts it together on any mesh, plan or number of ranks. `keep` is
-    the number of checkpoints to keep (None: all). `asynchronous` returns at once: a
-    thread copies the values, for which an optimiser's next update waits, and writes them; one save is in flight at a
-    time. A rank that has not written after `seconds_timeout` fails a save.
+    the number of checkpoints to keep (None: all). With `asynchronous`, `save` returns at once: a thread copies the
+    values (an optimiser's next update waits for the copy) and writes them; one save is in flight at a time. A save
+    fails if a rank has not written after `seconds_timeout`.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Checkpointer:
     def save(self, step: int, net: ParallelNet, optimizer: Optimizer | None = None, state: State | None = None) -> None:
         """Save weights, buffers, the optimiser, random numbers and `state` (the first rank's, as JSON).
 
-        The values are those at the time of the call. If the save before failed, its error is raised now, here and not
-        behind training.
+        The values are those at the time of the call. If the previous save failed, its error is raised now, here and not
+        in the background.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise CheckpointError(f"`step` (={step!r}) must be a whole number from 0 on.")
@@ -69,7 +69,7 @@ class Checkpointer:
     def _prepared(
         self, step: int, net: ParallelNet, optimizer: Optimizer | None, state: State
     ) -> tuple[dict[str, Any], Snapshot | str]:
-        """What to write, or why that is impossible: the other ranks must hear of it."""
+        """What to write, or why that is impossible, which the other ranks must hear."""
         try:
             head = head_of(step, net, optimizer, state)
             return head, content_of(net, optimizer, self._memory)
@@ -85,7 +85,7 @@ class Checkpointer:
     def load(self, net: ParallelNet, optimizer: Optimizer | None = None, step: int | None = None) -> State | None:
         """Load the newest checkpoint, or that of `step`, and return its `state`; None if there is none.
 
-        Digests are checked first. A damaged newest checkpoint is passed over with a warning, the same on all ranks.
+        Digests are checked first. A damaged newest checkpoint is skipped with a warning, the same on all ranks.
         """
         self.wait()
         reader, damaged = choose(self.folder, net.mesh, step)
@@ -97,5 +97,5 @@ class Checkpointer:
         return dict(reader.manifest.state)
 
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, in rising order."""
+        """The steps of the complete checkpoints, in ascending order."""
         return list(paths_by_step(self.folder))

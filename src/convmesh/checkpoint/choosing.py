@@ -1,4 +1,4 @@
-"""Which checkpoint to load: the newest whose files are as they were written, the same one on all ranks."""
+"""Which checkpoint to load: the newest whose files are intact, the same one on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convmesh.dist.told_values import value_of
 from convmesh.errors import CheckpointError, CheckpointWarning, ConvMeshError
 
 Choice = tuple[BoxReader | None, set[int]]
-"""The checkpoint to load, if there is one, and the steps of damaged ones."""
+"""The checkpoint to load, if any, and the steps of damaged ones."""
 
 
 def choose(folder: Path, mesh: OpenMesh, step: int | None) -> Choice:
@@ -55,7 +55,7 @@ def together(mesh: OpenMesh, work: Callable[[], None]) -> None:
 
 
 def _listed(folder: Path, mesh: OpenMesh) -> list[tuple[int, str]]:
-    """Checkpoints, newest first, as the first rank sees them: steps and folder names."""
+    """Checkpoints, newest first, as the first rank lists them: steps and folder names."""
     listed = [(each.step, each.path.name) for each in newest_first(folder)] if mesh.rank == 0 else []
     if mesh.mesh.size > 1:
         listed = [(step, name) for step, name in value_of(mesh.world_rank(0), listed, mesh.everyone)]
@@ -63,7 +63,7 @@ def _listed(folder: Path, mesh: OpenMesh) -> list[tuple[int, str]]:
 
 
 def _checked(path: Path, mesh: OpenMesh) -> tuple[BoxReader | None, list[str]]:
-    """A checkpoint's reader, and what any rank finds wrong with it."""
+    """A checkpoint's reader, and the problems that any rank finds with it."""
     reader, problem = None, None
     try:
         reader = BoxReader(path, read_manifest(path))

@@ -1,4 +1,4 @@
-"""File-system operations that survive a crash: what has returned is on the disk."""
+"""File-system operations that survive a crash: once one returns, its effect is on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunningDigest(Protocol):
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, unless they exist."""
+    """Make a folder and its parents, unless they exist."""
     path.mkdir(parents=True, exist_ok=True)
 
 
@@ -39,7 +39,7 @@ def _write(file: int, data: memoryview, digest: RunningDigest | None) -> int:
         if digest is not None:
             digest.update(piece)
         done = 0
-        while done < len(piece):  # a full disk may take a part first
+        while done < len(piece):  # a full disk may accept only a part first
             done += os.write(file, piece[done:])
     return len(data)
 

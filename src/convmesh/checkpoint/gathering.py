@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: this rank's tensors, and what the first rank says of the whole."""
+"""What a checkpoint holds of a run: this rank's tensors, and what the first rank says about the whole."""
 
 from __future__ import annotations
 

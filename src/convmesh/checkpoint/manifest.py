@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: which file holds which box of which tensor, and everything that is no tensor."""
+"""The manifest of a checkpoint: which file holds which box of which tensor, and everything that is not a tensor."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class FileDigest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of a checkpoint but the values of its tensors."""
+    """Everything in a checkpoint except the values of its tensors."""
 
     step: int
     serial: int
-    """Checkpoints of a folder in the order of saving. Steps may go back: a run can continue from an older one."""
+    """Numbers a folder's checkpoints in order of saving. Steps may go back: a run can continue from an older one."""
     saved_at: str
     world: int
     mesh: dict[str, int]
@@ -64,7 +64,7 @@ class Manifest:
     files: dict[str, FileDigest]
     tensors: dict[str, SavedTensor]
     shared: dict[str, str]
-    """Further names of weights, each with the name that has the values."""
+    """Further names of weights, each with the name under which its values are saved."""
     optimizer: dict[str, Any] | None
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -72,12 +72,12 @@ class Manifest:
         """The manifest's text, which carries its own digest."""
         tensors = {name: _plain(entry) for name, entry in self.tensors.items()}
         plain = {"version": VERSION, **asdict(replace(self, tensors={})), "tensors": tensors}
-        plain = json.loads(json.dumps(plain))  # as it is read: keys are texts
+        plain = json.loads(json.dumps(plain))  # as it will be read: keys are strings
         return json.dumps({**plain, "sha256": _digest(plain)})
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint's folder; refused if it is damaged or of another version."""
+    """The manifest in a checkpoint's folder; refused if it is damaged or of another version."""
     path = folder / NAME
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What a manifest's text must look like, whoever wrote it: a forged one may carry a right digest."""
+"""What a manifest's text must look like, whoever wrote it: a forged one may carry a correct digest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from convmesh.checkpoint.tensor_file import TYPES
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 FEW_DIMS = 64
-"""As many as torch has."""
+"""Torch's limit."""
 
 
 def _plain_name(name: str) -> str:
-    """A path could leave the checkpoint's folder."""
+    """Refuse paths: one could leave the checkpoint's folder."""
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise ValueError("must be the name of a file in the checkpoint's folder")
     return name
@@ -43,7 +43,7 @@ class FileText(_Strict):
 
 
 class TensorText(_Strict):
-    """A tensor's pieces: file, key in it, spans."""
+    """A tensor's pieces: file, key in the file, spans."""
 
     shape: Annotated[list[Count], Field(max_length=FEW_DIMS)]
     dtype: Annotated[str, AfterValidator(_known_type)]
@@ -51,7 +51,7 @@ class TensorText(_Strict):
 
 
 class ManifestText(_Strict):
-    """All of a manifest but its version and its own digest."""
+    """All of a manifest except its version and its own digest."""
 
     step: Count
     serial: Count
@@ -68,7 +68,7 @@ class ManifestText(_Strict):
 
 
 def problem_in(plain: dict[str, Any]) -> str:
-    """The first thing that no manifest of ours has; nothing if it could be one."""
+    """The first thing that none of our manifests has; empty if it could be one."""
     try:
         read = ManifestText.model_validate_json(json.dumps(plain))
     except ValidationError as error:
@@ -78,7 +78,7 @@ def problem_in(plain: dict[str, Any]) -> str:
 
 
 def _misfit(name: str, tensor: TensorText, read: ManifestText) -> str:
-    """Sizes are checked before anybody allocates memory by them: values must fit into files whose size is known."""
+    """Check sizes before anything allocates memory by them: values must fit into files of known size."""
     for file, _, spans in tensor.boxes:
         inside = len(spans) == len(tensor.shape) and all(
             start <= stop <= extent for (start, stop), extent in zip(spans, tensor.shape, strict=True)

@@ -1,4 +1,4 @@
-"""The manifest of all ranks' files, from what each file says of itself."""
+"""The manifest of all ranks' files, from what each file says about itself."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _box(key: str, shape: list[int]) -> Box:
 
 
 def _check_complete(tensors: dict[str, SavedTensor]) -> None:
-    """Every value once: a cheap check that no rank's idea of who writes what differs from the others'."""
+    """Check that every value is written once: a cheap check that ranks agree on who writes what."""
     if wrong := [name for name, entry in tensors.items() if not entry.is_complete]:
         sizes = [sum(piece.box.size for piece in tensors[wrong[0]].pieces), tensors[wrong[0]].shape]
         raise CheckpointError(

@@ -18,7 +18,7 @@ from convmesh.runtime import ParallelNet
 from convmesh.runtime.weight_places import WeightPlace, update_places
 
 LOCAL_OPTIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
-"""Options that say how an optimiser runs here, not what it computes: they stay as they are."""
+"""Options that say how an optimiser runs on this machine, not what it computes: they are not loaded."""
 
 PREFIX = "optimizer"
 
@@ -63,7 +63,7 @@ class OptimizerState:
                     yield HeldTensor(_place_of(key, value, place), local_of(value))
 
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """State that is no tensor like its parameter, such as the count of steps, by parameter."""
+        """State that is not a tensor like its parameter, such as the step count, by parameter."""
         numbers: dict[str, dict[str, Any]] = {}
         for parameter, place in self.updated:
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -78,7 +78,7 @@ def empty_like(parameter: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def number(plain: Any) -> Any:
-    """A number as the optimiser had it: a tensor, or Python's own."""
+    """A number as the optimiser kept it: a tensor, or a Python number."""
     return torch.tensor(plain["value"], dtype=TYPES[plain["dtype"]]) if isinstance(plain, dict) else plain
 
 

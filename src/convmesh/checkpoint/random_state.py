@@ -34,7 +34,7 @@ def device_name(rank: int) -> str:
 
 
 def set_random(net: ParallelNet, states: dict[str, torch.Tensor], world: int) -> None:
-    """Continue the generators. Ranks beyond those of the checkpoint take over the states of its ranks in turn."""
+    """Continue the generators. Ranks beyond the checkpoint's number take the states of its ranks, cyclically."""
     mesh = net.mesh
     saved = mesh.rank % world
     mesh.seeds.set_state(states[SEEDS])

@@ -1,6 +1,6 @@
-"""How the ranks' writers learn of each other: notes in the job's store.
+"""How the ranks' writers hear from each other: notes in the job's store.
 
-Writers run behind training, so they must not use collectives: those would mix with the ones of training.
+Writers run behind training, so they must not use collectives: those would mix with training's.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from convmesh.private_torch.stores import default_store
 
 _SECONDS_PAUSE, _SECONDS_MOST = 0.001, 0.05
 _SECONDS_FAREWELL = 10.0
-"""How long the first rank, which may serve the store, stays for others to read the outcome."""
+"""How long the first rank, which may serve the store, stays so that others can read the outcome."""
 
 Report = dict[str, Any]
 
 _boards: dict[tuple[object, tuple[int, ...]], int] = {}
-"""How many saves each set of ranks of each job has begun: all of them count the same."""
+"""How many saves each set of ranks of each job has begun: all ranks count alike."""
 
 
 class ReportBoard:
-    """One save: every rank reports how its file went, the first rank announces the outcome."""
+    """One save: every rank reports how its file went, and the first rank announces the outcome."""
 
     def __init__(self, mesh: OpenMesh, seconds_timeout: float) -> None:
         members = tuple(mesh.world_ranks)
@@ -41,7 +41,7 @@ class ReportBoard:
 
     @cached_property
     def _store(self) -> Any:
-        """A connection of its own: another thread may wait for long on the job's."""
+        """A separate connection: another thread may wait on the job's for a long time."""
         return self._jobs_store.clone()
 
     def report(self, report: Report) -> None:
@@ -53,7 +53,7 @@ class ReportBoard:
         keys = [f"{self._key}/{rank}" for rank in range(self._size)]
         self._wait(lambda: self._missing(keys))
         self._has_all = True
-        # All ranks are in this save, so none reads the notes of the one before.
+        # All ranks take part in this save, so none reads the notes of the previous one.
         self._forget(self._before)
         return [json.loads(self._store.get(key)) for key in keys]
 

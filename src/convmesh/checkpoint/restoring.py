@@ -26,7 +26,7 @@ from convmesh.runtime import ParallelNet
 from convmesh.runtime.weight_places import WeightPlace, check_fits, settle_weights, weight_places
 
 WEIGHTS = "net/"
-"""Begins the names of weights and buffers."""
+"""Prefix of the names of weights and buffers."""
 
 
 def check_matches(manifest: Manifest, net: ParallelNet, optimizer: Optimizer | None) -> None:

@@ -1,4 +1,4 @@
-"""One save: this rank's file, and on the first rank the commit, behind training or at once."""
+"""One save: this rank's file, and on the first rank the commit, in the background or at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
 
 
 class SaveJob:
-    """Writes a snapshot; `outcome` is the same on all ranks: nothing, or what went wrong."""
+    """Writes a snapshot; `outcome` is the same on all ranks: empty, or what went wrong."""
 
     def __init__(
         self, target: Target, rank: int, board: ReportBoard, content: Snapshot | str, head: dict[str, Any]
@@ -40,7 +40,7 @@ class SaveJob:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Write behind training."""
+        """Write in the background."""
         self._thread = threading.Thread(target=self.run, name=f"checkpoint-{self._target.step}")
         self._thread.start()
 
@@ -53,7 +53,7 @@ class SaveJob:
             raise kind(f"checkpoint {self._target.step} in {self._target.folder} was not saved: {problem}")
 
     def run(self) -> None:
-        """Write this rank's file and learn how the others fared."""
+        """Write this rank's file and learn how the others did."""
         try:
             self._board.report(self._file_report())
             if self._rank:
@@ -61,7 +61,7 @@ class SaveJob:
             else:
                 self._outcome = self._concluded()
                 self._board.announce(self._outcome)
-        except Exception as error:  # a lost store, for one: training goes on, and hears of it at the next save
+        except Exception as error:  # such as a lost store: training goes on, and hears of it at the next save
             self._outcome = {"problem": f"rank {self._rank}: {error}"}
 
     def _file_report(self) -> Report:
@@ -70,12 +70,12 @@ class SaveJob:
         path = incomplete(self._target.folder, self._target.step) / file_name(self._rank)
         digest = hashlib.sha256()
         try:
-            self._content.late.make()  # whatever follows: an optimiser may be waiting for it
+            self._content.late.make()  # in any case: an optimiser may be waiting for it
             make_folder(path.parent)
             size = write_file(path, self._content.chunks(), digest)
         except OSError as error:
             return {"problem": f"rank {self._rank} cannot write {path}: {error.strerror}.", "unwritable": True}
-        except Exception as error:  # a failed copy from a GPU, for one: without a report the others would wait
+        except Exception as error:  # such as a failed copy from a GPU: without a report the others would wait
             return {"problem": f"rank {self._rank}: {error}"}
         return {"size": size, "sha256": digest.hexdigest()}
 

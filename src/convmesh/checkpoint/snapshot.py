@@ -16,15 +16,15 @@ from convmesh.runtime.late_copy import LateCopy, Pair
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a file will hold; `data` has the tensors once their copies from a GPU have arrived."""
+    """Everything that a file will hold; `data` has the tensors once their copies from a GPU have arrived."""
 
     stored: list[Stored]
     told: dict[str, Any]
-    """What the file says of itself."""
+    """What the file says about itself."""
     data: torch.Tensor
     arrival: torch.cuda.Event | None
     late: LateCopy
-    """What is still to be copied, before an optimiser's next update."""
+    """What is yet to be copied, before an optimiser's next update."""
 
     def chunks(self) -> list[bytes | memoryview]:
         """The file's bytes."""
@@ -35,7 +35,7 @@ class Snapshot:
 
 
 class HostMemory:
-    """Memory that is kept from one snapshot to the next: new pages cost more than the copy itself."""
+    """Memory that is reused from one snapshot to the next: new pages cost more than the copy itself."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def snapshot(rank: int, held: Sequence[HeldTensor], extra: dict[str, Any], memor
 
 
 def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Tensor) -> list[Pair]:
-    """Copy what may change at any time, or lies on a GPU, whose copies do not wait; returns the rest."""
+    """Copy values that may change at any time, and those on a GPU, whose copies do not block; return the rest."""
     begin, left = 0, []
     for each in stored:
         end = begin + each.bytes_size
@@ -74,7 +74,7 @@ def _copy(stored: Iterable[Stored], written: dict[str, Written], data: torch.Ten
 
 
 def _arrival(device: torch.device) -> torch.cuda.Event:
-    # On the stream of training: the next step's kernels change weights only after they have been copied.
+    # On training's stream: the next step's kernels change weights only after they have been copied.
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event

@@ -1,4 +1,4 @@
-"""Which values each rank writes: every value once, the bytes shared evenly among the ranks that hold them."""
+"""Which values each rank writes: every value once, the bytes divided evenly among the ranks that hold them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Holders = tuple[int, ...]
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """A tensor of the checkpoint, as far as this rank holds it."""
+    """The part of a checkpoint's tensor that this rank holds."""
 
     place: WeightPlace
     values: torch.Tensor
     is_steady: bool = False
-    """Whether nothing but an optimiser's update changes it."""
+    """Whether only an optimiser's update changes it."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Written:
 
 
 def share_of(rank: int, held: Iterable[HeldTensor]) -> list[Written]:
-    """What `rank` writes. Tensors of the same holders are taken as one row of bytes and cut into equal parts."""
+    """What `rank` writes. Tensors with the same holders are treated as one run of bytes and cut into equal parts."""
     rows: dict[Holders, list[Written]] = {}
     for each in held:
         if rank in each.place.holders:
@@ -64,7 +64,7 @@ def _part_of(row: list[Written], part: int, parts: int) -> list[Written]:
 
 
 def _cut(whole: Written, begin: int, end: int) -> list[Written]:
-    """The values that begin between two bytes of a tensor."""
+    """The values that begin between two byte offsets of a tensor."""
     size, width = whole.values.numel(), whole.values.element_size()
     start, stop = (min(size, max(0, -(-byte // width))) for byte in (begin, end))
     if (start, stop) == (0, size):

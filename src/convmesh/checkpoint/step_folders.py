@@ -32,7 +32,7 @@ def incomplete(folder: Path, step: int) -> Path:
 
 
 def paths_by_step(folder: Path) -> dict[int, Path]:
-    """Complete checkpoints by step. One that was to be replaced counts until its successor is in place."""
+    """Complete checkpoints by step. One that was being replaced counts until its successor is in place."""
     names = [path for path in folder.iterdir() if (path / NAME).is_file()] if folder.is_dir() else []
     replaced = {_step(path.name.removeprefix(_REPLACED)): path for path in names if path.name.startswith(_REPLACED)}
     found = {**replaced, **{_step(path.name): path for path in names}}
@@ -40,7 +40,7 @@ def paths_by_step(folder: Path) -> dict[int, Path]:
 
 
 def newest_first(folder: Path) -> list[CompleteCheckpoint]:
-    """Complete checkpoints in the order in which to try them: damaged manifests first, since they may be the newest."""
+    """Complete checkpoints in the order to try them: damaged manifests first, since they may be the newest."""
     found = [CompleteCheckpoint(step, path, _serial(path)) for step, path in paths_by_step(folder).items()]
     return sorted(found, key=lambda each: (each.serial is None, each.serial or 0, each.step), reverse=True)
 
@@ -51,14 +51,14 @@ def next_serial(folder: Path) -> int:
 
 
 def commit(folder: Path, manifest: Manifest, keep: int | None, damaged: set[int]) -> None:
-    """Turn the files that all ranks have written into a checkpoint, move `latest`, remove old checkpoints.
+    """Turn the files that all ranks have written into a checkpoint, update `latest`, remove old checkpoints.
 
     In this order, each operation durable before the next, so that `latest` and the newest `keep` are always complete.
     """
     _recover(folder)
     draft, final = incomplete(folder, manifest.step), folder / str(manifest.step)
     for path in [path for path in draft.iterdir() if path.name not in manifest.files]:
-        remove(path)  # left over from an attempt that died, perhaps with more ranks
+        remove(path)  # left by an attempt that died, perhaps with more ranks
     write_file(draft / NAME, [manifest.to_json().encode()])
     sync_folder(draft)
     _put_in_place(draft, final)
@@ -75,7 +75,7 @@ def abandon(folder: Path, step: int) -> None:
 
 
 def _recover(folder: Path) -> None:
-    """Put back checkpoints whose replacement died half-way."""
+    """Put back checkpoints whose replacement was interrupted."""
     for step, path in paths_by_step(folder).items():
         if path.name.startswith(_REPLACED):
             rename(path, folder / str(step))
@@ -98,7 +98,7 @@ def _remove_old(folder: Path, keep: int | None, damaged: set[int]) -> None:
 
 
 def _rank_among(damaged: set[int]) -> Callable[[CompleteCheckpoint], tuple[bool, int]]:
-    """Damaged checkpoints are the first to go."""
+    """Order for deletion: damaged checkpoints go first."""
     return lambda each: (each.serial is not None and each.step not in damaged, each.serial or 0)
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files, written as a stream: the header first, then every tensor's bytes in its order."""
+"""Safetensors files, written as a stream: the header first, then every tensor's bytes in order."""
 
 from __future__ import annotations
 

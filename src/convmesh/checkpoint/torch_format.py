@@ -19,7 +19,7 @@ from convmesh.runtime.weight_places import settle_weights
 
 def export_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Optimizer | None = None) -> None:
     """Write weights and optimiser as torch.distributed.checkpoint does, under `net` and `optimizer`. On all ranks."""
-    from torch.distributed.checkpoint.state_dict_saver import save  # late, since few need it and it takes long
+    from torch.distributed.checkpoint.state_dict_saver import save  # late: few need it, and it takes long to import
 
     save(_in_runs(_states(net, optimizer), net), checkpoint_id=str(folder), process_group=net.mesh.everyone)
 
@@ -27,7 +27,7 @@ def export_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Opt
 def import_torch_checkpoint(folder: str | Path, net: ParallelNet, optimizer: Optimizer | None = None) -> None:
     """Read what `export_torch_checkpoint` wrote, or a program that uses the same names. On all ranks.
 
-    Torch unpickles the metadata: a prepared file can run any code. Import only files that you trust.
+    Torch unpickles the metadata: a malicious file can run any code. Import only files that you trust.
     """
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -56,13 +56,13 @@ def _states(net: ParallelNet, optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def _in_runs(states: dict[str, Any], net: ParallelNet) -> dict[str, Any]:
-    """The states with weights whole that are cut block by block: torch's checkpoints know runs of rows only."""
+    """The states, with weights that are cut block by block made whole: torch's checkpoints know only runs of rows."""
     made: dict[str, Any] = tree_map(lambda leaf: whole(leaf, net.mesh) if _has_blocks(leaf) else leaf, states)
     return made
 
 
 def _in_blocks(held: dict[str, Any], loaded: dict[str, Any], net: ParallelNet) -> dict[str, Any]:
-    """What was loaded, with such weights cut as this rank holds them."""
+    """The loaded states, with such weights cut as this rank holds them."""
     leaves, spec = tree_flatten(loaded)
     pairs = zip(leaves, tree_leaves(held), strict=True)
     made: dict[str, Any] = tree_unflatten([_taken(leaf, into, net) for leaf, into in pairs], spec)

@@ -57,7 +57,7 @@ def export_weights(run: str | Path, output: str | Path, step: int | None = None)
 
 
 def _names(manifest: Manifest) -> dict[str, str]:
-    """All names of a single device's dictionary, each with the name that has the values."""
+    """All names in a single device's dictionary, each with the name under which its values are saved."""
     weights = shapes_of(manifest.tensors, WEIGHTS)
     if unknown := [name for name, first in manifest.shared.items() if first not in weights]:
         raise CheckpointError(f"step {manifest.step} is no checkpoint of ours: it has no values of {unknown[0]!r}.")
@@ -80,7 +80,7 @@ def _candidates(run: Path, step: int | None) -> list[Path]:
 
 
 def _good_one(paths: list[Path]) -> BoxReader:
-    """The first checkpoint whose files are as they were written."""
+    """The first checkpoint whose files are intact."""
     for path in paths:
         try:
             manifest = read_manifest(path)

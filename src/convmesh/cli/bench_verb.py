@@ -24,7 +24,7 @@ class BenchOptions:
     """Options of `convmesh bench`."""
 
     name: Annotated[Literal["batch-sweep"], tyro.conf.Positional, tyro.conf.arg(metavar="batch-sweep")]
-    """Train a run file with many batch sizes on several numbers of ranks; a stopped sweep goes on where it stopped."""
+    """Train a run file with many batch sizes on several numbers of ranks; a stopped sweep resumes where it stopped."""
     config: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
     """The run file: class labels and a test set, such as examples/digits.toml."""
     batches: tuple[int, ...] = BATCHES
@@ -32,7 +32,7 @@ class BenchOptions:
     ranks: tuple[int, ...] = (1, 2, 4)
     """Numbers of ranks on this machine."""
     epochs: int | None = None
-    """Epochs of each run; by default those of the run file."""
+    """Epochs of each run; by default as in the run file."""
     out: Path = Path("runs/batch-sweep")
     """Folder of the runs."""
     svg: Path | None = None
@@ -42,7 +42,7 @@ class BenchOptions:
 
 
 def run(options: BenchOptions) -> int:
-    """Make the runs that are missing, then show all."""
+    """Make the missing runs, then show all."""
     from convmesh.bench.batch_sweep import BatchSweep
     from convmesh.bench.sweep_plot import sweep_svg
 

@@ -1,4 +1,4 @@
-"""Networks captured for their shapes alone: for one batch, without weights."""
+"""Networks captured only for their shapes: for one batch, without weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES_PER_RANK = {1: 32, 2: 32, 3: 1}
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedNetwork:
-    """What every verb that plans asks: which network, for which cluster."""
+    """Options of every verb that plans: which network, for which cluster."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A reference network's name, or package.module:factory."""
@@ -51,7 +51,7 @@ def subject_without_data(model: str, given: str | None = None) -> Subject:
 
     leave_out_the_compiler()
     if ":" not in model:
-        leave_out_symbols()  # code of users may want sympy itself, and any part of it
+        leave_out_symbols()  # users' code may want sympy itself, and any part of it
     sample = None if given is None else parse_shape("--input", given)
     try:
         with torch.device("meta"):
@@ -61,7 +61,7 @@ def subject_without_data(model: str, given: str | None = None) -> Subject:
 
 
 def sample_shape(model: str, subject: Subject, given: str | None) -> tuple[int, ...]:
-    """One sample's shape: the typed one, or else the network's own."""
+    """One sample's shape: as typed, or else the network's own."""
     if given is not None:
         return parse_shape("--input", given)
     if subject.sample is None:

@@ -23,7 +23,7 @@ NAMES = "say which arrays hold inputs and targets with --inputs and --targets"
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Write generated samples to a file, by several processes; a stopped job goes on where it stopped."""
+    """Write generated samples to a file, with several processes; a stopped job resumes where it stopped."""
 
     generator: Annotated[
         Literal["cosmology", "digits", "fractals"], tyro.conf.Positional, tyro.conf.arg(metavar="GENERATOR")
@@ -37,11 +37,11 @@ class MakeOptions:
     samples: int | None = None
     """Number of samples."""
     seed: int | None = None
-    """Samples are functions of it and of their number."""
+    """Seed; every sample is a function of it and of the sample's number."""
     channels: int | None = None
     """Channels (cosmology)."""
     classes: int | None = None
-    """Classes, with the background (fractals)."""
+    """Classes, including the background (fractals)."""
     fractals: int | None = None
     """Fractals in a volume (fractals)."""
     split: Literal["train", "test", "all"] | None = None
@@ -52,10 +52,10 @@ class MakeOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Write samples anew so that every rank can read its part alone: from .nii.gz, .npz, or files in poor chunks."""
+    """Rewrite samples so that every rank can read its part alone: from .nii.gz, .npz, or files with poor chunks."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
-    """File or folder to read: HDF5, Zarr, .npz, .npy, .b2nd, NIfTI, or a folder with a file per sample."""
+    """File or folder to read: HDF5, Zarr, .npz, .npy, .b2nd, NIfTI, or a folder with one file per sample."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """File to write; its suffix is the format: .h5, .zarr or .npy."""
     inputs: str = "inputs"
@@ -120,12 +120,12 @@ def _convert(options: ConvertOptions) -> None:
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal, and silence elsewhere."""
+    """A progress bar on a terminal, silence elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    # Drawn when there is news, not by a thread, since processes are forked meanwhile.
+    # Drawn when there is news, not by a thread, since processes are forked while it shows.
     with Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
         task = bar.add_task(title)
 
@@ -160,7 +160,7 @@ def _text(facts: FileFacts) -> str:
 
 
 def _counts(facts: FileFacts) -> str:
-    """How many samples there are, and what keeps them from being trained on."""
+    """How many samples there are, and what prevents training on them."""
     if facts.samples is None:
         return f": {NAMES}"
     if facts.targets is None:

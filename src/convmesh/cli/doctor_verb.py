@@ -20,7 +20,7 @@ class DoctorOptions:
     """Options of `convmesh doctor`."""
 
     model: str | None = None
-    """Look at this model instead: list everything in it that has no split version. A reference network's name, or
+    """Examine this model instead: list everything in it that has no split version. A reference network's name, or
     package.module:factory."""
     input: str | None = None
     """Shape of one sample without the batch, e.g. 3x224x224; reference networks have a default."""
@@ -31,7 +31,7 @@ class DoctorOptions:
 
 
 def run(options: DoctorOptions) -> int:
-    """Print each finding as it comes; the exit status is 2 if something keeps ConvMesh from training."""
+    """Print each finding as it is made; the exit status is 2 if something keeps ConvMesh from training."""
     if options.model is not None:
         return _run_model(options.model, options)
     if options.input is not None:
@@ -60,7 +60,7 @@ def _line(finding: Finding) -> str:
 
 
 def _run_model(name: str, options: DoctorOptions) -> int:
-    """Print what of a model cannot be split; the exit status is 2 if every strategy refuses a layer of it."""
+    """Print which parts of a model cannot be split; the exit status is 2 if every strategy refuses some layer."""
     from convmesh.cli.captured_subjects import sample_shape
     from convmesh.cli.subjects import find_subject
     from convmesh.doctor import examine_model

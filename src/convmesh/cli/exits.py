@@ -16,8 +16,8 @@ class Exit(IntEnum):
     BAD_INPUT = 2
     NO_PLAN = 3
     NOT_EXACT = 5
-    UNWRITABLE = 74  # "input/output error" in sysexits.h: of a rank, to its supervisor, which tries again; users see 2
-    LOST_RANK = 75  # "temporary failure" in sysexits.h: another try may go well
+    UNWRITABLE = 74  # "input/output error" in sysexits.h: from a rank to its supervisor, which tries again; users see 2
+    LOST_RANK = 75  # "temporary failure" in sysexits.h: another try may succeed
     INTERRUPTED = 130
 
 

@@ -22,7 +22,7 @@ class ExportOptions:
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """Safetensors file to write."""
     step: int | None = None
-    """Checkpoint to take; by default the newest one that is whole."""
+    """Checkpoint to export; by default the newest intact one."""
     json: bool = False
     """Print what was written as JSON."""
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 SECONDS_BETWEEN_REPEATS = 1.0
-"""Time between repeats of the exception: Python drops one that a signal handler raises in a callback, as at a fork."""
+"""Time between repeats of the exception: Python drops one that a signal handler raises in a callback, as in a fork."""
 
 
 @contextmanager

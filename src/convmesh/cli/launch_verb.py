@@ -18,18 +18,18 @@ from convmesh.jobs import ClusterJob, hosts_in, kubernetes_manifest, ray_script,
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of `convmesh launch`. Say one of --slurm, --kubernetes, --ray and --ssh."""
+    """Options of `convmesh launch`. Give one of --slurm, --kubernetes, --ray and --ssh."""
 
     config: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
     """The run file, or package.module:function for a function that returns a `cm.RunConfig`."""
     slurm: bool = False
-    """Print a script for sbatch: it saves before its time is over, and queues itself again."""
+    """Print a script for sbatch, which saves before its time is over and requeues itself."""
     kubernetes: bool = False
     """Print a manifest for kubectl: a job of Kubeflow."""
     ray: bool = False
     """Print a Python file for Ray Train."""
     ssh: Path | None = None
-    """Start the run on the hosts of this file, one a line: a supervisor on each, which lives through lost hosts."""
+    """Start the run on the hosts in this file, one per line: a supervisor on each, which survives lost hosts."""
     run: Path | None = None
     """The run folder, on a file system that all nodes see; by default runs/NAME, after the run file's name."""
     nodes: int = 1
@@ -41,11 +41,11 @@ class LaunchOptions:
     gpus: bool = True
     """Give each rank a GPU; --no-gpus for nodes without any."""
     time: str = "04:00:00"
-    """With --slurm: how long the job may take, as SLURM writes it."""
+    """With --slurm: how long the job may take, in SLURM's notation."""
     partition: str = ""
     """With --slurm: the partition; by default the cluster's."""
     account: str = ""
-    """With --slurm: who pays; by default your own account."""
+    """With --slurm: the account that pays; by default your own."""
     image: str = "convmesh:latest"
     """With --kubernetes: a container image with ConvMesh in it."""
     claim: str = "convmesh"
@@ -57,7 +57,7 @@ class LaunchOptions:
 
 
 def run(options: LaunchOptions) -> int:
-    """Check the run file first: a mistake found here costs no time in a queue."""
+    """Check the run file first: a mistake found here costs no time in the queue."""
     _check(options)
     from convmesh.train.config_files import check
     from convmesh.train.config_sources import config_from, run_name

@@ -22,7 +22,7 @@ from convmesh.errors import ConvMeshError, InfeasibleError, LostRankError, Unwri
 
 @dataclass(frozen=True)
 class Verb:
-    """The module of a verb, which has its options (`PlanOptions`) and `run(options)`, returning an exit status."""
+    """The module of a verb, with its options (`PlanOptions`) and `run(options)`, which returns an exit status."""
 
     module: str
     summary: str
@@ -72,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 ENDED_AT_ONCE = {"plan", "scale"}
-"""Verbs after which nothing is left to do: to free the values of a search one by one takes a second."""
+"""Verbs after which nothing is left to do: freeing the values of a search one by one takes a second."""
 
 
 def script() -> NoReturn:
@@ -104,7 +104,7 @@ def _dispatch(args: list[str]) -> int:
 
 def _run(name: str, rest: list[str]) -> int:
     module: Any = importlib.import_module(VERBS[name].module)
-    if hasattr(module, "parsed"):  # flags go on top of a file, which they name
+    if hasattr(module, "parsed"):  # flags override a file, which they name
         options = module.parsed(partial(_parsed, module, name, rest))
     else:
         options = _parsed(module, name, rest)
@@ -134,7 +134,7 @@ def overview() -> str:
 
 
 def _unwritable() -> Exit:
-    """To a supervisor it is worth another try; to a user it is a mistake like others."""
+    """For a supervisor it is worth another try; for a user it is a mistake like any other."""
     from convmesh.supervise.following import LAUNCHER
 
     return Exit.UNWRITABLE if LAUNCHER in os.environ else Exit.BAD_INPUT

@@ -75,7 +75,7 @@ class LayerSizes:
         return sum(stage.parameters for stage in self.stages)
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Ready for JSON."""
         stages = [{**asdict(stage), "data": stage.data} for stage in self.stages]
         return {"model": self.model, "stages": stages, "data": self.data, "parameters": self.parameters}
 

@@ -35,11 +35,11 @@ class PlanOptions(PlannedNetwork):
     objective: Literal["time", "epoch", "memory", "energy", "cost"] = "time"
     """What to minimise."""
     samples: int | None = None
-    """Samples per epoch, for the objective epoch."""
+    """Samples per epoch, for the objective `epoch`."""
     strategies: tuple[str, ...] = ()
-    """Strategies to consider; by default all, and per-layer mixes of splits."""
+    """Strategies to consider; by default all of them, and per-layer mixes of splits."""
     optimizer: Literal["sgd", "momentum", "adam"] = "momentum"
-    """Optimiser, which decides the memory for its states."""
+    """Optimiser, which determines the memory for its states."""
     save: Path | None = None
     """Where to write the best plan; by default MODEL.plan.toml in the current folder."""
     top: int = 8
@@ -52,7 +52,7 @@ def run(options: PlanOptions) -> int:
     """Search, save the best plan and report."""
     from convmesh.oracle.search.rare_collection import rare_collection
 
-    with rare_collection():  # while torch is imported, too
+    with rare_collection():  # also while torch is imported
         return _run(options)
 
 

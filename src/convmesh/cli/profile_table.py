@@ -1,4 +1,4 @@
-"""A profiled run as plain values, and those as a page to read."""
+"""A profiled run as plain values, and those as a readable page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convmesh.profiling.rank_times import TimedRun
 from convmesh.runtime.compiled.layer_tags import BETWEEN
 
 MOST_NAMED = 3
-"""Layers of a row that are all named; `--json` names more of them too."""
+"""Rows of up to this many layers name all of them; `--json` names the layers of every row."""
 COLUMNS = ("compute", "exposed", "idle", "data", "other", "step", "hidden")
 
 
@@ -48,7 +48,7 @@ def _predicted(parts: Scheduled, times: int) -> dict[str, float]:
 
 
 def _layers(profiled: ProfiledRun) -> list[dict[str, Any]]:
-    """By layer and phase: the longest of the ranks, which rank that is, and what was predicted."""
+    """By layer and phase: the time of the slowest rank, which rank that is, and the prediction."""
     run = profiled.run
     by_rank = {rank: run.layers(rank) for rank in run.ranks}
     sent = _waits(run)
@@ -65,7 +65,7 @@ def _layers(profiled: ProfiledRun) -> list[dict[str, Any]]:
 
 
 def _waits(run: TimedRun) -> dict[tuple[str, str], tuple[float, float]]:
-    """By layer and phase: seconds of exposed transfers and of idleness, of one rank and step on average."""
+    """By layer and phase: seconds of exposed transfers and of idleness, the mean over ranks and steps."""
     found: dict[tuple[str, str], tuple[float, float]] = {}
     share = 1 / len(run.ranks) / len(run.steps)
     for match in (match for step in run.steps for own in step.matches.values() for match in own):
@@ -76,7 +76,7 @@ def _waits(run: TimedRun) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def _expected(profiled: ProfiledRun, rank: int) -> dict[tuple[str, str], float]:
-    """By the predicted rank that stands for this one: stages have layers of their own."""
+    """The times of the stand-in rank for this one: stages have their own layers."""
     if profiled.prediction is None:
         return {}
     timeline, times = profiled.prediction.parts.timeline, profiled.run.accumulate
@@ -115,7 +115,7 @@ def _layer_rows(told: dict[str, Any], layers: int) -> Iterator[str]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    """A row's layer and phase; of many layers the first and the last."""
+    """A row's layer and phase; the first and last of many layers."""
     layers = row["layer"].split(BETWEEN)
     layer = row["layer"] if len(layers) <= MOST_NAMED else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
     return f"{layer} {row['phase']}".strip()

@@ -28,7 +28,7 @@ class ProfileOptions:
 
 
 def run(options: ProfileOptions) -> int:
-    """Read the ranks' files, write the trace, and show the rest."""
+    """Read the ranks' files, write the trace, and show the results."""
     from convmesh.profiling.profile_folder import load_run
     from convmesh.profiling.profile_trace import trace_of
     from convmesh.profiling.rank_profile import FOLDER

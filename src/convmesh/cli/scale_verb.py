@@ -57,7 +57,7 @@ def run(options: ScaleOptions) -> int:
     """Predict all points and report."""
     from convmesh.oracle.search.rare_collection import rare_collection
 
-    with rare_collection():  # while torch is imported, too
+    with rare_collection():  # also while torch is imported
         return _run(options)
 
 

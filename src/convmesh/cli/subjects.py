@@ -38,7 +38,7 @@ class Subject:
 def find_subject(name: str, small: bool, sample: tuple[int, ...] | None = None) -> Subject:
     """A reference network, or the result of `package.module:factory`; modules of the current folder can be imported.
 
-    A reference network whose dense layers depend on the extent of its input cube is built for that of `sample`.
+    A reference network whose dense layers depend on the extent of its input cube is built for the extent of `sample`.
     """
     if ":" not in name:
         reference = models.find(name)

@@ -29,7 +29,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _speed(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The time of a step, next to its prediction where there is one; nothing of a run that had no step left to make."""
+    """The time of a step, next to its prediction if there is one; nothing for a run that had no step left to make."""
     measured, predicted = summary["measured_seconds_step"], summary["predicted_seconds_step"]
     if measured is not None:
         beside = "" if predicted is None else f", {predicted * 1e3:.4g} ms predicted"
@@ -37,7 +37,7 @@ def _speed(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reading(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What left the storage; of generated samples, which are made whole, what was made."""
+    """What was read from storage, or made, for generated samples, which are made whole."""
     if summary["bytes_read"]:
         ratio = summary["bytes_read"] / summary["bytes_needed"]
         yield f"  rank 0 read or made  {summary['bytes_read'] / 1e6:.4g} MB of samples, {ratio:.2f} x what it needed"

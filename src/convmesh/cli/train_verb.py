@@ -25,20 +25,20 @@ class TrainOptions:
     run: Path | None = None
     """The run folder; by default runs/NAME, after the run file's name."""
     ranks: int | None = None
-    """Number of ranks to start on this machine. Under torchrun, srun and mpirun leave it out: the job's ranks train."""
+    """Number of ranks to start on this machine. Leave it out under torchrun, srun and mpirun: the job's ranks train."""
     elastic: bool = True
     """With --ranks: if ranks die or hang, go on with those left, from the last checkpoint, and grow again later."""
     min_ranks: int = 1
     """Wait for ranks to come back rather than go on with fewer."""
     max_restarts: int = 3
-    """Give up after this many restarts in a row that saved no new checkpoint."""
+    """Give up after this many consecutive restarts without a new checkpoint."""
     rendezvous: str | None = None
     """HOST:PORT where the supervisors of several hosts meet; HOST serves it. Give it with --ranks on every host. With
     several, HOST1:PORT,HOST2:PORT, they meet at the next one when a host is lost."""
     hosts: int = 1
     """With --rendezvous: how many hosts to wait for before the first step."""
     resume: bool = False
-    """Go on from the newest checkpoint of the run folder; if there is none, start."""
+    """Resume from the newest checkpoint in the run folder; if there is none, start from the beginning."""
     profile: bool = False
     """Profile a few steps, for `convmesh profile RUN`; `--profile-steps` says how many."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)

@@ -43,11 +43,11 @@ class VerifyOptions:
     steps: int = 3
     """Number of training steps."""
     most_ranks: int = 8
-    """Most processes to start."""
+    """Maximum number of processes to start."""
     compile: bool = False
     """Verify compiled steps: by losses, gradients and weights, for a model that has a loss."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the split model runs: cuda is all GPUs that torch sees, in float32 without TF32; ranks may share one."""
+    """Where the split model runs: cuda means all GPUs that torch sees, in float32 without TF32; ranks may share one."""
     small: bool = False
     """Use the narrow version of a reference network, on small samples."""
     json: bool = False

@@ -1,4 +1,4 @@
-"""Warnings of ours on the terminal: what they say, without the place in our code that said it."""
+"""Our own warnings on the terminal: what they say, without the place in our code that issued them."""
 
 from __future__ import annotations
 

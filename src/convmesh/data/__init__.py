@@ -1,4 +1,4 @@
-"""Samples for split networks: sources of which each rank reads its part, their order, augmentation and loading.
+"""Samples for split networks: sources that each rank reads in part, their order, augmentation and loading.
 
 Names load when they are first used, so that `convmesh data info` does not wait for torch.
 """

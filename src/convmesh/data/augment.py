@@ -1,6 +1,6 @@
 """Augmentation as index arithmetic: for a box of the augmented sample, the box to read and what to do with it.
 
-Every choice is a function of seed, epoch and sample, so ranks that hold parts of one sample make the same one.
+Every choice is a function of seed, epoch and sample, so ranks that hold parts of one sample choose alike.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from convmesh.layout import Box, Span
 
 DIMS = "DHW"
 _DRAW = 2
-"""Tells the draws of the augmentation from those of the order under the same seed."""
+"""Separates the augmentation's draws from those of the order under the same seed."""
 
 
 @dataclass(frozen=True)
 class SampleTransform:
-    """What is done to one sample: a window of it, its space turned and flipped, its values scaled and shifted.
+    """What is done to one sample: take a window, turn and flip its space, scale and shift its values.
 
     Dim `j` of the result runs along dim `axes[j]` of the window, backwards if `flipped[j]`.
     """
@@ -62,7 +62,7 @@ class SampleTransform:
         return turned[(..., *(slice(None, None, -1) if flipped else slice(None) for flipped in self.flipped))]
 
     def relit(self, values: Array) -> Array:
-        """Input values scaled and shifted; integers become float32."""
+        """Scale and shift input values; integers become float32."""
         if (self.scale, self.shift) == (1.0, 0.0):
             return values
         kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
@@ -73,9 +73,9 @@ class SampleTransform:
 class Augment:
     """Flips, quarter turns, crops and changes of intensity, drawn anew for every sample and epoch.
 
-    `flip` lists dims that are reversed half of the time, such as "DHW"; `rotate90` lists planes that turn by 0 to 3
-    quarters, such as ("HW", "DH"); `crop` is the space of a window at a random place. `intensity` multiplies inputs by
-    1 ± it, and `shift` adds up to ± it. Targets per voxel move with their inputs.
+    `flip` lists dims that are reversed half the time, such as "DHW"; `rotate90` lists planes that are rotated by 0 to 3
+    quarter turns, such as ("HW", "DH"); `crop` gives the extents of a window at a random place. `intensity` multiplies
+    inputs by 1 ± it, and `shift` adds up to ± it. Targets per voxel move with their inputs.
     """
 
     seed: int = 0

@@ -1,4 +1,4 @@
-"""`convert`: any samples that can be read, into a file that ranks can read in part."""
+"""`convert`: any readable samples, into a file that ranks can read in part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from convmesh.errors import DataError
 from convmesh.layout import Box
 
 BYTES_AT_ONCE = 512 * 2**20
-"""Read so much at most at a time: chunks that hold many samples are then decoded once."""
+"""Read at most this much at a time; enough that chunks with many samples are decoded once."""
 
 
 def convert(
@@ -30,7 +30,7 @@ def convert(
     targets: str = "targets",
     report: Report = silent,
 ) -> None:
-    """Write every array of `path` to `out`; those called `inputs` and `targets` get these names."""
+    """Write every array of `path` to `out`; those named by `inputs` and `targets` get these names."""
     if not path.exists():
         raise DataError(f"`path` (={str(path)!r}): there is no such file or folder.")
     renamed = {inputs: "inputs", targets: "targets"}
@@ -80,7 +80,7 @@ def _unzipped(path: Path) -> dict[str, Array]:
 
 
 class MemoryArray(StoredArray):
-    """An array that is in memory already."""
+    """An array that is already in memory."""
 
     def __init__(self, name: str, values: Array) -> None:
         self.name, self.shape, self.dtype, self._values = name, values.shape, values.dtype, values
@@ -91,7 +91,7 @@ class MemoryArray(StoredArray):
 
 
 def _groups(samples: Samples) -> Iterator[tuple[int, Array]]:
-    """All samples in order, as many at a time as a chunk holds; each group with the number of its first sample."""
+    """All samples in order, in groups of a chunk's size; each group with the number of its first sample."""
     for first in range(0, len(samples), step := _step(samples)):
         rows: Array = np.empty((min(step, len(samples) - first), *samples.spec.shape), samples.spec.dtype)
         samples.read_rows(first, rows)

@@ -1,4 +1,4 @@
-"""One tensor of every batch, input or target: its layout, and how this rank's box of a sample gets into its place."""
+"""One tensor of every batch, input or target: its layout, and how this rank's box of a sample is put into place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Feed:
     space: int = 0
     """Dims of space, the last ones."""
     relit: bool = False
-    """Whether changes of intensity are for this tensor."""
+    """Whether changes of intensity apply to this tensor."""
 
     @property
     def host_dtype(self) -> torch.dtype:
@@ -54,7 +54,7 @@ class Feed:
             self.put(self.read(index, transform.source_box(box), None), transform, place)
 
     def put(self, values: Array, transform: SampleTransform | None, place: Array) -> None:
-        """Write values that were read for a box into its place in the batch, augmented."""
+        """Write values that were read for a box into their place in the batch, augmented."""
         if transform is None:
             place[...] = values
         else:
@@ -63,7 +63,7 @@ class Feed:
 
 
 def sample_box(box: Box) -> tuple[Span, Box]:
-    """The samples of a box of a batch, and the box within each sample."""
+    """The samples that a box of a batch covers, and the box within each sample."""
     return box.spans[0], Box(box.spans[1:])
 
 

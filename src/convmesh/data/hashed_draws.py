@@ -23,7 +23,7 @@ def hashed(*keys: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def fraction(*keys: int) -> float:
-    """A number from 0 to below 1."""
+    """A number in [0, 1)."""
     return float(hashed(*keys) >> np.uint64(11)) / 2**53
 
 

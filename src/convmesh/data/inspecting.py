@@ -30,7 +30,7 @@ class ArrayFacts:
 
 @dataclass(frozen=True)
 class CutCost:
-    """What the rank with the most to read reads of one sample when `dims` are cut over `ranks`."""
+    """What the rank that reads the most reads of one sample when `dims` are cut over `ranks`."""
 
     array: str
     dims: str

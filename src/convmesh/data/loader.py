@@ -1,4 +1,4 @@
-"""Batches for a split network: each rank reads its boxes of the samples, by threads, ahead of the steps."""
+"""Batches for a split network: threads read each rank's boxes of the samples, ahead of the steps."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class ComingBatch:
 
 
 class Loader:
-    """Yields this rank's shards of every batch, as `net.shard_input` and `net.shard_target` cut them, without the rest.
+    """Yields this rank's shards of every batch, as `net.shard_input` and `net.shard_target` cut them; reads no more.
 
-    Inputs of integers become torch's default type and integer targets int64; `dtype` sets another type for what is
-    floating point. An error of one rank's reader is raised on every rank, before the step that needs the batch.
+    Integer inputs become torch's default type and integer targets int64; `dtype` sets another type for floating-point
+    values. An error of one rank's reader is raised on every rank, before the step that needs the batch.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Loader:
         return self.order.batches
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of an epoch from batch `start` on."""
+        """The batches of an epoch, starting at batch `start`."""
         return self.batches((epoch, number) for number in range(start, self.order.batches))
 
     def batches(self, places: Iterable[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches at these places, each an epoch and a number in it; a few are asked for ahead."""
+        """The batches at these places, each an epoch and a number in it; a few are read ahead."""
         threads = ThreadPoolExecutor(self._threads, "convmesh-reader")
         exchanger = ThreadPoolExecutor(1, "convmesh-exchange")  # one, so that ranks exchange batches in one order
         try:
@@ -120,7 +120,7 @@ class Loader:
             self._failure.settle()
             batch = coming.popleft()
             ask(1)
-            # The verdict on the next batch travels during this step, so that nobody waits for it.
+            # The verdict on the next batch travels during this step, so that no rank waits for it.
             if coming:
                 self._failure.post(coming[0].settled())
             shards = batch.on(self.net.mesh.device)

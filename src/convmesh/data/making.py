@@ -1,4 +1,4 @@
-"""`make`: a generator's samples into a file, by several processes."""
+"""`make`: writes a generator's samples into a file, with several processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convmesh.data.writing.unfinished import Unfinished
 from convmesh.errors import DataError
 
 AHEAD = 4
-"""Samples asked of each process at a time."""
+"""Samples queued in each process at a time."""
 
 
 def make(
@@ -25,7 +25,7 @@ def make(
     processes: int | None = None,
     report: Report = silent,
 ) -> None:
-    """Write all samples; `report` hears how many of them are done. A stopped job goes on where it stopped."""
+    """Write all samples; `report` hears how many are done. A stopped job resumes where it stopped."""
     count = processes or os.cpu_count() or 1
     if count < 1:
         raise DataError(f"`processes` (={processes}) must be at least 1.")
@@ -41,7 +41,7 @@ def make(
 
 
 def _written(generator: SampleGenerator, file: Unfinished, left: list[int], processes: int) -> Iterator[int]:
-    """Samples as they are written."""
+    """The samples, as each is written."""
     waiting = iter(left)
     # Workers only compute and write, so a fork is safe here and saves them the imports.
     context = multiprocessing.get_context("fork")
@@ -57,7 +57,7 @@ def _written(generator: SampleGenerator, file: Unfinished, left: list[int], proc
 
 
 def _has_failed(future: Future[int]) -> bool:
-    """Sorts failures last: what is written beside them is noted before they end the job."""
+    """Sorts failures last: samples written at the same time are noted before a failure ends the job."""
     return future.exception() is not None
 
 
@@ -69,7 +69,7 @@ def _result(future: Future[int]) -> int:
 
 
 _worker: list[tuple[SampleGenerator, SampleWriter]] = []
-"""In a worker process: what it writes, and where to."""
+"""In a worker process: what generates the samples, and what writes them."""
 
 
 def _begin(generator: SampleGenerator, writer: type[SampleWriter], path: Path) -> None:

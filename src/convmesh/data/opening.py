@@ -21,7 +21,7 @@ from convmesh.data.stored.zarr_folder import is_zarr, zarr_arrays
 from convmesh.errors import DataError
 
 SINGLE = {".npy": npy_array, ".b2nd": BloscArray, ".nii": nifti_array, ".nii.gz": nifti_array}
-"""Formats of one array a file."""
+"""Formats with one array per file."""
 
 
 def open_source(
@@ -35,10 +35,10 @@ def open_source(
 ) -> Source:
     """The samples of a file, a folder, a generator (`"cosmology:size=32,samples=512"`) or a torch Dataset.
 
-    In HDF5 and Zarr, `inputs` and `targets` name datasets. In a folder they name folders with a file per sample (.nii,
-    .nii.gz, .npy, .b2nd), matched in the order of their names; a folder without them is read as images, a folder per
-    class. For a lone .npy or .b2nd file, `targets` is another such file, by default `NAME.targets.npy`. `add_channel`
-    gives samples without a channel dim one; NIfTI volumes get theirs by themselves.
+    In HDF5 and Zarr, `inputs` and `targets` name datasets. In a folder they name folders with one file per sample
+    (.nii, .nii.gz, .npy, .b2nd), matched in the order of their names; a folder without them is read as images, one
+    folder per class. For a lone .npy or .b2nd file, `targets` is another such file, by default `NAME.targets.npy`.
+    `add_channel` adds a channel dim to samples without one; NIfTI volumes get theirs automatically.
     """
     if not isinstance(path_or_spec, (str, Path)):
         return TorchSource(path_or_spec, check_finite)
@@ -66,7 +66,7 @@ def _samples(path: Path, inputs: str, targets: str, add_channel: bool | None) ->
 
 
 def _near(path: Path) -> str:
-    """The name beside `path` that may have been meant."""
+    """The name next to `path` that may have been meant."""
     there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, there, 1)
     return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
@@ -84,14 +84,14 @@ def beside(path: Path, targets: str) -> Path:
 
 
 def single(path: Path) -> StoredArray:
-    """The array of a file that holds one."""
+    """The array of a file that holds just one."""
     if not path.exists():
         raise DataError(f"there is no {path}; name it with `inputs` or `targets`.")
     return SINGLE[suffix_of(path)](path)
 
 
 def has_files(folder: Path) -> bool:
-    """Whether a folder holds a file per sample."""
+    """Whether a folder holds one file per sample."""
     return bool(_files(folder))
 
 

@@ -1,4 +1,4 @@
-"""What a plan costs the storage: bytes that ranks read of a sample against bytes that they need of it."""
+"""What a plan costs the storage: bytes of a sample that ranks read, against the bytes they need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convmesh.layout import Box
 MOST_AMPLIFICATION = 1.5
 """Above this many bytes read for each byte needed, a conversion is advised."""
 MOST_RANKS = 512
-"""Of larger meshes the first ranks stand for all."""
+"""Of larger meshes only the first ranks are counted."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SampleCost:
 
 
 def warn_of_cost(source: Source, feeds: Iterable[Feed], ranks: int) -> None:
-    """Warn, with the cost, if the chunks of a file make the ranks of this plan read much more than they need."""
+    """Warn, with the cost, if a file's chunks make the ranks of this plan read much more than they need."""
     if not isinstance(source, ArraySource):
         return
     for feed, samples in zip(feeds, (source.inputs, source.targets), strict=True):

@@ -11,11 +11,11 @@ from convmesh.data.hashed_draws import hashed
 from convmesh.errors import DataError
 
 _DRAW = 1
-"""Tells the draws of the order from those of the augmentation under the same seed."""
+"""Separates the order's draws from those of the augmentation under the same seed."""
 
 
 class Order:
-    """Batches of sample indices. Training drops a last batch that is not full; evaluation keeps it, unshuffled."""
+    """Batches of sample indices. Training drops an incomplete last batch; evaluation keeps it, unshuffled."""
 
     def __init__(self, seed: int, samples: int, batch: int, *, shuffle: bool = True, keep_last: bool = False) -> None:
         if batch < 1:

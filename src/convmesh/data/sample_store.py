@@ -1,7 +1,7 @@
 """Samples in the ranks' memory, and who keeps which: read from disk once, up to a limit.
 
-Oyama et al., "The case for strong scaling in deep learning", 2021, section III-B. The ranks that train on a sample
-first keep their parts of it. Who keeps what follows from the order of the samples, so no rank has to ask.
+Oyama et al., "The case for strong scaling in deep learning", 2021, section III-B. The first ranks that train on a
+sample keep their parts of it. Who keeps what follows from the order of the samples, so no rank has to ask.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SampleStore:
         return sum(slab.nbytes for slab in self.slabs.values())
 
     def keeper(self, name: str, index: int) -> int | None:
-        """The part of the sample dim whose ranks keep a sample."""
+        """The part of the sample dim whose ranks keep a sample, if any."""
         return self._keeper.get((name, index))
 
     def admit(self, name: str, index: int, part: int, count: int) -> bool:

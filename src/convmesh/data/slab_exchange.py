@@ -1,4 +1,4 @@
-"""Stored samples pass between ranks, part to part.
+"""Passes stored samples between ranks, part to part.
 
 When a group of ranks needs a sample that another group keeps, each of its ranks is sent the values of its own box.
 """
@@ -56,7 +56,7 @@ class SlabExchange:
         self._bytes_slab = max(shares) * feed.spec.dtype.itemsize
 
     def _ranks_by_part(self) -> dict[int, list[int]]:
-        """The ranks of each part of the samples that are this rank's fellows: replicas serve their own kind."""
+        """The ranks of each part of the samples, among this rank's replica: each replica serves itself."""
         mesh, found = self._mesh.mesh, defaultdict(list)
         here = mesh.coordinates(self._mesh.rank)
         for rank in range(mesh.size):
@@ -99,7 +99,7 @@ class SlabExchange:
         return [*readers, exchanger.submit(self._exchange, batch, places, list(readers))]
 
     def _keep(self, index: int) -> None:
-        """Read this rank's part of a sample into its memory; if that fails, zeros stand in, so that nobody waits."""
+        """Read this rank's part of a sample into its memory; if that fails, use zeros, so that no rank waits."""
         held = self._held(self._mesh.rank)
         slab: Array = np.zeros(held.shape, self._feed.spec.dtype)
         self._store.slabs[self._feed.name, index] = slab
@@ -117,7 +117,7 @@ class SlabExchange:
                 self._feed.put(values, batch.transforms[at], places[at - samples.start, ...])
 
     def _assembled(self, batch: StoredBatch, at: int, box: Box, arriving: dict[Parcelled, Array]) -> Array:
-        """The values to read for a box of the sample at a place in the batch."""
+        """The values to read for a box of the sample at a given place in the batch."""
         needed = _source_box(batch.transforms[at], box)
         slab = self._store.slabs.get((self._feed.name, batch.indices[at]))
         held = self._held(self._mesh.rank)

@@ -1,4 +1,4 @@
-"""Says what this machine has for ConvMesh, what is missing, and what to do about it; and the same for a model."""
+"""Says what this machine offers ConvMesh, what is missing, and what to do about it; and the same for a model."""
 
 from convmesh.doctor.examine import examine
 from convmesh.doctor.finding import Finding, State

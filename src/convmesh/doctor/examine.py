@@ -1,4 +1,4 @@
-"""Looks at everything."""
+"""Examines everything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convmesh.doctor.trial import trial
 
 
 def examine(with_trial: bool = True) -> Iterator[Finding]:
-    """Findings as they come; the trial, which takes seconds, is the last one."""
+    """Findings as they are made; the trial, which takes seconds, comes last."""
     yield from software()
     yield from hardware()
     if with_trial:

@@ -11,7 +11,7 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, and what to do if it is not well."""
+    """What was found, and what to do if something is wrong."""
 
     topic: str
     state: State

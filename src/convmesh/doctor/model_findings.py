@@ -1,4 +1,4 @@
-"""Everything in a network that has no split version, at once: what happens with it, when, and the way out."""
+"""Everything in a network that has no split version, at once: what happens to it, when, and the remedy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ModelReport:
 
 
 def examine_model(model: nn.Module, sample: tuple[int, ...]) -> ModelReport:
-    """What of `model`, called with batches of `sample`, cannot be split over two ranks; nothing runs."""
+    """The parts of `model`, called with batches of `sample`, that cannot be split over two ranks; nothing runs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)  # closed layers are among the findings
         captured = capture(model, (BATCH, *sample), check=False)

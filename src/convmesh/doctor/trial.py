@@ -17,7 +17,7 @@ SECONDS_TRIAL = 60.0
 
 
 def trial() -> Finding:
-    """Whether ranks of this machine reach each other and compute a single process's gradients."""
+    """Whether ranks on this machine reach each other and compute a single process's gradients."""
     begin = time.monotonic()
     model, sample = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)), (2, 1, 8, 8)
     try:

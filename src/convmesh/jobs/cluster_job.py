@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """Every node runs as many ranks, each with a GPU of its own or without any."""
+    """Every node runs the same number of ranks, each with its own GPU, or all without."""
 
     config: str
     """The run file, or package.module:function."""
@@ -17,18 +17,18 @@ class ClusterJob:
     """The run folder, on a file system that all nodes see."""
     nodes: int = 1
     ranks: int = 8
-    """Of each node."""
+    """Ranks on each node."""
     cores: int = 8
-    """Of each rank."""
+    """Processor cores of each rank."""
     has_gpus: bool = True
 
     @property
     def name(self) -> str:
-        """As clusters allow names: small letters, digits and hyphens, at most 40."""
+        """A name that clusters allow: small letters, digits and hyphens, at most 40."""
         stem = self.config.rpartition(":")[2] if ":" in self.config else PurePath(self.config).stem
         return f"convmesh-{re.sub(r'[^a-z0-9]+', '-', stem.lower())}"[:40].strip("-")
 
     @property
     def command(self) -> list[str]:
-        """What every rank runs. It resumes, so that a job that is started again goes on."""
+        """The command of every rank. It resumes, so that a restarted job goes on."""
         return ["train", self.config, "--run", str(self.run), "--resume"]

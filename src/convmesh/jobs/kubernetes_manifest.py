@@ -1,4 +1,4 @@
-"""A job of Kubeflow on Kubernetes: a TrainJob (Trainer 2) or a PyTorchJob (Training Operator 1)."""
+"""A Kubeflow job on Kubernetes: a TrainJob (Trainer 2) or a PyTorchJob (Training Operator 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from convmesh.jobs.cluster_job import ClusterJob
 Api = Literal["trainjob", "pytorchjob"]
 
 FOLDER = "/work"
-"""Where the volume is in a pod; the run file and the run folder are relative to it."""
+"""Where the volume is mounted in a pod; the run file and the run folder are relative to it."""
 
 
 def kubernetes_manifest(job: ClusterJob, image: str, claim: str, api: Api = "trainjob") -> str:
@@ -60,7 +60,7 @@ _MOUNTS = [{"name": "runs", "mountPath": FOLDER}, {"name": "shm", "mountPath": "
 
 
 def _volumes(claim: str) -> list[dict[str, Any]]:
-    """A pod's own /dev/shm has 64 MiB, too little for the ranks of a node."""
+    """The pod's volumes; its default /dev/shm has 64 MiB, too little for the ranks of a node."""
     return [
         {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -68,7 +68,7 @@ def _volumes(claim: str) -> list[dict[str, Any]]:
 
 
 def _torchrun(job: ClusterJob) -> list[str]:
-    """Kubeflow tells torchrun of nodes and ranks through its environment."""
+    """Kubeflow passes nodes and ranks to torchrun through its environment."""
     return ["sh", "-c", f"cd {FOLDER} && exec {shlex.join(['torchrun', '-m', '--', 'convmesh', *job.command])}"]
 
 
@@ -78,7 +78,7 @@ def _resources(job: ClusterJob) -> dict[str, Any]:
 
 
 def _yaml(value: Any, indent: str = "") -> list[str]:
-    """In blocks, down to scalars and lists of scalars, which YAML reads as JSON."""
+    """A value as YAML blocks, down to scalars and lists of scalars, which YAML reads as JSON."""
     if isinstance(value, Mapping):
         return [line for key, inner in value.items() for line in _entry(f"{indent}{key}:", inner, f"{indent}  ")]
     if _has_blocks(value):

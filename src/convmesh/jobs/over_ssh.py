@@ -1,4 +1,4 @@
-"""Starts the supervisor of a run on every host of a file, over ssh, and shows what they say."""
+"""Starts a run's supervisor over ssh on every host in a file, and shows what they say."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from convmesh.jobs.cluster_job import ClusterJob
 from convmesh.supervise.signals import hearing
 
 PORT = 29400
-"""Where supervisors meet on the first host."""
+"""The port on the first host where supervisors meet."""
 
 
 def hosts_in(file: Path) -> list[str]:
-    """One host a line, as ssh knows it; what follows a # is a comment."""
+    """One host per line, as ssh knows it; a # begins a comment."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -35,7 +35,7 @@ def hosts_in(file: Path) -> list[str]:
 
 
 def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequence[str] = ("ssh",)) -> int:
-    """Run the supervisors to their end; the status is the first that is not 0. Ctrl-C and SIGTERM reach all of them."""
+    """Run the supervisors to their end; return the first status that is not 0. Ctrl-C and SIGTERM reach all of them."""
     line = _remote_line(job, hosts, folder)
     started: list[subprocess.Popen[str]] = []
     is_interrupted = threading.Event()
@@ -59,13 +59,13 @@ def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequ
 
 
 def _connected(command: Sequence[str]) -> subprocess.Popen[str]:
-    """In a session of its own: Ctrl-C here would end ssh, and with it the supervisor, before the run is saved."""
+    """Start ssh in a new session: Ctrl-C here would end ssh, and with it the supervisor, before the run is saved."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
 
 
 def _type_control_c(process: subprocess.Popen[str]) -> None:
-    """The terminal at the other end makes it a SIGINT to the supervisor."""
+    """The terminal at the other end turns it into a SIGINT for the supervisor."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write("\x03")

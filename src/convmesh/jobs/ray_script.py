@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def ray_script(job: ClusterJob, folder: str) -> str:
-    """A Python file; `folder` is where the run file's paths begin, which all nodes see."""
+    """A Python file; the run file's paths are relative to `folder`, which all nodes see."""
     resources = {"CPU": job.cores} | ({"GPU": 1} if job.has_gpus else {})
     return _SCRIPT.format(
         config=job.config, arguments=job.command, folder=folder, workers=job.nodes * job.ranks, has_gpus=job.has_gpus,

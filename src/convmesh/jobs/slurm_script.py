@@ -1,4 +1,4 @@
-"""A batch script for SLURM, which saves before its time is over and queues itself again."""
+"""A batch script for SLURM that saves before its time is over and requeues itself."""
 
 from __future__ import annotations
 

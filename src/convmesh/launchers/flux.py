@@ -24,7 +24,7 @@ def flux_place(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _first_host() -> str:
-    """Flux tells a job's hosts to whoever asks."""
+    """The first of the job's hosts, as Flux names them."""
     try:
         asked = subprocess.run(
             ["flux", "hostlist", "--nth=0", "local"], capture_output=True, text=True, check=True, timeout=60

@@ -9,7 +9,7 @@ from convmesh.launchers.mpi import hydra_place, open_mpi_place
 from convmesh.launchers.slurm import slurm_place
 
 _LAUNCHERS: tuple[Callable[[Mapping[str, str]], dict[str, str]], ...] = (
-    # MPI's first: in a job of SLURM `mpirun` starts a process a node by `srun`, whose variables its ranks inherit.
+    # MPI first: in a SLURM job `mpirun` starts one process per node through `srun`, whose variables its ranks inherit.
     open_mpi_place,
     hydra_place,
     flux_place,
@@ -18,7 +18,7 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], dict[str, str]], ...] = (
 
 
 def job_place(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch reads; none outside of a job, or where a launcher such as torchrun set them."""
+    """The variables that torch reads; none outside a job, or where a launcher such as torchrun has set them."""
     if "RANK" in environ:
         return {}
     return next((place for launcher in _LAUNCHERS if (place := launcher(environ))), {})

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet: an address and a port that all of them know without asking each other."""
+"""Where the ranks of a job meet: an address and a port that all of them know without communicating."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from convmesh.errors import MeshError
 
 _PORTS = range(20000, 32000)
-"""Below those that Linux hands out by itself, so that a free one stays free until the first rank takes it."""
+"""Below the ports that Linux assigns by itself, so that a free one stays free until the first rank takes it."""
 
 HERE = "127.0.0.1"
 
 
 def port_of(job: str) -> str:
-    """A port by the job's name: all ranks know it, and jobs on one host rarely share one."""
+    """A port derived from the job's name: all ranks know it, and jobs on one host rarely share one."""
     return str(_PORTS[zlib.crc32(job.encode()) % len(_PORTS)])
 
 
@@ -27,7 +27,7 @@ def meeting_point(environ: Mapping[str, str], job: str, host: Callable[[], str])
 
 
 def unknown_host(launcher: str, fix: str) -> str:
-    """For launchers that do not tell ranks where the first one runs."""
+    """For launchers that do not tell ranks where rank 0 runs."""
     raise MeshError(
         f"{launcher} started ranks on several hosts, but does not tell them where rank 0 runs, where they are to meet: "
         f"{fix}."

@@ -1,6 +1,6 @@
-"""Ranks of `mpirun` and `mpiexec`: Open MPI, and MPICH and Intel MPI, whose starter is Hydra.
+"""Ranks of `mpirun` and `mpiexec`: Open MPI, and MPICH and Intel MPI, whose process manager is Hydra.
 
-ConvMesh sends nothing over MPI; the ranks are ordinary processes that meet as those of torchrun do.
+ConvMesh sends nothing over MPI; the ranks are ordinary processes that meet as torchrun's do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def open_mpi_place(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hydra_place(environ: Mapping[str, str]) -> dict[str, str]:
-    """For a rank of MPICH's or Intel MPI's `mpiexec`. `srun --mpi=pmi2` has `PMI_RANK` too, but no local rank."""
+    """For a rank of MPICH's or Intel MPI's `mpiexec`. `srun --mpi=pmi2` sets `PMI_RANK` too, but no local rank."""
     if "PMI_RANK" not in environ or "MPI_LOCALRANKID" not in environ:
         return {}
     counts = {
@@ -48,7 +48,7 @@ def _meeting_point(
     def host() -> str:
         if counts["WORLD_SIZE"] == counts["LOCAL_WORLD_SIZE"]:
             return HERE
-        if nodes := environ.get("SLURM_JOB_NODELIST"):  # mpirun in a batch script begins with its first node
+        if nodes := environ.get("SLURM_JOB_NODELIST"):  # mpirun in a batch script starts with its first node
             return first_host(nodes)
         return unknown_host(launcher, f"say so with `mpirun {flag} …`, with the host's name or address")
 
@@ -56,9 +56,9 @@ def _meeting_point(
 
 
 def _starter() -> int:
-    """The process that started this host's ranks, perhaps through shells: the first ancestor that is no rank itself.
+    """The process that started this host's ranks, perhaps through shells: the first ancestor that is not itself a rank.
 
-    Hydra tells ranks nothing else that they share and that no other job has.
+    Hydra gives ranks nothing else that they share and that no other job has.
     """
     process = os.getppid()
     while _has_rank(process):
@@ -76,5 +76,5 @@ def _has_rank(process: int) -> bool:
 
 
 def _parent(process: int) -> int:
-    # The name, in brackets, may hold anything; behind it come the state and the parent.
+    # The name, in brackets, may contain anything; the state and the parent come after it.
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

@@ -11,7 +11,7 @@ from convmesh.launchers.meeting_point import HERE, meeting_point
 def slurm_place(environ: Mapping[str, str]) -> dict[str, str]:
     """For a task of `srun`.
 
-    A batch script itself has SLURM's variables too, but no step: there it is `srun` or torchrun that starts ranks.
+    A batch script itself also has SLURM's variables, but no step: there, `srun` or torchrun starts the ranks.
     """
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return {}

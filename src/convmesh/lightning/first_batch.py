@@ -1,4 +1,4 @@
-"""What a network is called with: found by a step of the user's module that ends where it calls the network."""
+"""The inputs of the network: found by running the user's training step up to its call of the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAY = "say it: `MeshStrategy(sample=(8, 3, 224, 224))`, the shape of a global b
 
 
 class Reached(BaseException):
-    """The network is called: no error, so that the step's own handlers leave it alone."""
+    """The network was called: not an error, so that the step's own handlers leave it alone."""
 
     def __init__(self, inputs: tuple[Any, ...]) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Reached(BaseException):
 
 
 def first_batch(loader: Any) -> Any:
-    """A batch such as the loader's first, without a draw from its sampler: one sample, as often as a batch has them."""
+    """A batch like the loader's first, without drawing from its sampler: one sample, repeated to the batch's size."""
     if isinstance(loader, Mapping):
         return {key: first_batch(each) for key, each in loader.items()}
     if isinstance(loader, list | tuple):
@@ -82,7 +82,7 @@ def _reach(forward: Callable[..., Any]) -> Callable[..., NoReturn]:
 
 
 def _positional(step: Callable[..., Any]) -> int:
-    """How many of batch and index the step takes."""
+    """How many arguments, of batch and index, the step takes."""
     kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 2

@@ -31,7 +31,7 @@ def joined(environment: Any, device: torch.device, seconds_timeout: float) -> No
 
 @contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while: Lightning looks at some of them to tell who started it."""
+    """Set environment variables temporarily: Lightning reads some of them to learn who started it."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -55,7 +55,7 @@ def same_random_numbers() -> None:
 
 
 def batch_words(batch: Any) -> str:
-    """What ranks compare of a batch: the shape and the sum of each tensor in it."""
+    """What ranks compare about a batch: the shape and the sum of each tensor in it."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     return ", ".join(f"{tuple(t.shape)} with sum {t.double().sum().item():.9g}" for t in tensors)
 
@@ -64,7 +64,7 @@ _OPERATORS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 def all_reduced(value: Any, group: Any, operator: Any) -> Any:
-    """The mean of a tensor over ranks, or its largest or smallest value; anything else as it is."""
+    """The mean of a tensor over ranks, or its largest or smallest value; anything else unchanged."""
     if not isinstance(value, torch.Tensor) or dist.get_world_size() == 1:
         return value
     name = str(operator).lower().rpartition(".")[2]

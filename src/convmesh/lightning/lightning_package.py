@@ -1,4 +1,4 @@
-"""Lightning, under the name that the user knows it by: `lightning`, or `pytorch_lightning`."""
+"""Lightning, under the name the user imports it by: `lightning` or `pytorch_lightning`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from typing import Any
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
-"""The same classes twice. A trainer of one takes no strategy of the other."""
+"""The same classes twice. A trainer from one does not accept the other's strategy."""
 
 
 def package_name() -> str:
-    """The one that is loaded already, else the first that is installed."""
+    """The one that is already imported, else the first that is installed."""
     loaded = [name for name in NAMES if name in sys.modules]
     installed = [name for name in NAMES if find_spec(name.partition(".")[0]) is not None]
     if not installed:

@@ -30,12 +30,12 @@ _rank_zero: Any = part("utilities.rank_zero")
 class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
     """`Trainer(strategy=MeshStrategy(plan="auto"), devices=4)`: the module's network is split over all ranks.
 
-    `plan` is "auto", a preset's name, a plan file, or a plan; `mesh` is for presets, and found without. `network` names
-    the part of the module to split; by default the only one with weights, or else the module itself. Every rank reads
-    the whole batch. In steps the network's outputs are `Sharded`, so torch functions of them are those of the whole
-    batch; with `outputs="whole"` they are plain tensors that every rank has whole. `sample` is the shape of a batch
-    (several in a list), if a first batch of the loader is not to tell it. `start_method` is how Lightning starts ranks:
-    "popen" runs the script again, "fork" is for notebooks. After `fit` the module has whole weights again.
+    `plan` is "auto", a preset's name, a plan file, or a plan; `mesh` is for presets, and chosen if left out. `network`
+    names the part of the module to split; by default the only one with weights, or else the module itself. Every rank
+    reads the whole batch. In steps the network's outputs are `Sharded`, so torch functions of them act on the whole
+    batch; with `outputs="whole"` they are plain tensors that every rank has whole. `sample` gives the shape of a batch
+    (several in a list), if the loader's first batch should not. `start_method` is how Lightning starts ranks: "popen"
+    runs the script again, "fork" is for notebooks. After `fit` the module has whole weights again.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
         return len(self.parallel_devices or ())
 
     def set_world_ranks(self) -> None:
-        """Tell the environment, which Lightning may have started itself, this process's place."""
+        """Tell the environment, which Lightning may have created, this process's place."""
         environment = self.cluster_environment
         if environment is not None:
             environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
@@ -93,7 +93,7 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
         self.accelerator.setup_device(self.root_device)
 
     def _setup_model(self, model: nn.Module) -> nn.Module:
-        """Called by `setup`, before optimisers are made: cut weights are other parameters."""
+        """Called by `setup`, before optimisers are made: cut weights are different parameters."""
         self._failed = False
         same_random_numbers()
         self._split = self._setting.split(self.lightning_module, self)
@@ -104,7 +104,7 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
         self.lightning_module.to(self.root_device)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Other ranks may be elsewhere: nothing is gathered any more."""
+        """Other ranks may be elsewhere: nothing is gathered from now on."""
         self._failed = True
         super().on_exception(exception)
 
@@ -117,7 +117,7 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
             ending.teardown()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Once an epoch: a rank with samples of its own would train something else without a word."""
+        """Once an epoch: a rank with samples of its own would silently train something else."""
         if batch_idx == 0 and self._split is not None:
             self._split.mesh.agree(
                 "the batch, which every rank must read alike (no sampler by rank; `seed_everything` for random ones)",
@@ -148,20 +148,20 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """While gradients accumulate."""
+        """Called while gradients accumulate."""
         assert self._split is not None
         with self._split.net.no_sync():
             yield
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """That of one device, on every rank."""
+        """The state dict of one device, on every rank."""
         return whole_state(self.lightning_module.state_dict(), self._mesh)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         loaded_into(self.lightning_module, checkpoint["state_dict"], self._mesh, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """That of one device, on every rank."""
+        """The optimiser state of one device, on every rank."""
         return whole_state(super().optimizer_state(optimizer), self._mesh)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
         return None if self._split is None else self._split.mesh
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Every rank has the number of the whole batch already: sums and means of ranks are their mean."""
+        """Every rank already has the whole batch's value, so sums and means over ranks are their mean."""
         return all_reduced(plain_numbers(tensor), group, reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - as Lightning names it
@@ -198,7 +198,7 @@ def _loss(found: Any) -> Any:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what else may be done where a step cannot run on sharded outputs."""
+    """Suggest alternatives if a step cannot run on sharded outputs."""
     try:
         yield
     except Exception as error:

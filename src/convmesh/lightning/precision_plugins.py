@@ -14,7 +14,7 @@ from convmesh.gradients.local_gradients import local_gradient
 
 
 def adapted(plugin: Any, mesh: OpenMesh) -> None:
-    """Let a plug-in clip and unscale as split networks need it: torch's own see the gradients of one rank."""
+    """Make a plug-in clip and unscale as split networks need: torch's own sees only one rank's gradients."""
 
     def by_norm(self: Any, optimizer: Optimizer, clip_val: float) -> None:
         clip_grad_norm_(list(self.main_params(optimizer)), clip_val, mesh=mesh)
@@ -32,7 +32,7 @@ def adapted(plugin: Any, mesh: OpenMesh) -> None:
 
 
 def _split_scaler(scaler: torch.amp.GradScaler, device: str, mesh: OpenMesh) -> GradScaler:
-    """A scaler for a mesh that goes on where `scaler` is."""
+    """A scaler for a mesh that continues from `scaler`."""
     made = GradScaler(device, mesh=mesh, enabled=scaler.is_enabled())
     if scaler.is_enabled():
         made.load_state_dict(scaler.state_dict())

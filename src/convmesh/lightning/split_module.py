@@ -1,4 +1,4 @@
-"""A user's module while its network is split: calls of the network run on shards, and what is logged is a number."""
+"""A user's module while its network is split: calls of the network run on shards, and logged values are numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _parts(module: nn.Module) -> str:
 
 
 class SplitModule:
-    """Puts a split network in the place of the one in `module`; `end` takes it out again."""
+    """Puts a split network in place of the one in `module`; `end` takes it out again."""
 
     def __init__(self, module: nn.Module, network: nn.Module, net: ParallelNet, outputs: Outputs) -> None:
         self._net: ParallelNet | None = net
@@ -64,14 +64,14 @@ class SplitModule:
         return self._net
 
     def end(self, makes_whole: bool) -> None:
-        """Leave the module as it was, with whole weights unless ranks are not all here to gather them."""
+        """Leave the module as it was, with whole weights unless some ranks are missing to gather them."""
         for owner, name, before in reversed(self._before):
             owner.__dict__.pop(name)
             owner.__dict__.update({} if before is None else {name: before[0]})
         self._before.clear()
         if makes_whole:
             gather_cut_weights(self._network, self.mesh)
-        self._net = None  # it sums gradients for as long as it lives
+        self._net = None  # it keeps summing gradients as long as it lives
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         own = owner.__dict__
@@ -103,12 +103,12 @@ class SplitModule:
 
 
 def is_metric(part: nn.Module) -> bool:
-    """Whether a module is one of torchmetrics, which Lightning brings along."""
+    """Whether a module is a torchmetrics metric; torchmetrics comes with Lightning."""
     return any(kind.__name__ == "Metric" and kind.__module__.startswith("torchmetrics") for kind in type(part).__mro__)
 
 
 def plain_numbers(value: Any) -> Any:
-    """A nested value with plain tensors in place of sharded ones of which every rank has the whole."""
+    """A nested value with plain tensors in place of sharded ones that every rank holds whole."""
     return tree_map(lambda x: x.local if isinstance(x, Sharded) and not x.layout.axes else x, value)
 
 

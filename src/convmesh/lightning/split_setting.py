@@ -1,4 +1,4 @@
-"""From what the user asked for to a split module: the network, its inputs, its plan."""
+"""From the user's settings to a split module: the network, its inputs, its plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOPS = {
     "test": ("test_loop", "test_dataloaders", "test_step"),
     "predict": ("predict_loop", "predict_dataloaders", "predict_step"),
 }
-"""By what a trainer does: its loop, its loaders, and the step of the user's module."""
+"""By what a trainer does: its loop, its loaders, and the name of the module's step."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class SplitSetting:
     def split(self, module: nn.Module, strategy: Any) -> SplitModule:
         """Split the network of `module` over the ranks of the job.
 
-        Only what Lightning's loop does itself draws random numbers, so samples come in the order of one process.
+        Random numbers are drawn only as Lightning's own loop would, so samples come in the order of one process.
         """
         if self.sample is None:
             loop, *_ = _loop_of(module)
@@ -88,7 +88,7 @@ class SplitSetting:
         return list(inputs_of_step(getattr(module, step), batch, module, network, shown))
 
     def _decided(self, network: nn.Module, sample: list[Any]) -> Plan:
-        """The plan, as the first rank decides it: it may measure this machine."""
+        """The plan as the first rank decides it, since it may measure this machine."""
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in sample)
         key = (id(network), shapes)
         with together():
@@ -119,7 +119,7 @@ def _detached(x: Any) -> Any:
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse what a trainer's loop has no place for."""
+    """Refuse what does not fit into a trainer's loop."""
     if "pipe" in plan.mesh.axes:
         raise UnsupportedError(
             f"the plan on {plan.mesh} is a pipeline, which computes the loss itself; in Lightning `training_step` "

@@ -30,7 +30,7 @@ def loaded_into(module: nn.Module, state: Mapping[str, Any], mesh: OpenMesh | No
 
 
 def optimizer_state_for(optimizer: Optimizer, state: Mapping[str, Any], mesh: OpenMesh | None) -> dict[str, Any]:
-    """A whole optimiser's state, cut as the parameters are."""
+    """A whole optimiser state, cut like the parameters."""
     if mesh is None:
         return dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

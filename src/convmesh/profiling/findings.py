@@ -1,4 +1,4 @@
-"""What is wrong in a profiled run: the rank that others wait for, and what differs from the prediction."""
+"""What is wrong in a profiled run: the rank that others wait for, and what deviates from the prediction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convmesh.oracle.anomalies import LEAST, Anomaly, Expected, find_anomalies, 
 from convmesh.profiling.rank_times import RankTimes, TimedRun
 
 _LEAST_SHARE = 0.1
-"""Of the step, that others must lose to a rank before it is called slow."""
+"""The fraction of a step that others must lose to a rank before it is called slow."""
 
 
 def findings(run: TimedRun, expected: Expected | None) -> list[Anomaly]:
@@ -22,7 +22,7 @@ def findings(run: TimedRun, expected: Expected | None) -> list[Anomaly]:
 
 
 def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
-    """By what others lose: a rank that is last in transfers keeps its whole group waiting."""
+    """Judged by what others lose: a rank that is last in transfers keeps its whole group waiting."""
     times = {rank: run.times(rank) for rank in run.ranks}
     for rank, own in times.items():
         seconds = statistics.median(_lost_to(step.times(rank), len(times)) for step in run.steps)
@@ -30,7 +30,7 @@ def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
             continue
         usual = [each.compute + each.other for other, each in times.items() if other != rank]
         ratio = (own.compute + own.other) / (sum(usual) / len(usual))
-        if "pipe" in run.mesh.axes and ratio < LEAST:  # a pipeline's first stage always runs before the others
+        if "pipe" in run.mesh.axes and ratio < LEAST:  # a pipeline's first stage always runs ahead of the others
             continue
         text = (
             f"rank {rank} is slow: it keeps the others waiting {seconds * 1e3:.3g} ms a step "
@@ -40,12 +40,12 @@ def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
 
 
 def _lost_to(times: RankTimes, ranks: int) -> float:
-    """What one other rank waits for this one, less what this one waits: ranks that are late in turns cancel out."""
+    """How long another rank waits for this one, less its own wait: ranks that take turns being late cancel out."""
     return times.blamed / max(1, ranks - 1) - times.idle
 
 
 def _most_of(run: TimedRun, rank: int) -> str:
-    """The layer in which a slow rank loses most."""
+    """The layer in which a slow rank loses the most."""
     usual = [run.layers(other) for other in run.ranks if other != rank]
     more = {
         cell: seconds - sum(each.get(cell, 0.0) for each in usual) / len(usual)

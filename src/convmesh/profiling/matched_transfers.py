@@ -10,16 +10,16 @@ from convmesh.layout.mesh import Mesh
 from convmesh.profiling.rank_profile import TransferTimes
 
 _SECONDS_SEEN = 2e-5
-"""A wait shorter than this found its transfer complete."""
+"""A wait shorter than this means that the transfer was already complete."""
 
 Kind = tuple[str, tuple[str, ...], bool, str]
-"""Carrier, axes, whether it runs in the background, and a message's name: ranks of a group post those of one kind in
-one order."""
+"""Carrier, axes, whether it runs in the background, and a message's name: ranks of a group post transfers of one kind
+in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A transfer of one rank as it was: from when all had posted it to when it was complete."""
+    """A transfer as one rank saw it: from when all ranks had posted it until it was complete."""
 
     rank: int
     crossing: TransferTimes
@@ -28,21 +28,21 @@ class Match:
     last: int
     """The rank that posted it last."""
     is_timed: bool
-    """Whether its end is known, not only that it was before it was needed."""
+    """Whether its end is known, and not only that it came before it was needed."""
 
     @property
     def idle(self) -> float:
-        """Of the wait: until the last rank had posted it."""
+        """The part of the wait until the last rank had posted it."""
         return min(self.stall, max(0.0, self.begin - self.crossing.needed))
 
     @property
     def exposed(self) -> float:
-        """Of the wait: the transfer itself."""
+        """The part of the wait that was the transfer itself."""
         return self.stall - self.idle
 
     @property
     def hidden(self) -> float:
-        """Of the transfer: behind other work."""
+        """The part of the transfer behind other work."""
         return max(0.0, self.end - self.begin - self.exposed)
 
     @property
@@ -58,7 +58,7 @@ def matched(crossings: Mapping[int, tuple[TransferTimes, ...]], mesh: Mesh) -> d
         for kind, listed in kinds.items():
             group = [member for member in mesh.group(kind[1], rank) if member in sorted_out]
             partners = {member: sorted_out[member].get(kind, []) for member in group}
-            # Where ranks post different numbers of messages, nothing tells which belong together.
+            # Where ranks post different numbers of messages, it is unknown which belong together.
             same = {member: each for member, each in partners.items() if len(each) == len(listed)}
             found[rank] += [_match(rank, number, same) for number in range(len(listed))]
     return found

@@ -1,4 +1,4 @@
-"""Reading the profile of a run folder."""
+"""Reads the profile in a run folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProfiledRun:
     run: TimedRun
     prediction: SavedPrediction | None
     slowdown: float | None
-    """A profiled step over other steps of the run; None if there are none to compare with."""
+    """The time of a profiled step relative to the run's other steps; None if there are none to compare with."""
 
 
 def load_run(folder: Path) -> ProfiledRun:
@@ -39,7 +39,7 @@ def load_run(folder: Path) -> ProfiledRun:
 
 
 def _same_steps(folder: Path) -> list[RankProfile]:
-    """The files of all ranks; those that an earlier profile on more ranks left are not read."""
+    """The files of all ranks, without those left by an earlier profile on more ranks."""
     first = load_profile(file_of(folder, 0))
     if not first.steps:
         raise RunError(f"{folder / FOLDER} holds no step; train a few more: `--profile` takes them after a warm-up.")
@@ -56,7 +56,7 @@ def _same_steps(folder: Path) -> list[RankProfile]:
 
 
 def _slowdown(folder: Path, first: RankProfile) -> float | None:
-    """From the run's metrics, which list every step."""
+    """The slowdown from the run's metrics, which list every step."""
     try:
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         seconds = {line["step"]: line["seconds_step"] - line["seconds_data"] for line in lines}

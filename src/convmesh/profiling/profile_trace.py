@@ -1,4 +1,4 @@
-"""The profiled steps as a trace for Perfetto and Chrome: a process per rank, and the predicted step as one more."""
+"""The profiled steps as a trace for Perfetto and Chrome: one process per rank, and one for the predicted step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THREADS = ("compute", "communication", "waiting")
 
 
 def trace_of(run: TimedRun, expected: Expected | None) -> dict[str, Any]:
-    """Ready for JSON; times are in microseconds from the first profiled step's begin."""
+    """The trace, ready for JSON; times are in microseconds from the start of the first profiled step."""
     origin = min(step.begin for step in run.steps[0].steps.values())
     events = [event for rank in run.ranks for event in _names(rank, f"rank {rank}")]
     events += [event for step in run.steps for rank in run.ranks for event in _events(step, rank, origin)]
@@ -53,7 +53,7 @@ def _event(name: str, category: str, pid: int, tid: int, begin: float, end: floa
 
 
 def _predicted(run: TimedRun, expected: Expected, begin: float) -> Iterator[Event]:
-    """The slowest predicted rank, from where its first profiled step begins."""
+    """The slowest predicted rank, drawn from where its first profiled step begins."""
     rank, pid = expected.parts.rank, run.mesh.size
     yield from _names(pid, f"predicted (rank {rank})")
     intervals: list[Interval] = [*joined([expected.parts.timeline.of(rank)]).intervals]

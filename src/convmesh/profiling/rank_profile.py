@@ -1,4 +1,4 @@
-"""What one rank measured, as the file that it leaves in a run folder."""
+"""What one rank measured, as the file it leaves in the run folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """One transfer: posted, needed by the rank, and there."""
+    """One transfer: when it was posted, needed by the rank, and received."""
 
     layer: str
     phase: str
@@ -37,9 +37,9 @@ class TransferTimes:
     needed: float
     arrived: float
     done: float | None = None
-    """When it was complete, where torch tells; it may be long before it was needed."""
+    """When it was complete, if torch says so; possibly long before it was needed."""
     message: str = ""
-    """The name of a message between stages, the same where it is sent and where it is received."""
+    """The name of a message between stages, the same at both ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """All profiled steps of one rank. Times are of its host's clock; `origin` is one moment, the same on all ranks."""
+    """All profiled steps of one rank. Times are by its host's clock; `origin` is one moment, the same on all ranks."""
 
     rank: int
     mesh: Mapping[str, int]
@@ -64,7 +64,7 @@ class RankProfile:
     origin: float
     accumulate: int
     by_layer: bool
-    """Whether layers were timed one by one; a compiled step runs several at once, and their names are joined."""
+    """Whether layers were timed one by one; a compiled step runs several together, and their names are joined."""
     steps: tuple[TimedStep, ...]
 
 

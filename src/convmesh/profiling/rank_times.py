@@ -1,4 +1,4 @@
-"""How each rank spends a step: computing, in transfers that it waits for, waiting for others, for data, and between."""
+"""How each rank spends a step: computing, waiting for transfers, for other ranks or for data, and in between."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TimedRun:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def profile(self, ranks_per_node: int | None = None) -> Profile:
-        """As the oracle takes it: of one pass where gradients are accumulated over several."""
+        """The profile as the oracle expects it: of one pass where gradients are accumulated over several."""
         share = 1 / self.accumulate
         layers = {r: {cell: s * share for cell, s in self.layers(r).items()} for r in self.ranks}
         transfers = tuple(transfer for rank in self.ranks for transfer in self._transfers(rank, share))
@@ -120,7 +120,7 @@ class TimedRun:
 
 
 def timed_run(profiles: Sequence[RankProfile]) -> TimedRun:
-    """The ranks' files together. Ranks of one host share its clock; other hosts' start at a barrier."""
+    """Combine the ranks' files. Ranks of one host share its clock; other hosts' clocks are set at a barrier."""
     first = profiles[0]
     mesh = Mesh(**first.mesh)
     by_rank = {profile.rank: _shifted(profile, first) for profile in profiles}

@@ -1,4 +1,4 @@
-"""The predicted step as a file of the run folder, so that a profile is compared with what was predicted then."""
+"""The predicted step as a file in the run folder, so that a profile is compared with what was predicted at the time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save_prediction(prediction: Prediction, run: Path) -> None:
 
 
 def forget_prediction(run: Path) -> None:
-    """Remove the file of an earlier profile."""
+    """Remove an earlier profile's file."""
     (run / FOLDER / PREDICTION).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Profiling a net from one step to another: everything that is attached to it is taken off again."""
+"""Profiles a net from one step to another; everything attached to it is removed again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProfileSession:
         self._handles: list[Any] = []
 
     def attach(self) -> None:
-        """Time steps from here on."""
+        """Time steps from now on."""
         wait_for_all(self._net.mesh.everyone)
         self._origin = time.perf_counter()
         device = self._net.mesh.device
@@ -42,7 +42,7 @@ class ProfileSession:
         self._followed = FollowedNet(self._net, self._recorder)
 
     def _entering(self, phase: str) -> Callable[..., None]:
-        """A hook: what ran so far ends here, and a phase of the whole network begins."""
+        """A hook: what ran until now ends here, and a phase of the whole network begins."""
 
         def enter(*told: Any) -> None:
             del told

@@ -1,4 +1,4 @@
-"""Records a step as it runs: spans of layers and transfers, as stamps that are read when the step is over."""
+"""Records a step as it runs: spans of layers and transfers, as stamps that are read once the step is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convmesh.profiling.rank_profile import LayerTime, TimedStep, TransferTimes
 
 @dataclass
 class _Flying:
-    """A transfer that was posted."""
+    """A transfer that has been posted."""
 
     clock: StampClock
     layer: str
@@ -48,7 +48,7 @@ class _Flying:
 
 
 class StepRecorder:
-    """Where a step is, and what it did so far. Layers run one after another, so one place is enough."""
+    """Where a step is, and what it has done so far. Layers run one after another, so one place is enough."""
 
     beyond_steps = False
 
@@ -58,7 +58,7 @@ class StepRecorder:
         self._last = ("", "")
         self._begun: Any = None
         self._messages: list[_Flying] = []
-        """From other stages, not yet used by a layer."""
+        """Messages from other stages that no layer has used yet."""
         self._spans: list[tuple[str, str, Any, Any]] = []
         self._flying: list[_Flying] = []
         self._sent: list[Sent] = []
@@ -79,12 +79,12 @@ class StepRecorder:
         self._begun = None
 
     def heard(self, event: Sent | Awaited) -> None:
-        """The listener of the mesh's traffic: what the next transfer sends."""
+        """Listens to the mesh's traffic for what the next transfer sends."""
         if isinstance(event, Sent):
             self._sent.append(event)
 
     def posted(self, works: Sequence[Any], carrier: str, axes: tuple[str, ...], message: str = "") -> _Flying:
-        """A transfer of the layer that runs, or of the background if it names its carrier."""
+        """A transfer of the layer that is running, or of the background if it names its carrier."""
         sent, self._sent = self._sent, []
         bytes_sent, now = sum(each.bytes_sent for each in sent), self.clock.stamp()
         if message:
@@ -97,13 +97,13 @@ class StepRecorder:
             first = sent[0] if sent else Sent("neighbour", 0)
             note = _Flying(self.clock, self._layer, self._phase, first.carrier, first.axes, bytes_sent, now)
         if self._asks_futures and len(works) == 1:
-            with suppress(RuntimeError, NotImplementedError):  # messages between two ranks have none
+            with suppress(RuntimeError, NotImplementedError):  # messages between two ranks have no future
                 works[0].get_future().add_done_callback(note.complete)
         self._flying.append(note)
         return note
 
     def take(self, step: int, begin: float, end: float, seconds_data: float) -> TimedStep:
-        """The step that is over."""
+        """The step that has just ended."""
         self.clock.settle()
         seconds = self.clock.seconds
         spans = _joined([LayerTime(layer, phase, seconds(a), seconds(b)) for layer, phase, a, b in self._spans])
@@ -117,13 +117,13 @@ class StepRecorder:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Begin anew: what ran between two steps belongs to neither."""
+        """Start afresh: what ran between two steps belongs to neither."""
         self._spans, self._flying, self._sent, self._messages = [], [], [], []
         self.clock.begin()
 
 
 def _joined(spans: list[LayerTime]) -> list[LayerTime]:
-    """Operators of one layer that follow each other as one span; what lies between them is the layer's too."""
+    """Join consecutive operators of one layer into one span; what lies between them belongs to the layer, too."""
     joined: list[LayerTime] = []
     for span in spans:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""Decides the generations of several hosts; it lives in the supervisor that serves the rendezvous."""
+"""Decides the generations of several hosts; runs in the supervisor that serves the rendezvous."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from convmesh.supervise.rendezvous import Rendezvous
 from convmesh.supervise.telling import Telling
 
 SECONDS_UNTOLD = 15.0
-"""How long hosts are awaited without a word."""
+"""How long to wait for hosts before saying so."""
 
 ENDED, HUNG = "ended", "hung"
-"""Why a generation is over: of a hang, every host tells where its ranks are."""
+"""Why a generation is over: after a hang, every host reports where its ranks are."""
 
 
 @dataclass
 class _Host:
-    """What the coordinator knows of a host."""
+    """What the coordinator knows about a host."""
 
     name: str
     since: float
@@ -35,10 +35,10 @@ class _Host:
 
 @dataclass(frozen=True)
 class Heritage:
-    """What a coordinator takes over from the one before it, which was lost with its host."""
+    """What a coordinator takes over from its predecessor, which was lost with its host."""
 
     hosts: int
-    """How many were left then."""
+    """How many hosts were left."""
     wanted: int = 0
     """How many ranks the run was started with."""
     step: int = 0
@@ -117,7 +117,7 @@ class Coordinator:
         self._meeting.set("current", self._number)
 
     def _tell_of_waiting(self, hosts: int, ranks: int) -> None:
-        """Once, if it takes long: somebody may have forgotten to start one."""
+        """Say so once if it takes long: somebody may have forgotten to start one."""
         if self._tells_at is not None and time.monotonic() >= self._tells_at:
             self._tells_at = None
             awaited = f"{self._awaited} hosts (`--hosts`) and {max(self._policy.min_ranks, 1)} ranks (`--min-ranks`)"
@@ -153,7 +153,7 @@ class Coordinator:
 
     def _after_loss(self, failed: list[Outcome], gone: list[str], told: Mapping[int, Any], step: int) -> None:
         guilty = [each for each in failed if each.status != LOST_RANK] or ([] if gone else failed)
-        guilty.sort(key=lambda each: not each.ranks)  # hosts whose ranks hold up the others first
+        guilty.sort(key=lambda each: not each.ranks)  # first the hosts whose ranks hold up the others
         reason = "; ".join([*(f"host {name} is silent" for name in gone), *(each.reason for each in guilty)])
         outcome = Outcome(Ending.HUNG, 1, reason=reason) if gone else guilty[0]
         least = min((each["step_of_all"] for each in told.values()), default=0)

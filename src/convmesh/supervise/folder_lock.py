@@ -1,4 +1,4 @@
-"""The lock of a run folder. Its first rank holds it, so of several hosts that cannot reach each other one goes on."""
+"""The lock of a run folder. The first rank holds it, so of hosts that cannot reach each other only one goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO
 
 LOCK = ".lock"
 _TRIES, _SECONDS_PAUSE = 3, 0.05
-"""Somebody who only looks whether a folder is in use holds the lock for a moment."""
+"""A process that only checks whether a folder is in use holds the lock for a moment."""
 
 
 class FolderInUseError(OSError):
@@ -19,7 +19,7 @@ class FolderInUseError(OSError):
 
 
 def lock_folder(path: Path) -> IO[str]:
-    """The lock file, held by this process; the system lets go of it when the process ends, however that happens."""
+    """The lock file, held by this process; the system releases it when the process ends, however that happens."""
     file = (path / LOCK).open("a+", encoding="utf-8")
     for _ in range(_TRIES):
         if _tried(file, fcntl.LOCK_EX):
@@ -35,7 +35,7 @@ def lock_folder(path: Path) -> IO[str]:
 
 
 def folder_in_use(path: Path) -> bool:
-    """Whether a run has the folder now."""
+    """Whether a run is using the folder."""
     if not (path / LOCK).exists():
         return False
     with (path / LOCK).open(encoding="utf-8") as file:

@@ -15,10 +15,10 @@ from convmesh.supervise.rank_process import RankProcess
 from convmesh.supervise.world import World
 
 SECONDS_GRACE = 10.0
-"""How long ranks may take to end by themselves after one has failed: they hear why."""
+"""How long ranks may take to end by themselves after one has failed, so that they hear why."""
 
 _SECONDS_LOOK, _LOOKS = 0.25, 5
-"""How often to look at pulses: a few times a second, and several times in a time-out."""
+"""How often to check pulses: a few times a second, and several times within a time-out."""
 
 
 class Generation:
@@ -27,7 +27,7 @@ class Generation:
     def __init__(self, world: World, command: Sequence[str], seconds_timeout: float) -> None:
         self.world, self._seconds = world, seconds_timeout
         self.stopped_by = 0
-        """The signal that it was told to stop with."""
+        """The signal that it was told to stop with, or 0."""
         self.ranks: list[RankProcess] = []
         try:
             for index in range(len(world.slots)):
@@ -48,7 +48,7 @@ class Generation:
 
     @property
     def began(self) -> int:
-        """The step from which it trains; -1 if it has not come so far."""
+        """The step from which it trains; -1 if it has not got that far."""
         return min(each.sign.began for each in self.ranks)
 
     @property
@@ -64,20 +64,20 @@ class Generation:
             each.ask_for_room()
 
     def stop(self, number: int) -> None:
-        """Pass a signal on: ranks that train save and end. Others have nothing to save."""
+        """Pass a signal on: ranks that train save and end. Others have nothing to save and are killed."""
         self.stopped_by = number
         trains = all(each.sign.phase >= Phase.TRAINING for each in self.ranks)
         for each in self.ranks:
             each.send(number if trains else signal.SIGKILL)
 
     def wait(self, is_over: Callable[[], bool] = lambda: False) -> Outcome:
-        """Until all have ended, or must: one was killed, all are silent, or `is_over`, which is asked now and then."""
+        """Wait until all have ended, or must: one was killed, all are silent, or `is_over`, which is polled."""
         deadline = None
         while running := [each for each in self.ranks if each.code is None]:
             wait([each.handle for each in running], self._pause())
             codes = self._codes()
             if any(code < 0 for code in codes.values()) or is_over():
-                break  # those left have nothing to tell
+                break  # those left have nothing to say
             if any(codes.values()):
                 deadline = deadline or time.monotonic() + SECONDS_GRACE
             if deadline and time.monotonic() > deadline:
@@ -88,7 +88,7 @@ class Generation:
         return judged(self._codes())
 
     def hang(self) -> Outcome:
-        """Ask those that run where they are: they hang, or ranks of another host do that wait for them."""
+        """Ask running ranks where they are: they hang, or ranks of another host that wait for them do."""
         seen = witnesses([each for each in self.ranks if each.code is None])
         guilty = tuple(each.rank for each in suspects(seen))
         return Outcome(Ending.HUNG, 1, guilty, told(seen, self._seconds))
@@ -104,7 +104,7 @@ class Generation:
         return any([each.seconds_overdue(self._seconds) > 0 for each in running])  # noqa: C419  all must be looked at
 
     def _show_failures(self) -> None:
-        """What the first rank that failed wrote; the very first writes to the terminal itself."""
+        """Show what the first failed rank wrote; rank 0 writes to the terminal itself."""
         failed = [each for each in self.ranks if each.code not in (None, 0)]
         if failed and all(each.rank for each in failed):
             sys.stderr.write(failed[0].last_words())

@@ -1,4 +1,4 @@
-"""Who holds up ranks that make no steps, and where everyone is."""
+"""Which rank holds up the others when none makes steps, and where each one is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_TOLD = 8
 
 @dataclass(frozen=True)
 class Witness:
-    """What is known of one rank of a job that hangs."""
+    """What is known about one rank of a job that hangs."""
 
     rank: int
     sign: Sign
@@ -36,7 +36,7 @@ class Witness:
 
     @property
     def operation(self) -> str:
-        """The innermost of our own functions, else the innermost of all."""
+        """The innermost of our own functions, or else the innermost of all."""
         frames = self.frames
         if not frames:
             return ""
@@ -58,9 +58,9 @@ def witnesses(ranks: Sequence[RankProcess]) -> list[Witness]:
 
 
 def suspects(seen: Sequence[Witness]) -> list[Witness]:
-    """Those who hold up the others, by the first sign that sets some apart; none if all look alike.
+    """The ranks that hold up the others, by the first sign that tells some apart; none if all look alike.
 
-    One that is alone is held up by others only if it waits for ranks of other hosts.
+    A single rank is held up by others only if it waits for ranks of other hosts.
     """
     steps = min(each.sign.step for each in seen)
     tests = (
@@ -74,7 +74,7 @@ def suspects(seen: Sequence[Witness]) -> list[Witness]:
 
 
 def told(seen: Sequence[Witness], seconds: float) -> str:
-    """The hang in a line: those at fault first."""
+    """The hang in one line: those at fault first."""
     guilty = suspects(seen)
     others = [each for each in seen if each not in guilty]
     shown = "; ".join(map(str, (guilty + others)[:MOST_TOLD]))

@@ -1,4 +1,4 @@
-"""The supervisor of one of several hosts: it runs this host's part of each generation that the coordinator makes."""
+"""The supervisor of one of several hosts: runs this host's part of each generation that the coordinator makes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HostSupervisor:
         return Coordinator(self._meeting, self._policy, hosts, self._telling) if self._meeting.serves else None
 
     def run(self) -> int:
-        """Until the coordinator says that it is the end, whichever host it is on then."""
+        """Run until the coordinator ends the job, whichever host it is on by then."""
         with hearing(self._hear):
             while True:
                 try:
@@ -52,7 +52,7 @@ class HostSupervisor:
                     self._move(error)
 
     def _run_here(self) -> int:
-        """While supervisors meet at one place."""
+        """Run while supervisors meet at one place."""
         number = self._meeting.get("current") or 0
         while (world := self._await_world(number)) is not None:
             self._take_part(number, world)
@@ -139,7 +139,7 @@ class HostSupervisor:
         return bool(self._meeting.get(f"over/{number}"))
 
     def _report(self, number: int, group: Generation, outcome: Outcome) -> None:
-        """A rank that ends with an error may only have lost its neighbour on another host: it keeps its slot."""
+        """A rank that ends with an error may only have lost a rank on another host: it keeps its slot."""
         is_own_fault = outcome.ending is Ending.HUNG or outcome.status > 128 or outcome.status == UNWRITABLE
         for rank in outcome.ranks if is_own_fault else ():
             self._slots.lose(group.slot_of(rank))

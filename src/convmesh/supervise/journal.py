@@ -29,7 +29,7 @@ class Event:
 
 
 class Journal:
-    """The events of a run folder. Several processes may write: a line is one write to the end of the file."""
+    """The events of a run folder. Several processes may write: each line is one write to the end of the file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class Journal:
             self._summarise(event)
 
     def _summarise(self, event: Event) -> None:
-        """Ranks write the summary when they end; this is for a run that has none left to do so."""
+        """Ranks write the summary when they end; this is for a run with no ranks left to do so."""
         file = self._folder / SUMMARY
         before = (_parsed(file.read_text(encoding="utf-8")) if file.exists() else None) or {}
         known = {"steps": event.step, "ranks": event.ranks_before, "restarts": self.restarts(), "events": self.events()}
@@ -59,13 +59,13 @@ class Journal:
         self.add(Event(kind, f"{what} on {_counted(ranks)}", step, before[-1]["ranks_after"] if before else 0, ranks))
 
     def events(self) -> list[dict[str, Any]]:
-        """All so far, oldest first; a line that a crash cut off is left out."""
+        """All events so far, oldest first; a line that a crash cut off is left out."""
         file = self._folder / EVENTS
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [found for line in lines if (found := _parsed(line)) is not None]
 
     def restarts(self) -> int:
-        """How often ranks have begun to train, besides the first time."""
+        """How often ranks have begun to train again after the first time."""
         return max(0, sum(event["kind"] in _STARTS for event in self.events()) - 1)
 
     def _append(self, name: str, line: str) -> None:

@@ -1,8 +1,8 @@
-"""A few keys that one supervisor serves to those of other hosts: lines of JSON over TCP, one answer for each question.
+"""A few keys that one supervisor serves to those of other hosts: lines of JSON over TCP, one answer per question.
 
-torch's store waits for a host that is silent until the system gives up on the connection; this one has a time limit for
-every question, and needs no torch. Nothing that comes from the network is unpickled or run. Who cannot prove that it
-knows the run's token gets no answer; neither does a client go on with a server that cannot.
+torch's store waits for a silent host until the system gives up on the connection; this one has a time limit for
+every question, and needs no torch. Nothing from the network is unpickled or run. A client that cannot prove that it
+knows the run's token gets no answer, and a client does not go on with a server that cannot.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import IO, Any
 from convmesh.supervise.run_token import RunToken, drawn_number
 
 _MOST_BYTES, _MOST_BYTES_STRANGER = 1 << 20, 1 << 10
-"""Of a line."""
+"""Per line."""
 
 _SECONDS_PROOF, _MOST_STRANGERS = 10.0, 64
-"""How long those who connect may take to prove who they are, and how many may be about it at a time."""
+"""How long a connection may take to prove itself, and how many may be doing so at a time."""
 
 _SECONDS_PAUSE = 0.1
 
@@ -31,13 +31,13 @@ class StoreLostError(ConnectionError):
 
 
 class OtherTokenError(ConnectionError):
-    """A supervisor answers that has another token: it is of another run."""
+    """The supervisor that answers has another token: it belongs to another run."""
 
 
 class _Strangers:
-    """Connections of those who have yet to prove who they are: the latest so many.
+    """Connections that have yet to prove themselves: the latest few.
 
-    One more than that hangs up on the one that has been silent longest. A member proves itself at once, so that
+    When there is one too many, the one that has been silent longest is disconnected. A member proves itself at once, so
     silent strangers, however many, do not keep it out.
     """
 
@@ -49,7 +49,7 @@ class _Strangers:
         with self._lock:
             self._connections.append(connection)
             if len(self._connections) > _MOST_STRANGERS:
-                with contextlib.suppress(OSError):  # it has hung up itself
+                with contextlib.suppress(OSError):  # it has already hung up
                     self._connections.pop(0).shutdown(socket.SHUT_RDWR)
 
     def leave(self, connection: socket.socket) -> None:
@@ -58,7 +58,7 @@ class _Strangers:
 
 
 class StoreServer:
-    """Serves from its constructor until the process ends, each client in a thread of its own."""
+    """Serves from its constructor until the process ends, with a thread for each client."""
 
     def __init__(self, listener: socket.socket, token: RunToken) -> None:
         self._listener, self._token, self._lock = listener, token, threading.Lock()
@@ -70,14 +70,14 @@ class StoreServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # one that has left already, or no file is free: those who are here are served
+            except OSError:  # the client has left already, or no file is free: go on serving those that are here
                 time.sleep(_SECONDS_PAUSE)
                 continue
             self._strangers.arrive(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Until the client leaves, or says what is no question."""
+        """Serve until the client leaves, or sends something that is not a question."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError), connection:
             lines = connection.makefile("rb")
             if not self._is_of_this_run(connection, lines):
@@ -86,7 +86,7 @@ class StoreServer:
                 _send(connection, self._answer(json.loads(line)))
 
     def _is_of_this_run(self, connection: socket.socket, lines: IO[bytes]) -> bool:
-        """Have the client prove it, in time; then prove it too."""
+        """Have the client prove itself, in time; then prove ourselves."""
         try:
             connection.settimeout(_SECONDS_PROOF)
             _send(connection, {"number": (number := drawn_number())})
@@ -119,7 +119,7 @@ class StoreClient:
         self._socket.settimeout(seconds_call)
         self._lines = self._socket.makefile("rb")
         self.own_address = str(self._socket.getsockname()[0])
-        """This host's, on the way to the server."""
+        """The address of this host that leads to the server."""
         try:
             self._prove(token)
         except BaseException:
@@ -130,14 +130,14 @@ class StoreClient:
         self._ask(do="set", key=key, value=value)
 
     def get(self, key: str) -> Any:
-        """What is there, or None."""
+        """The value, or None."""
         return self._ask(do="get", key=key)
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask(do="add", key=key, value=amount))
 
     def wait_at_most(self, seconds: float) -> None:
-        """For each answer from now on."""
+        """Limit the wait for each answer from now on."""
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class StoreClient:
         self._socket.close()
 
     def _prove(self, token: RunToken) -> None:
-        """Show that this is a supervisor of the run, and see that the server is one."""
+        """Prove that this is a supervisor of the run, and check that the server is one."""
         with self._telling_loss():
             numbers = str(self._heard()["number"]), drawn_number()
             _send(self._socket, {"number": numbers[1], "proof": token.proof("client", numbers)})

@@ -1,4 +1,4 @@
-"""How a generation of ranks ended, judged by how its processes did."""
+"""How a generation of ranks ended, judged by how its processes ended."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from enum import Enum, auto
 from convmesh.supervise.following import ROOM
 
 BAD_INPUT, NO_PLAN = 2, 3
-"""Exit statuses of a user's mistake and of a network without a feasible plan."""
+"""Exit statuses for a user's mistake, and for a network without a feasible plan."""
 
 UNWRITABLE = 74
 """The exit status of a rank that cannot write to the run folder: perhaps it can later."""
 
 LOST_RANK = 75
-"""The exit status of a rank at which nothing is wrong: it waited for another one that is gone."""
+"""The exit status of a rank that is not at fault: it waited for another one that is gone."""
 
 MADE_ROOM = 128 + ROOM
 _TOLD_TO_STOP = {128 + signal.SIGINT, 128 + signal.SIGTERM}
@@ -24,11 +24,11 @@ _BLAMELESS = {0, BAD_INPUT, NO_PLAN, LOST_RANK, MADE_ROOM, *_TOLD_TO_STOP}
 
 
 class Ending(Enum):
-    """What to do next depends on it."""
+    """How a generation ended; decides what to do next."""
 
     DONE = auto()
     STOPPED = auto()
-    """By a signal, saved."""
+    """By a signal, after saving."""
     MADE_ROOM = auto()
     """At a checkpoint, for more ranks."""
     REFUSED = auto()
@@ -45,20 +45,20 @@ FAILURES = (Ending.LOST, Ending.HUNG)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a generation, on one host."""
+    """The outcome of a generation on one host."""
 
     ending: Ending
     status: int = 0
-    """The exit status that tells of it."""
+    """The exit status that stands for it."""
     ranks: tuple[int, ...] = ()
-    """Those at fault."""
+    """The ranks at fault."""
     reason: str = ""
 
 
 def judged(codes: Mapping[int, int]) -> Outcome:
-    """Judge ranks by how they ended of their own; `codes` has nothing of those that the supervisor killed.
+    """Judge ranks by how they ended by themselves; `codes` leaves out those that the supervisor killed.
 
-    Ranks end with the status of a mistake when another one tells them why it failed, so the worst code decides.
+    A rank that another one told why it failed ends with the status of a mistake, so the worst code decides.
     """
     killed = [rank for rank, code in codes.items() if code < 0]
     if killed:

@@ -1,4 +1,4 @@
-"""When to give a run up."""
+"""When to give up on a run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from convmesh.supervise.outcome import UNWRITABLE, Ending, Outcome
 from convmesh.supervise.policy import Policy
 
 _CRASHED = 1
-"""The status of a rank that an error of the program ended."""
+"""The status of a rank that a program error ended."""
 
 
 class Patience:
-    """Counts restarts in a row that gained nothing: from checkpoint to checkpoint a run may go on for ever."""
+    """Counts consecutive restarts that gained nothing: a run that keeps reaching new checkpoints may go on for ever."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._restarts, self._began = 0, -1
 
     def lost(self, outcome: Outcome, step: int, began: int) -> str:
-        """Why not to try again after ranks that trained from step `began` to `step` were lost, or nothing."""
+        """Why not to try again after ranks that trained from step `began` to `step` were lost; empty to try again."""
         if not self._policy.is_elastic:
             return "not restarted (--no-elastic)"
         if outcome.ending is Ending.LOST and outcome.status == _CRASHED and step == max(began, 0):

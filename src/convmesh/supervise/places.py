@@ -1,4 +1,4 @@
-"""Where supervisors may meet, in order: at the first place that serves, and at a later one when that is lost."""
+"""Where supervisors may meet, in order: at the first place that serves, or at a later one when that is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convmesh.supervise.meeting_store import OtherTokenError, StoreClient, Store
 from convmesh.supervise.run_token import VARIABLE, RunToken
 
 SECONDS_START = 60.0
-"""How long to wait at the start for places that come earlier."""
+"""How long to wait at the start for each earlier place."""
 
 _SECONDS_PROBE, _SECONDS_PAUSE = 2.0, 0.25
 
@@ -23,41 +23,41 @@ class Silence(Enum):
     """Why nobody serves at a place."""
 
     REFUSES = auto()
-    """The host is there, the supervisor is not, or does not serve."""
+    """The host answers, but no supervisor serves there."""
     SILENT = auto()
-    """The host, or the way to it, may be gone: what runs there may run on."""
+    """The host, or the link to it, may be gone: what runs there may still be running."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """How long to wait for a place before another one serves in its stead."""
+    """How long to wait for a place before another one serves instead."""
 
     seconds: float
     seconds_most: float
-    """After that there is no hope."""
+    """After this, give up."""
     lost: int = -1
-    """The place that was lost. If its host says that nobody serves there, nobody will."""
+    """The place that was lost. If its host says that nobody serves there, do not wait for it."""
 
     def of(self, place: int, silence: Silence) -> float:
         return 0.0 if place == self.lost and silence is Silence.REFUSES else self.seconds
 
 
 class Places:
-    """The endpoints that the user named; one of them may be on this host."""
+    """The endpoints that the user named; some may be on this host."""
 
     def __init__(self, endpoints: str, token: RunToken, seconds_call: float) -> None:
         self.endpoints, self._token, self._seconds_call = endpoints, token, seconds_call
         self._places = [_parsed(each) for each in endpoints.split(",")]
         self._sockets = {index: found for index, place in enumerate(self._places) if (found := _bound(place))}
         self._own = min(self._sockets, default=len(self._places))
-        """The first that is on this host."""
+        """The first one on this host."""
         self.current = -1
 
     def __len__(self) -> int:
         return len(self._places)
 
     def find(self, patience: Waiting, may_serve: Callable[[], bool]) -> tuple[StoreClient, bool]:
-        """The store, and whether this supervisor serves it, as it does if those before it are silent for long."""
+        """The store, and whether this supervisor serves it, which it does if earlier places are silent for long."""
         began = since = time.monotonic()
         while True:
             silences: dict[int, Silence] = {}
@@ -78,17 +78,17 @@ class Places:
             time.sleep(_SECONDS_PAUSE)
 
     def close(self) -> None:
-        """Leave the places of this host to others, but for one that serves."""
+        """Release this host's places to others, except one that serves."""
         while self._sockets:
             self._sockets.popitem()[1].close()
 
     def _is_next(self, silences: dict[int, Silence], patience: Waiting, waited: float) -> bool:
-        """Each of those before this one has its time, one after the other, so that no two begin at once."""
+        """Each earlier place gets its time, one after another, so that no two supervisors begin to serve at once."""
         before = (patience.of(place, silence) for place, silence in silences.items() if place < self._own)
         return self._own in self._sockets and waited >= sum(before)
 
     def _probe(self, place: int) -> StoreClient | Silence:
-        try:  # it must answer, too: a process that is stopped has connections
+        try:  # it must answer, too: a stopped process still accepts connections
             client = StoreClient(self._places[place], self._token, _SECONDS_PROBE, _SECONDS_PROBE)
         except OtherTokenError as error:
             raise RunError(
@@ -103,7 +103,7 @@ class Places:
         return client
 
     def _serve(self) -> StoreClient | None:
-        with contextlib.suppress(OSError):  # another supervisor of this host was first
+        with contextlib.suppress(OSError):  # another supervisor on this host was first
             self._sockets[self._own].listen()
             StoreServer(self._sockets.pop(self._own), self._token)
             self.current = self._own

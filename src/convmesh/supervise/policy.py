@@ -14,15 +14,15 @@ class Policy:
     """What may be done about a failure."""
 
     ranks: int
-    """On this host."""
+    """Ranks on this host."""
     is_elastic: bool = True
     min_ranks: int = 1
     max_restarts: int = 3
-    """In a row, without a new checkpoint between them."""
+    """Consecutive restarts without a new checkpoint."""
     seconds_timeout: float = 600.0
     seconds_backoff: float = SECONDS_BACKOFF
     seconds_host: float = 20.0
-    """After this time a silent host counts as lost."""
+    """A host that is silent for longer counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,5 @@ class Job:
     resume: bool = False
 
     def line(self, again: bool) -> list[str]:
-        """The command of a rank; a run that comes back resumes, or starts if nothing was saved."""
+        """The command of a rank; `again` resumes the run, or starts it if nothing was saved."""
         return [*self.command, *(["--resume"] if again or self.resume else [])]

@@ -1,6 +1,6 @@
 """A few words of memory that a rank shares with its supervisor: where the rank is, and whether it should make room.
 
-Memory costs a step nothing and outlives the rank, so the supervisor knows what one that was killed did last.
+Memory costs a step nothing and outlives the rank, so the supervisor knows what a killed rank did last.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PULSE = "CONVMESH_PULSE"
 """In a rank's environment: the file descriptor of the memory."""
 
 SECONDS_SETTING_UP = 900.0
-"""For a phase before the first step is done: searching a plan, the first pass, loading a checkpoint."""
+"""For a phase before the first step is done: searching for a plan, the first pass, loading a checkpoint."""
 
 SECONDS_SAVING = 2000.0
-"""For a checkpoint, whose writers have a time-out of their own."""
+"""For a checkpoint, whose writers have their own time-out."""
 
 SECONDS_ENDING = 120.0
 """For a process to end after its work is done: libraries close their connections."""
@@ -40,7 +40,7 @@ class Phase(IntEnum):
     STARTING = 0
     JOINING = 1
     SETTING_UP = 2
-    """From here on the run folder is this run's own."""
+    """From here on the run folder belongs to this run."""
     TRAINING = 3
     """From here on there is something to save when a run is told to stop."""
     EVALUATING = 4
@@ -53,20 +53,20 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Sign:
-    """The last that a rank said."""
+    """What a rank said last."""
 
     beats: int = 0
     step: int = 0
     """Steps done."""
     began: int = -1
-    """The step from which it trains; -1 before that."""
+    """The step from which it trains; -1 before training."""
     phase: Phase = Phase.STARTING
     seconds: float = SECONDS_SETTING_UP
     """How long it may be silent now, if that is more than the run's time-out."""
 
 
 class Pulse:
-    """The rank's side: it writes where it is. Without a supervisor nothing happens."""
+    """The rank's side: writes where the rank is. Without a supervisor it does nothing."""
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         self._memory = memory
@@ -78,11 +78,11 @@ class Pulse:
 
     @property
     def is_asked_for_room(self) -> bool:
-        """Whether to stop at the next checkpoint, because the run can have more ranks."""
+        """Whether to stop at the next checkpoint, because more ranks are available."""
         return self._memory is not None and self._memory[_ASKED] == 1
 
     def beat(self, phase: Phase | None = None, step: int | None = None, seconds: float = 0.0) -> None:
-        """Say that this rank is alive; what is not given stays as it was said last."""
+        """Say that this rank is alive; what is not given stays as last said."""
         if self._memory is None:
             return
         last = self._sign
@@ -144,6 +144,6 @@ class PulseReader:
 
 @cache
 def pulse() -> Pulse:
-    """This process's."""
+    """This process's pulse."""
     file = os.environ.get(PULSE)
     return Pulse(None if file is None else mmap.mmap(int(file), BYTES))

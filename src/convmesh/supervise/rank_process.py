@@ -19,7 +19,7 @@ from convmesh.supervise.pulse import PULSE, PulseReader, Sign
 from convmesh.supervise.world import World
 
 _SECONDS_STACKS, _SECONDS_PAUSE = 10.0, 0.1
-"""How long a rank may take to show its stacks, and for how long a rank of a busy machine may pause meanwhile."""
+"""How long a rank may take to show its stacks, and how long it may pause while writing them on a busy machine."""
 
 _LINES = 20
 
@@ -35,7 +35,7 @@ class RankProcess:
         files = {PULSE: self._pulse.file, STACKS: self._stacks.fileno()}
         typed = json.dumps(sys.argv)
         shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, PARTING: _parting(world), TYPED: typed, **files}
-        # A session of its own: a terminal's Ctrl-C reaches the supervisor alone, which passes it on once.
+        # A new session: a terminal's Ctrl-C reaches only the supervisor, which passes it on once.
         self._process = subprocess.Popen(
             command, env={**world.environment(index), **{name: str(value) for name, value in shared.items()}},
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
@@ -59,7 +59,7 @@ class RankProcess:
         return self._pulse.read()
 
     def seconds_overdue(self, timeout: float) -> float:
-        """For how much longer than it may the rank has been silent; negative while it may."""
+        """How much longer than allowed the rank has been silent; negative if it may be silent still."""
         sign, now = self.sign, time.monotonic()
         if sign.beats != self._beats:
             self._beats, self._since = sign.beats, now
@@ -81,8 +81,8 @@ class RankProcess:
         return False
 
     def stacks(self) -> str:
-        """Where its threads are, as faulthandler writes it; nothing if it does not answer."""
-        if not self.sign.beats or self.is_stopped():  # SIGUSR1 would end one that has not registered for it
+        """Where its threads are, as faulthandler writes it; empty if it does not answer."""
+        if not self.sign.beats or self.is_stopped():  # SIGUSR1 would kill one that has not registered for it
             return ""
         self.send(signal.SIGUSR1)
         size, end = 0, time.monotonic() + _SECONDS_STACKS
@@ -95,7 +95,7 @@ class RankProcess:
         return self._stacks.read()
 
     def last_words(self) -> str:
-        """The end of what another rank than the first wrote; the first one writes to the terminal itself."""
+        """The end of what a rank wrote, unless it is rank 0, which writes to the terminal itself."""
         if self._log is None:
             return ""
         self._log.seek(0)
@@ -113,7 +113,7 @@ class RankProcess:
 
 
 def _parting(world: World) -> int:
-    """How ranks end with their supervisor: saved, unless that would stop the ranks of other hosts too."""
+    """How ranks end with their supervisor: after saving, unless that would stop the ranks of other hosts too."""
     return int(signal.SIGKILL if world.has_other_hosts else signal.SIGTERM)
 
 

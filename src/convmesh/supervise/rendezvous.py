@@ -1,7 +1,7 @@
 """Where the supervisors of several hosts meet: keys of a store that one of them serves.
 
 The store is in a supervisor and not in a rank, so it outlives generations, and any host's ranks may come and go. When
-the supervisor that serves it is lost, those left meet at the next place that the user named.
+its supervisor is lost, the remaining ones meet at the next place that the user named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from convmesh.supervise.run_token import RunToken
 from convmesh.supervise.world import LOOPBACK, free_port
 
 SECONDS_FAREWELL = 10.0
-"""How long the host of the store serves it after the end."""
+"""How long the store's host keeps serving it after the end."""
 
 
 class Rendezvous:
@@ -31,7 +31,7 @@ class Rendezvous:
         self._join(Waiting(SECONDS_START, SECONDS_START * len(self._places)), lambda: True)
 
     def move(self, may_serve: Callable[[], bool]) -> None:
-        """Meet again, after the store was lost: where it was if it answers again, else at a later place."""
+        """Meet again after the store was lost: where it was if it answers again, else at a later place."""
         self._store.close()
         seconds = self._policy.seconds_host
         most = max(self._policy.seconds_timeout, 2 * seconds * len(self._places)) if len(self._places) > 1 else seconds
@@ -54,7 +54,7 @@ class Rendezvous:
         self._store.set(key, value)
 
     def get(self, key: str) -> Any:
-        """What is there, or None."""
+        """The value, or None."""
         return self._store.get(key)
 
     def add(self, key: str, amount: int = 1) -> int:
@@ -65,7 +65,7 @@ class Rendezvous:
         self._store.close()
 
     def leave(self, hosts: int) -> None:
-        """The end: the host of the store serves it until all `hosts` that live have heard of it."""
+        """Leave at the end: the store's host serves it until all `hosts` live hosts have heard of the end."""
         with contextlib.suppress(StoreLostError):
             left = self.add("left")
             end = time.monotonic() + SECONDS_FAREWELL
@@ -78,5 +78,5 @@ def port_here(address: str) -> int:
     """A free port for the next generation's first rank, if that is on this host."""
     try:
         return free_port(LOOPBACK if address.startswith("127.") else address)
-    except OSError:  # the host has lost its address: the others will see that it is silent
+    except OSError:  # the host has lost its address: the others will notice its silence
         return free_port()

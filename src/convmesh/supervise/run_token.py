@@ -1,7 +1,7 @@
-"""A run's token: a secret that its supervisors know and strangers do not; and how one proves that it knows it.
+"""A run's token: a secret that its supervisors know and strangers do not; and how a supervisor proves that it knows it.
 
-The secret itself never travels. Each side sends a number drawn for this connection, and shows what only the secret
-makes of both numbers.
+The secret itself never travels. Each side sends a number drawn for this connection, and shows what only a holder of
+the secret can compute from both numbers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Literal
 from convmesh.errors import RunError
 
 VARIABLE, FILE = "CONVMESH_TOKEN", ".token"
-"""Where it is from: the environment, else a file of the run folder, which the first supervisor writes."""
+"""Where it comes from: the environment, else a file in the run folder, which the first supervisor writes."""
 
 LEAST_CHARACTERS = 16
-"""Who hears a proof can try secrets at home: a short one would be found."""
+"""Anyone who overhears a proof can try secrets offline: a short one would be found."""
 
 Side = Literal["server", "client"]
 
@@ -34,7 +34,7 @@ class RunToken:
 
     secret: bytes = field(repr=False)
     origin: str
-    """For messages: where it is from."""
+    """Where it comes from, for messages."""
 
     def proof(self, side: Side, numbers: tuple[str, str]) -> str:
         """What this side shows; `numbers` are the server's and the client's."""
@@ -46,7 +46,7 @@ class RunToken:
 
 
 def drawn_number() -> str:
-    """For one connection: an old proof is worth nothing on a new one."""
+    """Drawn for one connection: an old proof is worthless on a new one."""
     return secrets.token_hex(32)
 
 
@@ -79,7 +79,7 @@ def _token_in(folder: Path) -> RunToken:
 
 
 def _write(file: Path) -> None:
-    """Whole or not at all: of supervisors that come at once, one writes and all read the same."""
+    """Write it whole or not at all: of supervisors that start at the same time, one writes and all read the same."""
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=FILE)  # readable by its owner alone
     try:
         os.write(descriptor, secrets.token_hex(32).encode())

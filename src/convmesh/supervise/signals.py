@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def hearing(hear: Callable[[int], None]) -> Iterator[None]:
-    """Call `hear` with each signal, in place of what it did before."""
+    """Call `hear` with each signal, instead of the previous handler."""
 
     def handle(number: int, frame: Any) -> None:
         del frame

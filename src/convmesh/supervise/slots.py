@@ -1,4 +1,4 @@
-"""Places for ranks on a host: one whose rank died is left out for a while."""
+"""Places for ranks on a host: the slot of a rank that died is left out for a while."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 SECONDS_BACKOFF, SECONDS_MOST = 10.0, 600.0
-"""How long a slot is left out the first time; each further time twice as long, up to a limit."""
+"""How long a slot is left out the first time; twice as long each further time, up to a limit."""
 
 _MOST_DOUBLINGS = 32
-"""After these even a millisecond has passed the limit, and a float can still count them."""
+"""After these even a millisecond exceeds the limit, and a float can still hold the count."""
 
 
 class Slots:
@@ -28,10 +28,10 @@ class Slots:
         self._due[slot] = self._clock() + seconds
 
     def ready(self) -> tuple[int, ...]:
-        """Those that can have a rank now."""
+        """The slots that can have a rank now."""
         now = self._clock()
         return tuple(slot for slot, due in enumerate(self._due) if due <= now)
 
     def seconds_until(self, count: int) -> float:
-        """Until `count` of them can."""
+        """Seconds until `count` slots can."""
         return max(0.0, sorted(self._due)[count - 1] - self._clock())

@@ -1,4 +1,4 @@
-"""The supervisor of one host: generations of ranks, one after the other, until the run is done or beyond help."""
+"""The supervisor of one host: runs generations of ranks, one after another, until the run is done or beyond help."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Supervisor:
         self._group: Generation | None = None
         self._signal, self._woken = 0, threading.Event()
         self._left: tuple[int, ...] = ()
-        """Slots that go on after a loss; one that is back before they have started must wait for a checkpoint."""
+        """Slots that go on after a loss; one that comes back before they have started must wait for a checkpoint."""
         self._refused: set[int] = set()
         """Numbers of ranks for which there is no plan."""
 
     def run(self) -> int:
-        """Until the job is done, is told to stop, or fails for good."""
+        """Run until the job is done, is told to stop, or fails for good."""
         status, again = None, False
         with hearing(self._hear):
             while status is None:
@@ -46,13 +46,13 @@ class Supervisor:
             self._group.stop(number)
 
     def _usable(self) -> tuple[int, ...]:
-        """Slots for as many ranks as there can be now."""
+        """Slots for as many ranks as possible now."""
         ready = self._slots.ready()
         counts = (count for count in range(len(ready), 0, -1) if count not in self._refused)
         return ready[: next(counts, 1)]
 
     def _generation(self, again: bool) -> int | None:
-        """Run ranks in the slots at hand; the job's exit status if that is the end of it."""
+        """Run ranks in the available slots; the job's exit status if that is the end of it."""
         slots = self._left or self._usable()
         self._left = ()
         world = World(len(slots), self._policy.ranks, slots, port=free_port())
@@ -68,7 +68,7 @@ class Supervisor:
             group.close()
 
     def _look(self, group: Generation) -> bool:
-        """Between two looks at the ranks: have them make room if slots are back."""
+        """Between two checks of the ranks: have them make room if slots are back."""
         self._telling.flush(group.owns_folder)
         if len(self._usable()) > group.world.ranks:
             group.ask_for_room()

@@ -1,4 +1,4 @@
-"""Tells of events: on the terminal at once, in the run folder as soon as that is known to be this run's own."""
+"""Reports events: on the terminal at once, in the run folder once it is known to belong to this run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class Telling:
-    """Of one supervisor."""
+    """The reports of one supervisor."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder)
@@ -21,19 +21,19 @@ class Telling:
 
     def tell(self, event: Event) -> None:
         """Show an event now, and note it when that is possible."""
-        when = f"after step {event.step}: " if event.step else ""  # ranks that were still setting up know of none
+        when = f"after step {event.step}: " if event.step else ""  # none if ranks were still setting up
         self.say(f"{when}{event.what}")
         self._unwritten.append(event)
         self.flush(False)
 
     def say(self, what: str) -> None:
-        """Show what is no event of the run."""
-        cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a rank that was killed has hidden it
+        """Show a message that is not an event of the run."""
+        cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the bar of a killed rank has hidden it
         sys.stderr.write(f"{cursor}convmesh: {what}.\n")
 
     def flush(self, owns_folder: bool) -> None:
-        """A folder that another run uses must stay as it is, so wait until the ranks have taken it."""
+        """A folder that another run uses must stay untouched, so wait until the ranks have taken it."""
         self._owns_folder = self._owns_folder or owns_folder
         while self._unwritten and self._owns_folder:
-            with contextlib.suppress(OSError):  # a full disk, of which the ranks tell
+            with contextlib.suppress(OSError):  # a full disk, which the ranks report
                 self._journal.add(self._unwritten.pop(0))

@@ -19,22 +19,22 @@ class World:
 
     ranks: int
     wanted: int
-    """How many the run was started with."""
+    """How many ranks the run was started with."""
     slots: tuple[int, ...]
-    """Of this host, one for each rank here; a slot keeps its GPU, whatever the rank's number."""
+    """This host's slots, one per rank here; a slot keeps its GPU, whatever the rank's number."""
     first: int = 0
     """The rank of the first slot."""
     address: str = LOOPBACK
     port: int = 0
     here: str = LOOPBACK
-    """This host's own address, on the way to the others."""
+    """The address of this host that leads to the others."""
     has_other_hosts: bool = False
 
     def environment(self, index: int) -> dict[str, str]:
         """The variables by which the rank in slot `slots[index]` finds the others."""
         threads = max(1, len(os.sched_getaffinity(0)) // len(self.slots))
         defaults = {"OMP_NUM_THREADS": str(threads)}
-        if interface := interface_of(self.here):  # a host's name may stand for an address that others cannot reach
+        if interface := interface_of(self.here):  # a host's name may resolve to an address that others cannot reach
             defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
         place = {
             "RANK": self.first + index, "WORLD_SIZE": self.ranks,
@@ -45,13 +45,13 @@ class World:
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """A port on which nobody listens now."""
+    """A port that nobody listens on now."""
     with socket.create_server((address, 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def interface_of(address: str) -> str:
-    """The network interface with an IPv4 address, or nothing."""
+    """The name of the network interface with an IPv4 address; empty if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address

@@ -27,7 +27,7 @@ def natural_cut(mesh: Mesh, dims: int) -> dict[int, str]:
 class SplitCase:
     """`fn(*inputs, *params)` on random tensors of the given shapes, with inputs cut over `mesh`.
 
-    `fn` must be picklable: a function of a module, or `functools.partial` of one. Integer inputs are drawn below
+    `fn` must be picklable: a module-level function, or `functools.partial` of one. Integer inputs are drawn below
     `classes`. `cuts` defaults to the natural cut of each input.
     """
 

@@ -1,4 +1,4 @@
-"""Comparing the outputs and gradients of a split operator with those of a single device."""
+"""Compares the outputs and gradients of a split operator with those of a single device."""
 
 from __future__ import annotations
 

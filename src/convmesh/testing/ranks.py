@@ -28,10 +28,10 @@ _fork = multiprocessing.get_context("fork")
 _SECONDS_TO_JOIN = 180.0
 
 _SECONDS_STACKS = 10.0
-"""How long a rank may take to write its stacks, on a machine that has other work too."""
+"""How long a rank may take to write its stacks, on a machine that is busy with other work."""
 
 _SECONDS_FOR_OTHERS = 0.3
-"""After one failure, how long to wait for the failures of other ranks."""
+"""How long to wait, after one failure, for the failures of other ranks."""
 
 
 class RankError(AssertionError):
@@ -51,14 +51,14 @@ def run_ranks(
     """Run `fn(*args)` on `n` forked ranks of one job; return what each returned, in rank order.
 
     Where torch sees a GPU, call it before this process runs a backward pass or CUDA: neither survives a fork.
-    `fn` may be a closure. If a rank raises, dies or outlasts the time limit, all are killed and `RankError` tells why.
+    `fn` may be a closure. If a rank raises, dies or exceeds the time limit, all are killed and `RankError` says why.
     """
     with RankPool(n, seconds_timeout=seconds_timeout, first=(fn, args), backend=backend) as ranks:
         return ranks.results()
 
 
 class RankPool:
-    """Ranks that stay up between calls: forking 8 of them once is cheaper than for each of a thousand examples."""
+    """Ranks that stay up between calls: forking 8 of them once is cheaper than once for each of a thousand examples."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RankPool:
     ) -> None:
         self.n = n
         self.backend = backend
-        """`nccl` gives ranks this machine's GPUs in turn."""
+        """`nccl` deals this machine's GPUs to ranks in turn."""
         self.seconds_timeout = seconds_timeout
         self._logs = tempfile.TemporaryDirectory(prefix="convmesh-ranks-")
         # Rank 0 serves the store: a server thread in this process could hold a lock while a later rank is forked.
@@ -102,7 +102,7 @@ class RankPool:
         return self.results()
 
     def results(self, seconds_timeout: float | None = None) -> list[Any]:
-        """The ranks' results of the running call."""
+        """The ranks' results of the current call."""
         replies: dict[int, Any] = {}
         seconds = seconds_timeout or self.seconds_timeout
         deadline = time.monotonic() + seconds
@@ -116,7 +116,7 @@ class RankPool:
         return [replies[rank] for rank in range(self.n)]
 
     def _arrived(self, known: dict[int, Any], seconds: float) -> dict[int, Any]:
-        """New replies by rank; none if `seconds` pass first."""
+        """New replies by rank; none if `seconds` pass without one."""
         ready = wait([self._pipes[r] for r in range(self.n) if r not in known], timeout=max(0.0, seconds))
         return {rank: self._receive(rank) for rank in range(self.n) if self._pipes[rank] in ready}
 
@@ -145,7 +145,7 @@ class RankPool:
             return _Failure(0.0, f"rank {rank} of {self.n} died with exit code {code} before it returned.")
 
     def _fail(self, replies: dict[int, Any]) -> NoReturn:
-        """Report failures in the order in which they happened, since later ones may be consequences."""
+        """Report failures in the order they happened, since later ones may be consequences."""
         deadline = time.monotonic() + _SECONDS_FOR_OTHERS
         while others := self._arrived(replies, deadline - time.monotonic()):
             replies |= others
@@ -179,9 +179,9 @@ class RankPool:
         # A pipe ends when its last holder closes it, so a rank must hold no other rank's end and none of its parent's.
         for other in (*pipes, *self._pipes):
             other.close()
-        # After multi-threaded operators in the parent, children would wait forever for threads that fork did not copy.
+        # After multi-threaded operators in the parent, children would wait for ever for threads that fork did not copy.
         torch.set_num_threads(1)
-        gc.freeze()  # the parent's objects: no collection here need look at them, nor copy their pages
+        gc.freeze()  # the parent's objects: no collection here needs to look at them, or copy their pages
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         log = (Path(self._logs.name) / str(rank)).open("w")
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)

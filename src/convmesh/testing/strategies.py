@@ -1,4 +1,4 @@
-"""Hypothesis strategies for shapes and shards, the awkward ones included."""
+"""Hypothesis strategies for shapes and shards, awkward ones included."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def meshes(largest_size: int = 12) -> st.SearchStrategy[Mesh]:
 
 
 def partitions(extent: int, parts: int) -> st.SearchStrategy[Partition]:
-    """Even and uneven cuts, empty parts among them."""
+    """Even and uneven cuts, including empty parts."""
     inner = st.lists(st.integers(0, extent), min_size=parts - 1, max_size=parts - 1).map(sorted)
     return st.just(Partition.even(extent, parts)) | inner.map(lambda bounds: Partition([0, *bounds, extent]))
 

@@ -1,7 +1,7 @@
 """The loop of one rank that trains alone and hands in its weights: `sync = "async"`.
 
-A step is as many batches of the loader as there are ranks, whoever takes them, so that learning rates and epochs are
-those of synchronous training. The first rank tells of steps when it comes to their end.
+A step is one batch of the loader per rank, whoever takes them, so that learning rates and epochs are those of
+synchronous training. The first rank reports steps as it finishes them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from convmesh.train.step_record import StepRecord
 
 @dataclass
 class AsyncLoop:
-    """Called as the synchronous loop is; makes this rank's part of the steps."""
+    """Called like the synchronous loop; makes this rank's part of the steps."""
 
     loader: Loader
     weights: AsyncWeights
     every: int
-    """Batches between two times that weights are handed in."""
+    """Batches between submissions of weights."""
     _losses: list[torch.Tensor] = field(default_factory=list)
-    """Of the batches since weights were handed in."""
+    """Losses of the batches since weights were last handed in."""
     _loss: torch.Tensor = field(default_factory=lambda: torch.tensor(float("nan")))
     _told: float = 0.0
     _waited: float = 0.0
@@ -49,7 +49,7 @@ class AsyncLoop:
         with run.stopping.listening():
             for shards in batches:
                 step = self._trained(run, claims, shards)
-                # The last step is told when all ranks have handed in their work.
+                # The last step is reported once all ranks have handed in their work.
                 self._tell(run, hooks, min(step, run.steps - 1))
                 if run.stopping.after_step():
                     claims.stop(run.stopping.signal)
@@ -58,7 +58,7 @@ class AsyncLoop:
         self._end(run, hooks, claims)
 
     def _trained(self, run: Run, claims: Claims, shards: Any) -> int:
-        """Train on a batch; the steps that are over with it."""
+        """Train on a batch; return how many steps are done with it."""
         step = claims.taken.popleft() // run.accumulate
         self._loss = run.stepper(step, [shards]).detach()
         self._losses.append(self._loss)
@@ -73,7 +73,7 @@ class AsyncLoop:
             self._losses = []
 
     def _tell(self, run: Run, hooks: Sequence[Hook], step: int) -> None:
-        """A record for each step that is over since the last one; several if other ranks were faster."""
+        """Report each step that finished since the last report; several if other ranks were faster."""
         first, now, waited = run.progress.step, time.perf_counter(), self.loader.seconds_waiting_total
         if step <= first:
             return

@@ -16,7 +16,7 @@ from convmesh.versions import version_of
 
 PACKAGES = ("convmesh", "torch", "numpy", "scipy", "pydantic", "h5py", "zarr", "tensorstore", "nibabel", "blosc2")
 VARIABLES = ("OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "TORCH_", "CONVMESH_", "SLURM_JOB_ID")
-"""Beginnings of environment variables that change what a run does."""
+"""Prefixes of environment variables that change what a run does."""
 
 _SECONDS_GIT = 30.0
 

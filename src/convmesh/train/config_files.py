@@ -36,7 +36,7 @@ def config_of(tables: Mapping[str, Any], name: str) -> RunConfig:
 
 
 def mistakes_of(error: ValidationError, name: str) -> str:
-    """All that pydantic found wrong, in our words; `name` is where it was written."""
+    """Everything that pydantic found wrong, in our words; `name` is where it was written."""
     return _listed(name, [_told(each) for each in error.errors()])
 
 
@@ -48,7 +48,7 @@ def check(config: RunConfig, name: str) -> None:
 
 
 def resolved_text(config: RunConfig) -> str:
-    """The run file that stands for `config` alone: it extends nothing, and its paths are absolute."""
+    """A self-contained run file for `config`: it extends nothing, and its paths are absolute."""
     tables = config.model_dump(mode="json")
     for section, key in PATHS:
         tables[section][key] = _absolute(tables[section][key], Path.cwd())
@@ -107,7 +107,7 @@ def _make_paths_absolute(tables: dict[str, Any], folder: Path) -> None:
 
 
 def _absolute(value: str, folder: Path) -> str:
-    """The path of an existing file; names of generators, presets and systems stay."""
+    """The absolute path of an existing file; names of generators, presets and systems stay as they are."""
     looks_like_a_path = "/" in value or "." in value
     return str((folder / value).resolve()) if looks_like_a_path and (folder / value).exists() else value
 
@@ -182,7 +182,7 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
 
 
 def _of_async(config: RunConfig) -> list[tuple[bool, str]]:
-    """Ranks that train alone have whole networks and samples of their own, and nothing to share in a step."""
+    """Ranks that train alone have their own whole networks and samples, and share nothing in a step."""
     needs = "`sync` (='async') needs"
     return [
         (

@@ -1,4 +1,4 @@
-"""What a run trains and is tested on: generators, files and torch Datasets by the words of its run file."""
+"""What a run trains and is tested on: generators, files and torch Datasets, as the run file names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convmesh.models.load import import_factory
 from convmesh.train.run_config import DataConfig
 
 TEST_PART = 4
-"""A generator's test set has one sample for this many of training, unless the run file says otherwise."""
+"""A generator's test set has one sample for this many training samples, unless the run file says otherwise."""
 
 
 def training_source(config: DataConfig) -> Source:
@@ -60,7 +60,7 @@ def _odd_arguments(field: str, args: Mapping[str, Any]) -> str:
 
 
 def _dataset(field: str, name: str, args: Mapping[str, Any]) -> Any:
-    """The torch Dataset that a function of the user's makes."""
+    """The torch Dataset that a user's function makes."""
     make = import_factory(name, field)
     try:
         return make(**args)

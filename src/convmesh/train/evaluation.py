@@ -25,13 +25,13 @@ class Metric(ABC):
     sums: torch.Tensor | None = None
 
     def add(self, output: Sharded, target: Sharded) -> None:
-        """Count one batch: on the first of the ranks that hold the same values."""
+        """Count one batch, on the first of the ranks that hold the same values."""
         layout, part = self._part(output, target)
         part = part.double() if _counts(output.mesh, layout) else torch.zeros_like(part, dtype=torch.float64)
         self.sums = part if self.sums is None else self.sums + part
 
     def result(self, mesh: OpenMesh) -> Results:
-        """The metric of all that was added, the same on every rank."""
+        """The metric over everything added, the same on every rank."""
         assert self.sums is not None
         return self._result(all_reduce(self.sums, mesh, tuple(mesh.mesh.axes)).cpu())
 
@@ -79,9 +79,9 @@ class Dice(Metric):
 
 
 class RSquared(Metric):
-    """1 − the squared errors over the squared deviations from the mean, for each output; `r2` is the least of them.
+    """1 − the squared errors over the squared deviations from the mean, for each output; `r2` is the lowest of them.
 
-    Of an output whose targets are all alike there is none.
+    None for an output whose targets are all equal.
     """
 
     def _part(self, output: Sharded, target: Sharded) -> tuple[Layout, torch.Tensor]:
@@ -104,7 +104,7 @@ METRICS: dict[str, Callable[[], Metric]] = {"accuracy": Accuracy, "dice": Dice, 
 
 
 def metric_names(chosen: Sequence[str], target: torch.dtype, target_dims: int) -> tuple[str, ...]:
-    """What "auto" stands for: r2 of values, dice of a class a voxel, accuracy of one class a sample."""
+    """What "auto" stands for: r2 for values, dice for a class per voxel, accuracy for a class per sample."""
     auto = "r2" if target.is_floating_point else "accuracy" if target_dims == 0 else "dice"
     for name in chosen:
         if name != "auto" and (name == "r2") != target.is_floating_point:
@@ -120,7 +120,7 @@ def metric_names(chosen: Sequence[str], target: torch.dtype, target_dims: int) -
 def evaluate(
     net: ParallelNet, loss: Callable[..., Any] | None, batches: Iterable[Shards], metrics: Sequence[str] = ()
 ) -> Results:
-    """The mean loss a sample and the metrics over `batches` of this rank's shards; the same on every rank."""
+    """The mean loss per sample and the metrics over `batches` of this rank's shards; the same on every rank."""
     chosen = [METRICS[name]() for name in metrics]
     total, samples, was_training = 0.0, 0, net.training
     net.eval()

@@ -11,7 +11,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from convmesh.plans.plan import Precision as PlanPrecision
 
 Backend = Literal["inductor", "max-autotune", "eager"]
-"""As `cm.parallelize(compile=...)` has them."""
+"""As in `cm.parallelize(compile=...)`."""
 
 _COMPILE: dict[bool | str, str] = {
     True: "true",
@@ -23,16 +23,16 @@ _COMPILE: dict[bool | str, str] = {
 _RULE = f"must be {', '.join(list(_COMPILE.values())[:-1])} or eager"
 
 _AUTOCAST = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
-"""Autocast as planning names it, where bfloat16 alone stands for weights of that type."""
+"""From planning's names of autocast to run files': to planning, bfloat16 alone means weights of that type."""
 
 
 def precision_of(name: str) -> Any:
-    """The shorter of two names of one precision; it is what a resolved run file has."""
+    """The shorter of a precision's two names; resolved run files use it."""
     return _AUTOCAST.get(name, name)
 
 
 def planned_precision(name: str) -> PlanPrecision:
-    """A precision of run files as plans name it: autocast, or else that of the weights."""
+    """A run file's precision as plans name it: autocast, or else that of the weights."""
     found = {short: long for long, short in _AUTOCAST.items()}.get(precision_of(name), "")
     return cast(PlanPrecision, found)
 

@@ -11,11 +11,11 @@ from tyro.constructors import PrimitiveConstructorSpec
 from convmesh.toml_files import NotTomlError, parse_toml
 
 _BARE = re.compile(r"(=\s*)(?!(?:true|false|inf|nan)\s*(?:,|$))([A-Za-z_./~][^\s,=\"'{}\[\]]*)(?=\s*(?:,|$))")
-"""A text without quotes, which shells take away: a name or a path."""
+"""A string without its quotes, which shells strip: a name or a path."""
 
 
 def _parsed(texts: list[str]) -> dict[str, Any]:
-    """The table that is written in one flag, as in TOML but for the braces."""
+    """The table that one flag holds, written as in TOML without the braces."""
     inner = _BARE.sub(r'\1"\2"', texts[0].strip().removeprefix("{").removesuffix("}"))
     try:
         table: dict[str, Any] = parse_toml(f"table = {{{inner}}}".encode())["table"]
@@ -40,7 +40,7 @@ _FLAG: PrimitiveConstructorSpec[dict[str, Any]] = PrimitiveConstructorSpec(
 )
 
 Table = Annotated[dict[str, Any], _FLAG]
-"""Names and values that a model, a source or an optimiser of the user's takes."""
+"""Names and values for a model, a source or a user's function."""
 
 Counts = Annotated[dict[str, int], _FLAG]
 """Names and whole numbers, such as a mesh."""

@@ -24,10 +24,10 @@ SECONDS_ENERGY = 1.0
 
 @dataclass(frozen=True)
 class Every:
-    """After every so many steps or epochs, and after the last step."""
+    """Due after a fixed number of steps or epochs, and after the last step."""
 
     steps: int
-    """0 stands for never."""
+    """0 means never."""
     epochs: int
     steps_epoch: int
     last: int
@@ -64,7 +64,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Heartbeats:
-    """Tells the supervisor of every step."""
+    """Reports every step to the supervisor."""
 
     pulse: Pulse
 
@@ -90,7 +90,7 @@ class RoomForMore:
 
 @dataclass
 class MovedShares:
-    """Tells of shares that moved: in the step's record, and in the journal of the first rank."""
+    """Reports shares that moved: in the step's record, and in the first rank's journal."""
 
     balancer: Balancer
     journal: Journal | None
@@ -107,7 +107,7 @@ class MovedShares:
 
 @dataclass
 class Metrics:
-    """Writes a line a step. The loss of a step on a GPU is read when the next one is queued."""
+    """Writes one line per step. The loss of a step on a GPU is read when the next one is queued."""
 
     folder: RunFolder
     progress: Progress
@@ -120,7 +120,7 @@ class Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Write the line that is due."""
+        """Write the pending line."""
         if self._last is not None:
             self.folder.add_metrics(self._last.to_plain())
             self.progress.final_loss = self._last.loss.value
@@ -129,7 +129,7 @@ class Metrics:
 
 @dataclass
 class EnergyReadings:
-    """Reads this host's energy counters about once a second and spreads what they show over the steps since."""
+    """Reads this host's energy counters about once a second and spreads the reading over the steps since."""
 
     meter: EnergyMeter
     progress: Progress

@@ -20,13 +20,13 @@ class Batches(Protocol):
 
     @property
     def seconds_waiting_total(self) -> float:
-        """Spent so far waiting for data."""
+        """Seconds spent waiting for data so far."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Shards]: ...
 
 
 class Hook(Protocol):
-    """Called by the loop on every rank; hooks of one run are called in their order."""
+    """Called by the loop on every rank; a run's hooks are called in order."""
 
     def after_step(self, record: StepRecord) -> None: ...
 
@@ -38,7 +38,7 @@ class Run:
     stepper: Stepper
     data: Batches
     steps: int
-    """How many in all."""
+    """Steps of the whole run."""
     steps_epoch: int
     samples_step: int
     """Global batch of a step."""
@@ -46,7 +46,7 @@ class Run:
     stopping: Stopping
     accumulate: int = 1
     around_step: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What is entered for every step, its data included."""
+    """The context of every step, including its wait for data."""
 
 
 def train(run: Run, hooks: Sequence[Hook] = ()) -> None:

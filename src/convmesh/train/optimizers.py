@@ -22,11 +22,11 @@ OPTIONS = {
 """Fields of the configuration that each optimiser takes."""
 
 ASSUMED = {"sgd": "momentum", "adamw": "adam", "lars": "momentum", "lamb": "adam"}
-"""What the oracle takes each one for."""
+"""What the oracle treats each one as."""
 
 
 def optimizer_for(net: ParallelNet, config: OptimizerConfig) -> Optimizer:
-    """The optimiser of this rank's weights; those of one dim may be left out of decay and of layer-wise scaling."""
+    """The optimiser of this rank's weights; those of one dim may be exempt from decay and from layer-wise scaling."""
     options = {name: getattr(config, name) for name in OPTIONS[config.name]}
     return net.optimizer(KINDS[config.name], _groups(net, config), **options)
 

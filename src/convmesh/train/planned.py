@@ -51,7 +51,7 @@ class Planned:
 
 
 def check_plan(plan: PlanConfig, model: nn.Module, ranks: int, wanted: int | None) -> None:
-    """Refuse what a run file says of a plan that no network or no number of ranks could follow."""
+    """Refuse plan settings that no network or no number of ranks could follow."""
     size = math.prod(plan.mesh.values())
     if plan.mesh and size != ranks == (wanted or ranks):  # a run that lost ranks gets another mesh
         raise ConfigError(
@@ -65,8 +65,8 @@ def check_plan(plan: PlanConfig, model: nn.Module, ranks: int, wanted: int | Non
 
 
 def on_hosts_of_job(config: PlanConfig) -> PlanConfig:
-    """A hierarchical reduction for this job's hosts, or an ordinary one if they do not have equally many ranks, two or
-    more. All ranks call it."""
+    """A hierarchical reduction for this job's hosts, or an ordinary one unless every host has the same number of
+    ranks, at least two. All ranks call it."""
     if config.reduction != "hierarchical" or config.ranks_per_host:
         return config
     ranks = ranks_on_each(hosts_of_job())
@@ -102,7 +102,7 @@ def _decided(config: RunConfig, plan: PlanConfig, model: nn.Module, shape: Shape
 
 
 def alone(model: nn.Module, shape: Shape) -> Planned:
-    """Every rank trains the whole network."""
+    """The plan with which every rank trains the whole network."""
     reason = "ranks train on their own (`sync` is async): there is no common step"
     return Planned(dumps(make_plan(model, shape, Mesh(), "data")), unpredicted=reason)
 
@@ -114,7 +114,7 @@ def shared_plan(text: str | None, model: nn.Module, shape: Sample) -> Plan:
 
 
 def system_named(name: str) -> System:
-    """A system by name or file; "auto" is this machine, as calibrated, else as a second of measuring shows it."""
+    """A system by name or file; "auto" is this machine, as calibrated, or else as measured within a second."""
     if name != "auto":
         return System.load(name)
     if LOCAL in user_systems():
@@ -129,12 +129,12 @@ def _system_for(config: PlanConfig, ranks: int) -> System | None:
 
 
 def decided_plan(config: PlanConfig, model: nn.Module, sample: Sample, ranks: int) -> str:
-    """The plan that a section of a run file stands for, as its file."""
+    """The plan that a run file's section describes, as a plan file."""
     return dumps(made_plan(config, model, sample, ranks, _system_for(config, ranks)))
 
 
 def _is_fused(config: RunConfig) -> bool:
-    """Whether a compiler makes kernels of the run's steps."""
+    """Whether a compiler fuses the run's steps into kernels."""
     return bool(config.compile) and config.compile != "eager"
 
 
@@ -147,7 +147,7 @@ def made_plan(
     precision: Precision = "",
     compile: bool = False,  # noqa: A002 - as in `parallelize`
 ) -> Plan:
-    """The plan that a section of a run file stands for."""
+    """The plan that a run file's section describes."""
     options: dict[str, Any] = {
         "batchnorm": config.batchnorm,
         "reduction": config.reduction,
@@ -171,6 +171,6 @@ def made_plan(
 
 
 def _dims(sample: Sample) -> int:
-    """Of the first input."""
+    """The number of dims of the first input."""
     first = sample[0] if isinstance(sample, list) else sample
     return first.dim() if isinstance(first, torch.Tensor) else len(first)

@@ -11,11 +11,11 @@ from convmesh.profiling.session import ProfileSession
 from convmesh.train.step_record import WARM_UP, StepRecord
 
 STEPS = 5
-"""As many as `--profile` takes."""
+"""Steps that `--profile` times."""
 
 
 class StepProfiles:
-    """A hook; on every rank. Short runs give up their warm-up."""
+    """A hook, on every rank. Short runs skip the warm-up."""
 
     def __init__(self, session: ProfileSession, steps: int, run: Path, first: int, last: int) -> None:
         self._session, self._run = session, run

@@ -13,7 +13,7 @@ SECONDS_LINE, SECONDS_BAR = 10.0, 0.2
 """How often a line or the bar is written."""
 
 LARGE_SHARE = 0.2
-"""From this share of a step on, waiting for data is named as the bottleneck."""
+"""Once waiting for data takes this share of a step, it is named as the bottleneck."""
 
 
 class ProgressLine:
@@ -50,7 +50,7 @@ class ProgressLine:
             f"{record.samples / seconds:.4g} samples/s",
             f"data {share:.0%}{', the bottleneck' if is_warm and share > LARGE_SHARE else ''}",
         ]
-        # The first steps read the first batches and choose kernels: they say nothing of the time that is left.
+        # The first steps read the first batches and choose kernels: they say nothing about the time left.
         left = [f"{_clock((self._steps - record.step) * seconds)} left"] if is_warm else []
         return "  ".join(parts + left)
 
@@ -76,7 +76,7 @@ def _bar(steps: int, done: int) -> Any:
 
     text = TextColumn("{task.fields[text]}", table_column=Column(no_wrap=False))  # in lines where terminals are narrow
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), text)
-    # No thread of its own: it would compete with ranks for their cores.
+    # No refresh thread: it would compete with ranks for their cores.
     bar = RichProgress(*columns, console=Console(stderr=True), auto_refresh=False)
     bar.add_task("training", total=steps, completed=done, text="")
     bar.start()

@@ -10,10 +10,10 @@ from convmesh.train.run_config import PlanConfig
 
 
 def plans_for(config: PlanConfig, ranks: int, wanted: int | None, spatial_dims: int) -> list[PlanConfig]:
-    """What to try, in this order. The plan itself if the number of ranks is the one that it was written for.
+    """The plans to try, in this order. The plan itself if it was written for this number of ranks.
 
-    Otherwise a preset keeps its axes, on the mesh nearest to the one that was given; after that, and where a plan
-    file or a mesh fixes more, the oracle searches the best plan for this number.
+    Otherwise a preset keeps its axes, on the mesh nearest to the given one; after that, and where a plan file or a mesh
+    fixes more, the oracle searches for the best plan for this number.
     """
     if wanted is None or ranks == wanted:
         return [config]

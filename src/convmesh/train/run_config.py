@@ -13,7 +13,7 @@ from convmesh.train.flag_tables import Counts, Table
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
-"""0 stands for none."""
+"""0 means none."""
 Positive = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -38,11 +38,11 @@ class AugmentConfig(Section):
     """Changes of the training samples, drawn anew for every sample and epoch."""
 
     flip: str = ""
-    """Dims that are reversed half of the time, e.g. "DHW"."""
+    """Dims that are reversed half the time, e.g. "DHW"."""
     rotate90: tuple[str, ...] = ()
-    """Planes that turn by 0 to 3 quarters, e.g. ["HW", "DH"]."""
+    """Planes that are rotated by 0 to 3 quarter turns, e.g. ["HW", "DH"]."""
     crop: tuple[Count, ...] = ()
-    """Space of a window at a random place, e.g. [64, 64, 64]; of test samples the middle."""
+    """Extents of a window at a random place, e.g. [64, 64, 64]; in the middle of test samples."""
     intensity: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Inputs are multiplied by 1 ± this."""
     shift: Amount = 0.0
@@ -57,15 +57,15 @@ class DataConfig(Section):
     args: Table = {}
     """Arguments of the generator, of the function, or the names of arrays in a file."""
     test_source: str = ""
-    """What to evaluate on, as `source`; without it a generator's own test set, and else nothing."""
+    """What to evaluate on, like `source`; by default a generator's own test set, or else nothing."""
     test_args: Table = {}
-    """Arguments of `test_source`; a generator's test set takes those of `args` with these on top."""
+    """Arguments of `test_source`; a generator's test set takes those of `args`, overridden by these."""
     threads: Count = 2
     """Threads that read."""
     prefetch: Count = 2
     """Batches that are read ahead."""
     store_gib: Amount = 0.0
-    """Memory of each rank, in GiB, in which samples are kept: from the second epoch on ranks read each other's."""
+    """Memory of each rank, in GiB, for keeping samples: from the second epoch on ranks read each other's."""
     augment: AugmentConfig = AugmentConfig()
 
 
@@ -81,11 +81,11 @@ class PlanConfig(Section):
     reduction: Literal["bucketed", "sharded", "hierarchical"] = "bucketed"
     """Sharded: the optimiser's state is cut over data (ZeRO stage 1); hierarchical: sums inside hosts come first."""
     ranks_per_host: CountOrNone = 0
-    """Of a hierarchical reduction; 0: as many as the job has on every host."""
+    """For a hierarchical reduction; 0: as many as the job has on every host."""
     compression: Compression = "none"
-    """For slow links: gradients are summed in bf16, or in low rank (PowerSGD), which changes what is trained."""
+    """For slow links: gradients are summed in bf16, or in low rank (PowerSGD), which changes training."""
     recompute: tuple[str, ...] = ()
-    """Modules whose activations are computed again in backward, e.g. ["down.*"]."""
+    """Modules whose activations are recomputed in backward, e.g. ["down.*"]."""
     system: str = "auto"
     """The cluster for searches and predictions: a name, a file, or auto, which is this machine."""
     predict: bool = True
@@ -140,7 +140,7 @@ class EvaluationConfig(Section):
     every_epochs: CountOrNone = 1
     """Epochs between evaluations; 0 evaluates at the end only."""
     every_steps: CountOrNone = 0
-    """Steps between evaluations, besides."""
+    """Steps between further evaluations."""
     batch: CountOrNone = 0
     """Global batch of an evaluation; 0 takes that of training."""
     metrics: tuple[Literal["auto", "accuracy", "dice", "r2"], ...] = ("auto",)
@@ -153,7 +153,7 @@ class CheckpointConfig(Section):
     every_epochs: CountOrNone = 1
     """Epochs between checkpoints; 0 saves at the end only."""
     every_steps: CountOrNone = 0
-    """Steps between checkpoints, besides."""
+    """Steps between further checkpoints."""
     keep: Count = 2
     """How many of the latest are kept."""
     asynchronous: bool = True
@@ -179,7 +179,7 @@ class RunConfig(Section):
     batch: Count = 32
     """Global batch: samples of one step, over all ranks."""
     accumulate: Count = 1
-    """Parts in which a batch is computed one after the other, for memory; it must divide the batch."""
+    """Parts of a batch that are computed one after another, to save memory; it must divide the batch."""
     epochs: CountOrNone = 10
     """Passes over the training data."""
     steps: CountOrNone = 0
@@ -191,11 +191,11 @@ class RunConfig(Section):
     clip_norm: Amount = 0.0
     """Largest norm of all gradients together; 0 does not clip."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Of weights, sample order, augmentation and dropout."""
+    """Seed of weights, sample order, augmentation and dropout."""
     sync: Literal["step", "async"] = "step"
     """step: ranks sum gradients in every step; async: each trains alone and sends its changes now and then."""
     sync_every: Count = 4
-    """For async: steps a rank takes before it sends in its changes."""
+    """For async: batches that a rank trains on before it sends its changes."""
     compile: Compile = False
     """true traces and compiles the whole step where it can; "max-autotune" tries more kernels, "eager" only replays."""
     timeout_seconds: Positive = 600.0

@@ -86,16 +86,16 @@ class RunFolder:
             raise UnwritableError(told) from None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                with suppress(OSError):  # of a full disk, which was told
+                with suppress(OSError):  # of a full disk, already reported
                     file.close()
 
 
 @contextmanager
 def closed_on_error(file: IO[str]) -> Iterator[None]:
-    """Let go of a file if the block fails."""
+    """Close a file if the block fails."""
     try:
         yield
     except BaseException:

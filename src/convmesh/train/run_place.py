@@ -13,19 +13,19 @@ from convmesh.train.shared_fate import together
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where a run is; `writer` is there on the first rank only."""
+    """Where a run is; only the first rank has a `writer`."""
 
     path: Path
     writer: RunFolder | None
 
     def close(self) -> None:
-        """Let other runs have the folder."""
+        """Release the folder to other runs."""
         if self.writer is not None:
             self.writer.close()
 
 
 def open_place(path: str | Path, resume: bool) -> RunPlace:
-    """Take a folder for a run; if that is refused, it is on every rank."""
+    """Take a folder for a run; a refusal is raised on every rank."""
     chosen, writer = Path(path), None
     with together():
         if dist.get_rank() == 0:

@@ -16,7 +16,7 @@ class Schedule:
     config: ScheduleConfig
     steps_epoch: int
     steps_run: int
-    """How long the run is planned to be; a run that stops earlier keeps the curve."""
+    """The planned length of the run; a run that stops earlier keeps the curve."""
 
     def __call__(self, step: int) -> float:
         """The factor for step `step`, counted from 0."""

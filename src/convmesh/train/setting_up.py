@@ -37,7 +37,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run file stands for, seen from one rank."""
+    """What a run file describes, seen from one rank."""
 
     net: ParallelNet
     optimizer: Optimizer
@@ -97,7 +97,7 @@ def set_up(config: RunConfig) -> RunParts:
 
 
 def _samples_batch(config: RunConfig, ranks: int) -> int:
-    """Samples of the batches that a loader gives."""
+    """Samples in each batch of a loader."""
     if config.sync == "step":
         return config.batch // config.accumulate
     if config.batch < ranks:
@@ -109,7 +109,7 @@ def _samples_batch(config: RunConfig, ranks: int) -> int:
 
 
 def _plan(config: RunConfig, model: nn.Module, shape: tuple[int, ...]) -> tuple[Plan, Planned | None]:
-    """The plan of this rank's network, and what the first rank knows of it."""
+    """The plan of this rank's network, and what the first rank knows about it."""
     planned = None
     section = on_hosts_of_job(config.plan)
     with together():
@@ -145,7 +145,7 @@ def build_model(config: RunConfig, sample: tuple[int, ...]) -> nn.Module:
 
 
 def augmented_shape(augment: AugmentConfig, source: Source) -> tuple[int, ...]:
-    """The shape of one sample as the network gets it."""
+    """The shape of one sample as the network receives it."""
     return Augment(crop=augment.crop or None).shape(source.input.shape)
 
 
@@ -195,11 +195,11 @@ def _steps_epoch(config: RunConfig, source: Source) -> int:
 
 
 def _target_dtype(source: Source) -> torch.dtype:
-    """Of targets as the network's loss gets them: values, or classes."""
+    """The type of targets as the network's loss receives them: values, or classes."""
     return torch.float32 if source.target.dtype.kind == "f" else torch.int64
 
 
 def _see_current_folder() -> None:
-    """Models and datasets of the current folder can be imported."""
+    """Let models and datasets in the current folder be imported."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

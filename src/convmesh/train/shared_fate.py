@@ -18,10 +18,10 @@ from convmesh.private_torch.stores import default_store
 
 _SECONDS_TO_HEAR, _SECONDS_ALIKE, _SECONDS_FAREWELL, _SECONDS_PAUSE = 2.0, 1.0, 5.0, 0.02
 """How long a rank whose connection broke waits for the reason; how long one that failed waits for others that failed
-alike, before it breaks its connections; and how long the first rank then serves the reason to others."""
+the same way, before it breaks its connections; and how long the first rank then serves the reason to others."""
 
 _fates = itertools.count()
-"""All ranks share as many fates, in the same order: each has keys of its own in the job's store."""
+"""All ranks share the same number of fates, in the same order: each has its own keys in the job's store."""
 
 
 @contextmanager
@@ -54,28 +54,28 @@ def shared_fate() -> Iterator[None]:
         told = fate.heard() if is_lost or not isinstance(error, ConvMeshError) else ""
         if told:
             raise RunError(told) from error
-        if not is_lost:  # of a rank that is gone nobody can tell the others more than they find out
+        if not is_lost:  # nobody can tell the others more about a lost rank than they find out themselves
             fate.tell(error)
         raise
 
 
 def _break_connections() -> None:
-    """NCCL would wait here for the ranks that wait for this one, and they would notice nothing: on GPUs it is the end
-    of this process that ends the others, by whoever started them."""
+    """Not on GPUs: NCCL would wait here for the ranks that wait for this one, and they would notice nothing. There the
+    end of this process ends the others, through whatever started them."""
     if dist.get_backend() != "nccl":
         dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
 class _Fate:
-    """The end of a run, as ranks write it to the job's store, which may go with the rank that serves it."""
+    """The end of a run, as ranks write it to the job's store, which may vanish with the rank that serves it."""
 
     store: Any
     key: str
     ranks: int
 
     def heard(self) -> str:
-        """What another rank told, or nothing."""
+        """What another rank reported, or nothing."""
         with contextlib.suppress(Exception):
             if self._within(_SECONDS_TO_HEAR, lambda: self.store.check([self.key])):
                 text: str = self.store.get(self.key).decode()
@@ -84,7 +84,7 @@ class _Fate:
         return ""
 
     def tell(self, error: Exception) -> None:
-        """Leave word. Unless all ranks have failed alike, break the connections at which they wait."""
+        """Leave word. Unless all ranks have failed the same way, break the connections on which they wait."""
         rank, kind = dist.get_rank(), "" if isinstance(error, ConvMeshError) else f"{type(error).__name__}: "
         with contextlib.suppress(Exception):
             if self.store.add(f"{self.key}/told", 1) == 1:

@@ -28,15 +28,15 @@ class StepRecord:
     loss: LateLoss
     seconds_step: float
     seconds_data: float
-    """Of the step, spent waiting for data."""
+    """Of these, seconds spent waiting for data."""
     samples: int
     lr: float
     ended: float = 0.0
-    """When, by `time.perf_counter`."""
+    """When it ended, by `time.perf_counter`."""
     eval: dict[str, Any] | None = None
     joules_step: float | None = None
     shares: dict[str, tuple[int, ...]] | None = None
-    """What ranks have of each axis from the next batches on, if it changed after this step."""
+    """Ranks' shares of each axis from the next batches on, if they changed after this step."""
 
     def to_plain(self) -> dict[str, Any]:
         """The line of metrics.jsonl."""
@@ -57,7 +57,7 @@ class StepRecord:
 
 
 class StepTimes:
-    """What the latest steps took, without the first few unless there are no others: a long run keeps no more."""
+    """Durations of the latest steps, without the first few unless there are no others; older ones are dropped."""
 
     def __init__(self, *times: tuple[float, float]) -> None:
         self.steps = 0
@@ -66,7 +66,7 @@ class StepTimes:
             self.add(seconds, seconds_data)
 
     def add(self, seconds: float, seconds_data: float) -> None:
-        """One more step, and what of it was spent waiting for data."""
+        """Add a step, with the time it spent waiting for data."""
         if self.steps == WARM_UP:
             self._latest.clear()
         self.steps += 1
@@ -89,18 +89,18 @@ class Progress:
     step: int = 0
     """Steps done."""
     seconds_before: float = 0.0
-    """Of the processes before this one, which the run resumes."""
+    """Seconds of the processes before this one, which the run resumes."""
     final_loss: float | None = None
     eval: dict[str, Any] | None = None
     times: StepTimes = field(default_factory=StepTimes)
-    """Of the steps of this process."""
+    """Of this process's steps."""
     joules: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """What the loop adds to the summary."""
 
     @property
     def is_warm(self) -> bool:
-        """Whether this process has made steps that tell of those to come."""
+        """Whether this process has made steps that are typical of those to come."""
         return self.times.steps > WARM_UP
 
     @property

@@ -20,7 +20,7 @@ _SEEDS_RUN = 1 << 32
 
 
 class Stepper:
-    """Makes steps of a network; `factor(step)` scales the learning rate. Nothing but the scaler has a state."""
+    """Makes steps of a network; `factor(step)` scales the learning rate. Only the scaler has state."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Stepper:
         return torch.autocast(self.net.mesh.device.type, dtype=self._dtype)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, of the first group."""
+        """A step's learning rate, of the first group."""
         return self._rates[0] * (self._factor(step) if self._factor else 1.0)
 
     def __call__(self, step: int, parts: Sequence[Shards]) -> torch.Tensor:

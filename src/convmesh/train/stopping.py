@@ -19,7 +19,7 @@ SECONDS_BETWEEN = 0.25
 """How often ranks ask each other whether one was told to stop."""
 
 MOST_STEPS = 64
-"""Steps between two questions, however short they are."""
+"""The most steps between two questions, however short they are."""
 
 
 class Stopping:
@@ -75,7 +75,7 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the first signal as a wish to stop; a second one ends the process as usual."""
+        """Take the first signal as a request to stop; a second one ends the process as usual."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -43,7 +43,7 @@ from convmesh.train.stopping import Stopping
 
 @dataclass(frozen=True)
 class Intervals:
-    """How often a run is evaluated and saved; 0 stands for never. Both happen after the last step too."""
+    """How often a run is evaluated and saved; 0 means never. Both also happen after the last step."""
 
     evaluate_epochs: int = 1
     evaluate_steps: int = 0
@@ -56,8 +56,8 @@ class Trainer:
 
     `loader` and `test` give batches (`cm.data.Loader`); `loss` and `metrics` are for tests. `schedule(step)` is the
     factor of the learning rate. With `folder`, metrics, log, checkpoints and a summary go there, and a run that is
-    there already goes on if `resume` is true. `accumulate` batches of the loader make a step. A `balancer` of the same
-    network moves samples and space to the faster ranks while it trains.
+    already there continues if `resume` is true. `accumulate` batches of the loader make a step. A `balancer` of the
+    same network moves samples and space to the faster ranks while it trains.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Trainer:
         place = open_place(folder, resume) if isinstance(folder, str | Path) else folder
         self.folder = None if place is None else place.writer
         self._is_guest = place is not None and place.writer is None and net.mesh.rank == 0
-        """Whether this rank trains a network of its own, and another one tells of the run."""
+        """Whether this rank trains its own network, and another one reports on the run."""
         self.journal = None if place is None else Journal(place.path)
         self.checkpointer = None if place is None else Checkpointer(checkpoints_of(place.path), keep, asynchronous)
         self._tensorboard = place.path / "tensorboard" if place is not None and tensorboard else None
@@ -104,7 +104,7 @@ class Trainer:
             self.folder.start(resumed, self.progress.step, self.ranks)
 
     def close(self) -> None:
-        """Let other runs have the folder; the end of the process does so too."""
+        """Release the folder to other runs; the end of the process does so too."""
         if self.folder is not None:
             self.folder.close()
 
@@ -115,7 +115,7 @@ class Trainer:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the run; those that train alone are many with a network each."""
+        """Ranks of the run, also where each of them trains its own network."""
         return self.net.mesh.mesh.size if self.net.mesh.mesh.size > 1 else dist.get_world_size()
 
     def resume(self) -> bool:
@@ -139,7 +139,7 @@ class Trainer:
             self._saved = self.progress.step
 
     def _state(self) -> dict[str, Any]:
-        """All that a run goes on from besides weights and optimiser: order and schedule follow from the step."""
+        """Everything a run resumes from besides weights and optimiser: order and schedule follow from the step."""
         done, scaler = self.progress, self.stepper.scaler
         return {
             "step": done.step,
@@ -151,7 +151,7 @@ class Trainer:
 
     @property
     def seconds_total(self) -> float:
-        """Of the run so far, with the processes that it resumes."""
+        """Seconds of the run so far, with the processes that it resumes."""
         return self.progress.seconds_before + time.monotonic() - self._began
 
     def evaluate(self, loader: Loader | None = None) -> dict[str, Any]:
@@ -170,10 +170,10 @@ class Trainer:
         hooks: Sequence[Hook] = (),
         loop: Callable[[Run, Sequence[Hook]], None] = train,
     ) -> dict[str, Any]:
-        """Train until so many epochs or steps are done, counted from the run's beginning; return the summary.
+        """Train until the given epochs or steps are done, counted from the run's beginning; return the summary.
 
-        Ctrl-C and SIGTERM end it early, saved; `trainer.stopping.signal` tells. `hooks` are called after every step;
-        `loop` makes the steps.
+        Ctrl-C and SIGTERM end it early, saved; `trainer.stopping.signal` says which. `hooks` are called after every
+        step; `loop` makes the steps.
         """
         last = steps or epochs * self.steps_epoch
         run = Run(

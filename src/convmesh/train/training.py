@@ -41,7 +41,7 @@ def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[di
 
 
 def _seconds_waiting(config: RunConfig) -> float:
-    """A supervisor names the rank that the others wait for, so it must be the first to lose patience."""
+    """A supervisor names the rank that the others wait for, so it must run out of patience first."""
     return max(2 * config.timeout_seconds, SECONDS_SETTING_UP) if pulse().is_watched else config.timeout_seconds
 
 
@@ -64,7 +64,7 @@ def _fitted(trainer: Trainer, config: RunConfig, parts: RunParts, place: RunPlac
 
 
 def trainer_for(config: RunConfig, parts: RunParts, place: RunPlace, resume: bool) -> Trainer:
-    """The trainer that a run file stands for."""
+    """The trainer that a run file describes."""
     prediction = None if parts.planned is None else parts.planned.prediction
     is_async = config.sync == "async"
     return Trainer(

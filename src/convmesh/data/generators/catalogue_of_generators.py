@@ -26,7 +26,7 @@ def generated(spec: str) -> GeneratedSource:
 
 
 def generator(name: str, settings: dict[str, Any]) -> SampleGenerator:
-    """A generator by name; settings may be texts."""
+    """A generator by name; settings may be given as strings."""
     if name not in GENERATORS:
         raise UnknownNameError.of("generator", name, GENERATORS)
     known = inspect.signature(GENERATORS[name]).parameters

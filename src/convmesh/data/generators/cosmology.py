@@ -25,7 +25,7 @@ GROWTH = 0.8
 
 
 class Cosmology(SampleGenerator):
-    """Volumes of `size`³ with `channels` times of the same field, and two targets."""
+    """Volumes of `size`³ with the same field at `channels` times, and two targets."""
 
     def __init__(self, size: int = 32, samples: int = 512, seed: int = 0, channels: int = 1) -> None:
         check_positive(size=size, samples=samples, channels=channels)
@@ -45,7 +45,7 @@ class Cosmology(SampleGenerator):
         return growth * field, target.astype(np.float32)
 
     def _field(self, noise: Array, spectral: float, amplitude: float) -> Array:
-        import scipy.fft  # other generators do without
+        import scipy.fft  # not needed by other generators
 
         waves = _waves(self.size)
         strength = (amplitude * (waves / WAVES_PIVOT) ** (spectral / 2)).astype(np.float32)

@@ -1,6 +1,6 @@
 """Handwritten digits: the 1797 of scikit-learn's wheel (Alpaydin and Kaynak, 1998), resized for LeNet-5.
 
-The file is read as it lies there: importing scikit-learn would take every rank a second, for one table of numbers.
+The file is read directly: importing scikit-learn would cost every rank a second, for one table of numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from convmesh.data.tensor_spec import Array, TensorSpec
 from convmesh.errors import DataError
 
 TESTED = 5
-"""One digit in this many is for tests."""
+"""One digit in this many is held out for tests."""
 
 
 class Digits(SampleGenerator):
@@ -63,8 +63,8 @@ def _images() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=2)
 def _grown(size: int) -> Any:
-    """All images at a size, with a channel."""
-    import scipy.ndimage  # other generators do without
+    """All images resized to `size`, with a channel."""
+    import scipy.ndimage  # not needed by other generators
 
     factors = (1, size / 8, size / 8)
     grown = scipy.ndimage.zoom(_images()[0].astype(np.float32), factors, order=1, grid_mode=True, mode="nearest")

@@ -1,4 +1,4 @@
-"""Volumes of fractals, whose kind is to be told voxel by voxel: the task of LLNL's ScaFFold.
+"""Volumes of fractals to be classified voxel by voxel: the task of LLNL's ScaFFold.
 
 A kind of fractal is an iterated function system: a few affine contractions, whose attractor the chaos game draws
 (Barnsley, "Fractals everywhere", 1988). Volumes hold several fractals of different kinds, at random places, sizes and
@@ -19,7 +19,7 @@ MAPS = 6
 """Contractions of a kind."""
 NOISE = 0.1
 POINTS_PER_VOXEL = 6.0
-"""Points drawn for each voxel of the plane that a fractal is as large as: dense enough to fill its voxels."""
+"""Points drawn per voxel of a plane as large as the fractal: dense enough to fill its voxels."""
 STEPS_BEFORE = 24
 """Steps of the chaos game until a point is on the attractor."""
 
@@ -66,13 +66,13 @@ class Fractals(SampleGenerator):
 
 
 def brightness(kind: int, classes: int) -> np.float32:
-    """The usual brightness of a kind; single fractals are up to 30 % off, so that shape matters too."""
+    """The usual brightness of a kind; single fractals deviate by up to 30 %, so that shape matters too."""
     return np.float32(0.5 + 1.5 * kind / (classes - 1))
 
 
 @lru_cache(maxsize=64)
 def contractions(seed: int, kind: int) -> tuple[Any, Any]:
-    """The matrices and offsets of a kind's maps; kinds differ in how far they contract, so in how dense they are."""
+    """The matrices and offsets of a kind's maps; kinds differ in how strongly they contract, and so in density."""
     draws = stream(seed, kind)
     turned = np.linalg.qr(draws.standard_normal((MAPS, 3, 3)))[0]
     scales = draws.uniform(0.35, 0.6, (MAPS, 1, 3))

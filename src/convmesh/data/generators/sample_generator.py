@@ -1,4 +1,4 @@
-"""What a generator gives: samples by index, and their shapes."""
+"""What a generator provides: samples by index, and their shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convmesh.errors import DataError
 from convmesh.layout import Box
 
 _KEPT = 16
-"""Samples to keep: a sample's input and target are asked for one after the other."""
+"""Samples to keep: a sample's input and target are requested separately."""
 
 
 class SampleGenerator(ABC):
@@ -22,7 +22,7 @@ class SampleGenerator(ABC):
     input: TensorSpec
     target: TensorSpec
     samples: int
-    """How many samples there are, or are asked for."""
+    """How many samples there are, or are requested."""
 
     @abstractmethod
     def sample(self, index: int) -> tuple[Array, Array]:
@@ -30,7 +30,7 @@ class SampleGenerator(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
-        """The settings that the samples depend on, for the file that they are written to."""
+        """The settings that determine the samples, for the file they are written to."""
 
 
 def stream(seed: int, index: int) -> np.random.Generator:

@@ -1,1 +1,1 @@
-"""Sources of samples: one object per way in which samples are kept."""
+"""Sources of samples: one class for each way of keeping samples."""

@@ -23,7 +23,7 @@ class Samples(ABC):
 
     @abstractmethod
     def arrays(self) -> Sequence[StoredArray]:
-        """The arrays in which the samples lie."""
+        """The arrays that hold the samples."""
 
     @abstractmethod
     def at(self, index: int, box: Box) -> tuple[StoredArray, Box]:
@@ -36,13 +36,13 @@ class Samples(ABC):
         return array.bytes_to_read(there)
 
     def read_rows(self, first: int, out: Array) -> None:
-        """Fill `out` with whole samples from `first` on."""
+        """Fill `out` with whole samples, starting at `first`."""
         for at in range(len(out)):
             self.read_into(first + at, Box.whole(self.spec.shape), out[at, ...])
 
 
 def _shaped(out: Array, there: Box) -> Array:
-    """A view of `out` with the dims of the stored box: a sample dim more, or a channel less."""
+    """A view of `out` with the dims of the stored box: one sample dim more, or one channel dim less."""
     extra = len(there.shape) - out.ndim
     return out[(None,) * extra] if extra >= 0 else out[(0,) * -extra]
 
@@ -73,7 +73,7 @@ class StackedSamples(Samples):
 
 
 class ListedSamples(Samples):
-    """One array per sample, all of one shape."""
+    """One array per sample, all of the same shape."""
 
     def __init__(self, arrays: Sequence[StoredArray], add_channel: bool = False) -> None:
         if not arrays:

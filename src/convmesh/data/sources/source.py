@@ -1,4 +1,4 @@
-"""A source of samples: inputs and targets of which any box can be read."""
+"""A source of samples: inputs and targets that can be read by box."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convmesh.layout import Box
 
 @dataclass
 class ReadCounters:
-    """Bytes asked for, and bytes that had to leave the storage for them; readers are threads."""
+    """Bytes requested, and bytes that had to be read for them; readers are threads."""
 
     bytes_needed: int = 0
     bytes_read: int = 0
@@ -48,7 +48,7 @@ class Source(ABC):
     """One sample's target: () for a class, (k,) for values, ([C,] [D,] H, W) for a target per voxel."""
     counters: ReadCounters
     check_finite: bool = True
-    """Whether values that are not numbers are refused when they are read."""
+    """Whether values that are not finite are refused when they are read."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -62,7 +62,7 @@ class Source(ABC):
         """Write a box of a target to `out`; return the bytes that left the storage."""
 
     def read(self, index: int, box: Box | None = None, out: Array | None = None) -> Array:
-        """The values of `box` (default: all) of the input of sample `index`; of the rest nothing is read."""
+        """The values of `box` (default: all) of the input of sample `index`; nothing else is read."""
         return self._read("input", index, box, out)
 
     def read_target(self, index: int, box: Box | None = None, out: Array | None = None) -> Array:
@@ -85,7 +85,7 @@ class Source(ABC):
         return out
 
     def _room(self, which: str, box: Box, spec: TensorSpec) -> Array:
-        """Memory for a box, of which a damaged file may name any size."""
+        """Memory for a box; a damaged file may claim any size."""
         try:
             return np.empty(box.shape, spec.dtype)
         except (MemoryError, ValueError) as error:
@@ -102,7 +102,7 @@ class Source(ABC):
 
 
 def is_finite(values: Array) -> bool:
-    """Whether all values are finite. One sum tells, unless it overflows; then every value is checked."""
+    """Whether all values are finite. One sum decides, unless it overflows; then every value is checked."""
     if values.dtype.kind != "f":
         return True
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Any torch Dataset: whole samples are made, and cut in memory."""
+"""Any torch Dataset: samples are made whole, and cut in memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from convmesh.errors import DataError
 from convmesh.layout import Box
 
 _KEPT = 16
-"""Samples to keep: a sample's input and target are asked for one after the other."""
+"""Samples to keep: a sample's input and target are requested separately."""
 
 
 class TorchSource(Source):
-    """A dataset of (input, target) pairs; one thread at a time asks it, since many are not made for more."""
+    """A dataset of (input, target) pairs; read by one thread at a time, since many datasets allow no more."""
 
     def __init__(self, dataset: Any, check_finite: bool = True) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

@@ -1,1 +1,1 @@
-"""Arrays in files, of which a box is read: one module per format."""
+"""Arrays in files that are read by box: one module per format."""

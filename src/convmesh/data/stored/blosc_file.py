@@ -33,7 +33,7 @@ class BloscArray(StoredArray):
             return opened
         except DataError:
             raise
-        except Exception as error:  # on a damaged file it fails in any way, even by a syntax error
+        except Exception as error:  # a damaged file can raise anything, even a SyntaxError
             raise DataError(f"{self._path} cannot be read as .b2nd: {error}.") from error
 
     def read_into(self, box: Box, out: Array) -> None:

@@ -1,4 +1,4 @@
-"""HDF5: h5py finds where chunks lie, and threads read and decode them without HDF5's lock."""
+"""HDF5: h5py finds the chunks, and threads read and decode them without HDF5's lock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from convmesh.errors import DataError
 from convmesh.layout import Box
 
 _DEFLATE, _SHUFFLE = 1, 2
-"""HDF5's numbers of the filters that are decoded here; other ones are left to HDF5."""
+"""HDF5's numbers of the filters that are decoded here; others are left to HDF5."""
 
 
 class StoredChunk(NamedTuple):
-    """Where a chunk lies, and which filters were left out for it."""
+    """Where a chunk lies, and which filters were skipped when it was written."""
 
     offset: int
     stored_bytes: int
@@ -39,7 +39,7 @@ def hdf5_arrays(path: Path) -> dict[str, StoredArray]:
             file.visititems(lambda name, item: _add(found, path, name, item, h5py))
     except DataError:
         raise
-    except Exception as error:  # in a damaged file any of HDF5's tables may be missing
+    except Exception as error:  # any of HDF5's tables may be missing in a damaged file
         raise DataError(f"{path} cannot be read as HDF5: {error}.") from error
     return found
 
@@ -61,7 +61,7 @@ def _array(path: Path, name: str, dataset: Any) -> StoredArray:
 
 
 def _check_inside(path: Path, name: str, dataset: Any) -> None:
-    """A file may name others that hold its values; those of other folders are not for it to give away."""
+    """A file may keep its values in others; refuse those outside of its folder, which it must not expose."""
     named = [file for file, *_ in dataset.external or ()]
     if dataset.is_virtual:
         named += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
@@ -154,7 +154,7 @@ class LockedDataset(StoredArray):
 
     def _opened(self) -> Any:
         h5py = library("h5py", "reading HDF5 files")
-        # The cache must hold a chunk, else HDF5 decodes it again for every row.
+        # The cache must hold a whole chunk; otherwise HDF5 decodes it again for every row.
         return h5py.File(self._path, "r", rdcc_nbytes=64 * 2**20)[self._inner]
 
     def read_into(self, box: Box, out: Array) -> None:

@@ -1,4 +1,4 @@
-"""NIfTI volumes: the values of a .nii lie in the file in the order z, y, x, so slabs along z are contiguous."""
+"""NIfTI volumes: a .nii stores its values in the order z, y, x, so slabs along z are contiguous."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nifti_array(path: Path) -> StoredArray:
         proxy = nibabel.load(path).dataobj
         shape, dtype = tuple(reversed(proxy.shape)), np.dtype(proxy.dtype)
         scale = (float(proxy.slope), float(proxy.inter))
-    except Exception as error:  # of a damaged header nibabel says what NumPy does
+    except Exception as error:  # nibabel passes on NumPy's errors about a damaged header
         raise DataError(f"{path} cannot be read as NIfTI: {error}.") from error
     if path.suffix == ".gz":
         return ZippedVolume(path, shape, dtype, scale)
@@ -61,7 +61,7 @@ class ZippedVolume(StoredArray):
 
 
 class _LastVolume:
-    """The volume that was unpacked last: its input and its labels are often asked for box by box."""
+    """The volume that was unpacked last: volumes are often read box by box."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ from convmesh.errors import DataError
 
 
 def npy_array(path: Path) -> StoredArray:
-    """The array of a .npy file; its header is read here, its values when asked for."""
+    """The array of a .npy file; its header is read now, its values on request."""
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)

@@ -1,4 +1,4 @@
-"""Values that lie in a file as they are in memory: only the bytes of a box are read, straight into its buffer.
+"""Values stored in a file as they are in memory: only the bytes of a box are read, straight into its buffer.
 
 Long runs of bytes are read with `preadv`, which does not hold Python's lock; boxes of many short runs are copied
 from a memory map. npy, uncompressed HDF5 and Zarr, and NIfTI files are all read here.
@@ -21,11 +21,11 @@ from convmesh.errors import DataError
 from convmesh.layout import Box
 
 _BYTES_LONG_RUN = 16 * 1024
-"""Runs from this length on are read one by one: below it a call costs more than the page faults of a map."""
+"""Runs of at least this length are read one by one: below it a call costs more than a map's page faults."""
 
 
 class OpenFile:
-    """A file descriptor and, when first asked for, a memory map."""
+    """A file descriptor and, once it is needed, a memory map."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class OpenFile:
         self.fill(offset, memoryview(out.reshape(-1).view(np.uint8).data))
 
     def fill(self, offset: int, view: memoryview) -> None:
-        """Fill a view of bytes; the kernel may give fewer at a time than asked for."""
+        """Fill a view of bytes; the kernel may return fewer at a time than requested."""
         while view:
             count = os.preadv(self.descriptor, [view], offset)
             if count == 0:
@@ -75,7 +75,7 @@ class PlainBlock:
         if box.size == 0:
             return
         count = math.prod(self.shape) * self.dtype.itemsize
-        if self.offset + count > self.file.size:  # a map would end this process
+        if self.offset + count > self.file.size:  # reading past the end of a map would kill this process
             raise truncated(str(self.file.path), self.offset, count)
         run = _run_dim(box, self.shape)
         bytes_run = math.prod(box.shape[run:]) * self.dtype.itemsize
@@ -87,7 +87,7 @@ class PlainBlock:
             out[...] = whole[box.slices()]
 
     def _read_runs(self, box: Box, out: Array, run: int) -> None:
-        """Read run after run; there may be thousands, so only the call itself is in the loop."""
+        """Read run after run; there may be thousands, so the loop contains only the call itself."""
         offsets = self._offsets(box, run)
         if out.flags.c_contiguous:
             flat = memoryview(out.reshape(-1).view(np.uint8).data)
@@ -111,7 +111,7 @@ class PlainBlock:
 
 
 def _run_dim(box: Box, shape: tuple[int, ...]) -> int:
-    """The first dim from which on the box is one run of the array: all dims behind it are whole."""
+    """The dim from which on the box is one run of the array: all later dims are whole."""
     run = len(shape)
     while run > 0 and (run == len(shape) or box.shape[run] == shape[run]):
         run -= 1

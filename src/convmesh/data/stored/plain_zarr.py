@@ -1,4 +1,4 @@
-"""Zarr arrays without compression: only the bytes of a box are read, also out of shards, by no library.
+"""Uncompressed Zarr arrays: only the bytes of a box are read, even from shards, without a library.
 
 A shard ends with a table of where its chunks begin and how long they are (Zarr v3, "sharding codec", version 1.0).
 """
@@ -20,20 +20,20 @@ from convmesh.errors import DataError
 from convmesh.layout import Box
 
 _EMPTY = 2**64 - 1
-"""Where a chunk begins that is not in its shard."""
+"""The offset of a chunk that is not in its shard."""
 _CHECKSUM = 4
 _MOST_OPEN = 256
-"""Files of one array that stay open."""
+"""Files of one array that may stay open."""
 
 
 @dataclass(frozen=True)
 class ZarrGrid:
-    """How an array lies in files: a file per outer chunk, cut into inner chunks if it is a shard."""
+    """How an array is stored in files: one file per outer chunk, cut into inner chunks if it is a shard."""
 
     outer: tuple[int, ...]
     inner: tuple[int, ...] | None
     prefix: tuple[str, ...]
-    """Folders before the numbers of a chunk."""
+    """Folders before a chunk's numbers."""
     separator: str
 
     def file(self, folder: Path, place: tuple[int, ...]) -> Path:
@@ -47,7 +47,7 @@ class ZarrGrid:
 
 
 class PlainZarr(StoredArray):
-    """One array without compression."""
+    """One uncompressed array."""
 
     def __init__(
         self, folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], grid: ZarrGrid, fill: Any
@@ -69,7 +69,7 @@ class PlainZarr(StoredArray):
                 self._read_shard(file, self._grid.inner, inside, target)
 
     def _file(self, place: tuple[int, ...]) -> OpenFile | None:
-        """The file of an outer chunk, of which the last ones stay open; None if there is none."""
+        """The file of an outer chunk, or None if there is none; the latest files stay open."""
         opened = self._files.get()
         file = opened.get(place)
         if file is None and (path := self._grid.file(self._folder, place)).exists():

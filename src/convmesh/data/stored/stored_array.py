@@ -31,10 +31,10 @@ class StoredArray(ABC):
 
     @abstractmethod
     def read_into(self, box: Box, out: Array) -> None:
-        """Write the values of `box` to `out`, which has its shape and may be of another type."""
+        """Write the values of `box` to `out`, which has the box's shape and may be of another type."""
 
     def bytes_to_read(self, box: Box) -> int:
-        """Decoded bytes that must leave the file for `box`: whole blocks where only those can be read."""
+        """Decoded bytes to read from the file for `box`: whole blocks where only those can be read."""
         if self.unit is None or box.size == 0:
             return box.size * self.dtype.itemsize
         spans = [Span(s.start // u * u, -(-s.stop // u) * u) for s, u in zip(box.spans, self.unit, strict=True)]
@@ -42,12 +42,12 @@ class StoredArray(ABC):
 
 
 def dims_text(shape: Sequence[int]) -> str:
-    """A shape in words, `1×64×64`."""
+    """A shape as text, `1×64×64`."""
     return "×".join(map(str, shape))
 
 
 def blocks(box: Box, unit: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """The blocks of a grid of `unit`s that `box` meets: the block's place in the grid, and the common indices."""
+    """The blocks of a grid of `unit`s that `box` intersects: the block's place in the grid, and the common indices."""
     if box.size == 0:
         return
     ranges = [range(s.start // u, -(-s.stop // u)) for s, u in zip(box.spans, unit, strict=True)]
@@ -62,7 +62,7 @@ def from_corner(box: Box, place: Sequence[int], unit: Sequence[int]) -> Box:
 
 
 class PerProcess(Generic[T]):
-    """A handle that every process opens for itself: handles, locks and threads of a parent do not survive a fork."""
+    """A handle that every process opens for itself: a parent's handles, locks and threads do not survive a fork."""
 
     def __init__(self, opened: Callable[[], T]) -> None:
         self._opened = opened

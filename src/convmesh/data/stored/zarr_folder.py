@@ -1,6 +1,6 @@
-"""Zarr v2 and v3, shards included, through the fastest library that is installed.
+"""Zarr v2 and v3, including shards, through the fastest library that is installed.
 
-Metadata is plain JSON and read as such: a library with threads is first touched when values are read, after any fork.
+Metadata is plain JSON and read as such: a library with threads is first used when values are read, after any fork.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _used_by: list[int] = []
 
 
 def zarr_arrays(path: Path) -> dict[str, StoredArray]:
-    """All numeric arrays of a Zarr group by name; of a lone array, the array by the name of its folder."""
+    """All numeric arrays of a Zarr group by name; a lone array goes by the name of its folder."""
     found: dict[str, StoredArray] = {}
     for folder in _array_folders(path):
         name = str(folder.relative_to(path)) if folder != path else path.stem
@@ -41,7 +41,7 @@ def is_zarr(path: Path) -> bool:
 
 
 def _array_folders(path: Path) -> Iterator[Path]:
-    """Arrays below `path`; folders of chunks are not searched."""
+    """Arrays below `path`; chunk folders are not searched."""
     if (path / ".zarray").exists() or _metadata(path / "zarr.json").get("node_type") == "array":
         yield path
         return
@@ -109,13 +109,13 @@ class ZarrArray(StoredArray):
             reader = self._reader.get()
             part = reader[box.slices()]
             out[...] = part.read().result() if hasattr(part, "read") else part
-        except Exception as error:  # three libraries and their codecs fail in ways of their own
+        except Exception as error:  # three libraries and their codecs each fail in their own ways
             told = str(error).split(" [")[0].rstrip(".")
             raise DataError(f"{self.name} cannot be read: {told}. Copy or make the file again.") from error
 
 
 def _check_grid(shape: tuple[int, ...], grid: ZarrGrid) -> None:
-    """Refuse what no writer makes: chunks of nothing would be searched for ever, and names could leave the folder."""
+    """Refuse what no writer makes: empty chunks would be searched for ever, and names could leave the folder."""
     for extents, least in ((shape, 0), (grid.outer, 1), (grid.inner or (), 1)):
         if not all(type(extent) is int and least <= extent < 1 << 62 for extent in extents):
             raise ValueError(f"extents {extents} must be whole numbers from {least} on")
@@ -128,7 +128,7 @@ def _check_grid(shape: tuple[int, ...], grid: ZarrGrid) -> None:
 
 
 def _third_grid(described: dict[str, Any]) -> tuple[ZarrGrid, bool]:
-    """How a v3 array lies in files, and whether its values lie there as they are in memory."""
+    """How a v3 array is stored in files, and whether its values are stored as they are in memory."""
     outer, codecs = tuple(described["chunk_grid"]["configuration"]["chunk_shape"]), described["codecs"]
     keys = described["chunk_key_encoding"]
     separator = keys.get("configuration", {}).get("separator", "/" if keys["name"] == "default" else ".")
@@ -148,7 +148,7 @@ def _are_bytes(codecs: list[dict[str, Any]]) -> bool:
 
 
 def _second_grid(described: dict[str, Any]) -> tuple[ZarrGrid, bool]:
-    """The same of a v2 array."""
+    """The same for a v2 array."""
     plain = described["compressor"] is None and not described["filters"] and described["order"] == "C"
     return ZarrGrid(tuple(described["chunks"]), None, (), described.get("dimension_separator", ".")), plain
 

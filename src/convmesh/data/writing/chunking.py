@@ -1,6 +1,6 @@
-"""Chunks of 2 to 16 MB, one after the other along the depth of a sample.
+"""Chunks of 2 to 16 MB, consecutive along the depth of a sample.
 
-They are not compressed, so ranks that are cut along height or width read only their rows of a chunk.
+They are not compressed, so ranks cut along height or width read only their rows of a chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from convmesh.data.tensor_spec import TensorSpec
 BYTES_CHUNK = 8 * 2**20
 """The plateau of HDF5's and Zarr's reading speed is 2 to 16 MB."""
 BYTES_SMALL = 4096
-"""Up to this size, samples lie in rows of one block: classes, values."""
+"""Samples up to this size are stored as rows of one block: classes, values."""
 
 
 def is_small(spec: TensorSpec) -> bool:
@@ -20,7 +20,7 @@ def is_small(spec: TensorSpec) -> bool:
 
 
 def slab_chunks(spec: TensorSpec) -> tuple[int, ...]:
-    """The chunks of one sample: slabs of the first dim of space, with whole channels."""
+    """The chunk shape of one sample: slabs of the first dim of space, with whole channels."""
     chunk = list(spec.shape)
     for dim in range(_lead(spec), len(chunk)):
         while chunk[dim] > 1 and _bytes(chunk, spec) > BYTES_CHUNK:
@@ -29,7 +29,7 @@ def slab_chunks(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _lead(spec: TensorSpec) -> int:
-    """Dims before space: inputs have channels; a target per voxel of a volume or an image may have none."""
+    """Dims before space: inputs have channels; a per-voxel target of a volume or an image may have none."""
     return 1 if len(spec.shape) > 3 or (len(spec.shape) == 3 and spec.shape[0] <= 4) else 0
 
 

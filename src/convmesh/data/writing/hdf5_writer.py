@@ -1,4 +1,4 @@
-"""HDF5 files: h5py makes the file with all chunks in place, and every process writes its chunks where they lie."""
+"""HDF5 files: h5py makes the file with all chunks in place, and every process writes its chunks where they belong."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Hdf5Writer(SampleWriter):
 
 
 def _reserve(h5py: Any, file: Any, name: str, samples: int, spec: TensorSpec) -> None:
-    """A dataset whose chunks are all in place and not written yet."""
+    """Make a dataset whose chunks are all in place but not written yet."""
     shape = (samples, *spec.shape)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

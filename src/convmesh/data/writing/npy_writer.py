@@ -1,4 +1,4 @@
-"""NumPy files: `inputs` in NAME.npy, other arrays beside it in NAME.OTHER.npy."""
+"""NumPy files: `inputs` in NAME.npy, other arrays next to it in NAME.OTHER.npy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convmesh.data.writing.sample_writer import Contents, SampleWriter, as_store
 
 
 class NpyWriter(SampleWriter):
-    """A folder of .npy files while it is written; each becomes a file of its own when it is finished."""
+    """A folder of .npy files while it is being written; each becomes a separate file when finished."""
 
     @classmethod
     def create(cls, path: Path, contents: Contents, attributes: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""What a writer of samples does, and rows of plain values in a file."""
+"""What a writer of samples does, and plain rows of values in a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Contents = Mapping[str, tuple[int, TensorSpec]]
 """What a file is to hold: for each name the number of samples, and the shape and type of one."""
 
 Report = Callable[[int, int], None]
-"""Hears how many samples of how many are written."""
+"""Hears how many samples are written, and how many there are."""
 
 
 def silent(done: int, total: int) -> None:
@@ -25,16 +25,16 @@ def silent(done: int, total: int) -> None:
 
 
 class SampleWriter(ABC):
-    """Writes samples into a file that it made. Copies of it in other processes write other samples at the same time."""
+    """Writes samples into a file that it created. Copies of it in other processes may write other samples meanwhile."""
 
     @classmethod
     @abstractmethod
     def create(cls, path: Path, contents: Contents, attributes: Mapping[str, object]) -> None:
-        """Make the file with room for its contents."""
+        """Create the file with room for its contents."""
 
     @abstractmethod
     def __init__(self, path: Path) -> None:
-        """Open a file that `create` made."""
+        """Open a file that `create` created."""
 
     @abstractmethod
     def write(self, name: str, index: int, values: Array) -> None:
@@ -60,7 +60,7 @@ def write_at(path: Path, offset: int, values: Array) -> None:
 
 
 def padded(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values at the start of an array of a larger shape."""
+    """Values at the start of a larger array."""
     if values.shape == shape:
         return values
     whole: Array = np.zeros(shape, values.dtype)

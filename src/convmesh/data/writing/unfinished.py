@@ -1,6 +1,6 @@
-"""Files that are being written: under another name until they are whole, with a list of what is done.
+"""Files that are being written: under another name until they are complete, with a list of what is done.
 
-The list makes a stopped job resumable: the same job goes on where it stopped, another one starts anew.
+The list makes a stopped job resumable: the same job continues where it stopped, another one starts afresh.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Unfinished:
             self._begin(contents, attributes)
 
     def _resumed(self) -> set[int] | None:
-        """The samples that an earlier run of the same job wrote; None if there is nothing to go on with."""
+        """The samples that an earlier run of the same job wrote; None if there is nothing to resume."""
         if not self.part.exists() or not self._list.exists():
             return None
         job, *lines = self._list.read_text(encoding="utf-8").split("\n")
@@ -65,7 +65,7 @@ class Unfinished:
             file.write(f"{index}\n")
 
     def finish(self) -> None:
-        """Give the file its name, once its bytes are on the disk."""
+        """Give the file its name, once its bytes are on disk."""
         if self.part.is_file():
             _flush(self.part)
         if self.writer is NpyWriter:
@@ -76,7 +76,7 @@ class Unfinished:
         self._list.unlink()
 
     def _spread(self) -> None:
-        """Move .npy files out of their folder, the one whose name was asked for last."""
+        """Move .npy files out of their folder, the one with the requested name last."""
         stem = self.path.name.removesuffix(".npy")
         for file in sorted(self.part.glob("*.npy"), key=lambda f: f.name == "inputs.npy"):
             _flush(file)

@@ -1,4 +1,4 @@
-"""Zarr v3: a shard per sample, with slabs as its chunks; small samples in one chunk."""
+"""Zarr v3: one shard per sample, with slabs as its chunks; small samples in one chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convmesh.data.writing.sample_writer import Contents, SampleWriter, as_store
 
 
 class ZarrWriter(SampleWriter):
-    """Shards are files, so processes that write different samples do not meet."""
+    """Shards are files, so processes that write different samples never share one."""
 
     @classmethod
     def create(cls, path: Path, contents: Contents, attributes: Mapping[str, object]) -> None:

@@ -332,4 +332,4 @@ def _without_repeats(axes_of: AxesOf) -> dict[nn.Parameter, Axes]:
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LayoutError(f"`{name}` (={value!r}) must be a positive number of bytes; the default is 25 MiB.")
+            raise LayoutError(f"`{name}` (={value!r}) must be a positive number of bytes, such as {25 << 20} (25 MiB).")

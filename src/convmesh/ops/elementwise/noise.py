@@ -59,11 +59,20 @@ def _normal(x: Sharded) -> torch.Tensor:
     return radius.mul_(_uniform(x, seed + 1).mul_(2 * math.pi).cos_())
 
 
+def _uniform_of(x: Sharded, dtype: torch.dtype) -> torch.Tensor:
+    """Uniform numbers in [0, 1) with as many binary digits as a type has: none is rounded up to 1."""
+    numbers = _uniform(x)
+    if dtype == torch.float64:
+        return numbers
+    steps = 2 / torch.finfo(dtype).eps
+    return numbers.mul_(steps).floor_().div_(steps).to(dtype)
+
+
 @implements(torch.rand_like)
 def rand_like(input: Sharded, *, dtype: torch.dtype | None = None, **options: Any) -> Sharded:  # noqa: A002 - torch's name
     """Uniform numbers in [0, 1)."""
     del options  # device and memory format are the shard's
-    return input.like(_uniform(input).to(dtype or input.dtype))
+    return input.like(_uniform_of(input, dtype or input.dtype))
 
 
 @implements(torch.randn_like)
@@ -89,7 +98,7 @@ def bernoulli_in_place(input: Sharded, p: float = 0.5) -> Sharded:  # noqa: A002
 @implements(_T.uniform_)
 def uniform_in_place(input: Sharded, a: float = 0.0, b: float = 1.0, **named: Any) -> Sharded:  # noqa: A002
     low, high = named.get("from", a), named.get("to", b)
-    input.local = _uniform(input).mul_(high - low).add_(low).to(input.dtype)
+    input.local = _uniform_of(input, input.dtype).mul_(high - low).add_(low)
     return input
 
 

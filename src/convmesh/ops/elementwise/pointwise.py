@@ -107,5 +107,4 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 def prelu(x: Sharded, weight: torch.Tensor) -> Sharded:
     """PReLU as arithmetic, so that the weight's gradient is summed like any broadcast operand's."""
     slope = weight.view(-1, *([1] * (x.dim() - 2))) if weight.numel() > 1 else weight
-    result: Sharded = torch.clamp(x, min=0) + slope * torch.clamp(x, max=0)  # type: ignore[call-overload]
-    return result
+    return where(x > 0, x, slope * x)

@@ -17,27 +17,42 @@ from convmesh.ops.reduce.partials import Dims, reduced, reduced_dims, reduces
 
 _T = torch.Tensor
 
+DType = torch.dtype | None
+"""The type in which to compute, and of the result; None keeps the input's."""
+
 by_samples(F.softmax, torch.softmax, _T.softmax, when=not_along_samples)
 by_samples(F.log_softmax, torch.log_softmax, _T.log_softmax, when=not_along_samples)
 
 
-@reduces(F.softmax, torch.softmax, _T.softmax, torch.special.softmax)
-def softmax(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Sharded:
+@reduces(F.softmax)
+def functional_softmax(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype: DType = None) -> Any:
     """`F.softmax`."""
+    return softmax(x, dim, dtype)
+
+
+@reduces(torch.softmax, _T.softmax, torch.special.softmax)
+def softmax(x: Sharded, dim: int | None, dtype: DType = None) -> Sharded:
+    """`torch.softmax`."""
     along, x = _along(x, dim, dtype)
     local: torch.Tensor = _Softmax.apply(x.local, along) if along.axes else torch.softmax(x.local, along.dims[0])
     return x.like(local)
 
 
 @reduces(F.softmin)
-def softmin(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
+def softmin(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype: DType = None) -> Any:
     """`F.softmin`."""
-    return softmax(x.like(-x.local), dim, dtype=dtype)
+    return softmax(x.like(-x.local), dim, dtype)
 
 
-@reduces(F.log_softmax, torch.log_softmax, _T.log_softmax, torch.special.log_softmax)
-def log_softmax(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Sharded:
+@reduces(F.log_softmax)
+def functional_log_softmax(x: Sharded, dim: int | None = None, _stacklevel: int = 3, dtype: DType = None) -> Any:
     """`F.log_softmax`."""
+    return log_softmax(x, dim, dtype)
+
+
+@reduces(torch.log_softmax, _T.log_softmax, torch.special.log_softmax)
+def log_softmax(x: Sharded, dim: int | None, dtype: DType = None) -> Sharded:
+    """`torch.log_softmax`."""
     along, x = _along(x, dim, dtype)
     local: torch.Tensor = _LogSoftmax.apply(x.local, along) if along.axes else x.local.log_softmax(along.dims[0])
     return x.like(local)
@@ -53,7 +68,7 @@ def logsumexp(x: Sharded, dim: Dims, keepdim: bool = False) -> Sharded:
     return reduced(x, local, dims, keepdim)
 
 
-def _along(x: Sharded, dim: int | None, dtype: torch.dtype | None) -> tuple[Along, Sharded]:
+def _along(x: Sharded, dim: int | None, dtype: DType) -> tuple[Along, Sharded]:
     if dim is None:
         raise UnsupportedError("`dim` (=None) must be given: the dim along which the values sum to 1, e.g. dim=1.")
     dims = reduced_dims(x, dim)

@@ -7,7 +7,7 @@ defines it: the picked dim is whole, and the dims that indices and values share 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from convmesh.ops.shape.reshape import make_whole
 from convmesh.private_torch import tree_map
 
 _T = torch.Tensor
+
+_Each = TypeVar("_Each")
 
 ALONG_FIRST: tuple[Callable[..., Any], ...] = (
     torch.cumsum, _T.cumsum, torch.cumprod, _T.cumprod, torch.logcumsumexp, _T.logcumsumexp, torch.cummax, _T.cummax,
@@ -97,11 +99,21 @@ def index_select(input: Any, dim: int, index: Any) -> Sharded:  # noqa: A002
     return contract(terms, _on_one_mesh(input, index), lambda x, i: torch.index_select(x, dim, i))
 
 
-@implements(torch.gather, _T.gather, torch.take_along_dim, _T.take_along_dim)
+@implements(torch.take_along_dim, _T.take_along_dim)
+def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Sharded:  # noqa: A002
+    """`gather`, with the other dims of `input` and `indices` broadcast; without `dim`, of both as one row."""
+    torch.take_along_dim(probe(input), probe(indices), dim)
+    if dim is None:
+        return gather(input.flatten(), 0, indices.flatten())
+    dim %= input.dim()
+    common = torch.broadcast_shapes(*(_with(tuple(x.shape), dim, 1) for x in (input, indices)))
+    values, places = (x.expand(_with(tuple(common), dim, x.shape[dim])) for x in (input, indices))
+    return gather(values, dim, places)
+
+
+@implements(torch.gather, _T.gather)
 def gather(input: Any, dim: int, index: Any) -> Sharded:  # noqa: A002
     """The value along `dim` that each element of `index` selects."""
-    if not isinstance(dim, int):  # `take_along_dim(x, index, dim)`
-        dim, index = index, dim
     torch.gather(probe(input), dim, probe(index))
     dim %= input.dim()
     for other in range(input.dim()):
@@ -176,8 +188,8 @@ def _labels(dims: int) -> Labels:
     return tuple(f"dim {dim}" for dim in range(dims))
 
 
-def _with(labels: Labels, dim: int, label: str) -> Labels:
-    return (*labels[:dim], label, *labels[dim + 1 :])
+def _with(values: tuple[_Each, ...], dim: int, value: _Each) -> tuple[_Each, ...]:
+    return (*values[:dim], value, *values[dim + 1 :])
 
 
 def _on_one_mesh(*tensors: Any) -> list[Sharded]:

@@ -40,11 +40,13 @@ def convert(
     writer, done, total = file.writer(file.part), 0, sum(len(samples) for samples in found.values())
     for name, samples in found.items():
         for first, values in _groups(samples):
-            for index, value in enumerate(values, first):
-                writer.write(name, index, value)
+            with file.told():
+                for index, value in enumerate(values, first):
+                    writer.write(name, index, value)
             done += len(values)
             report(done, total)
-    file.finish()
+    with file.told():
+        file.finish()
 
 
 def _found(path: Path, inputs: str, targets: str) -> Mapping[str, Samples]:

@@ -232,6 +232,12 @@ def test_what_keeps_a_file_from_being_trained_on_is_told(tmp_path: Path, capsys:
     for path, told in cases.items():
         assert command(["data", "info", path]) == 0
         assert told in capsys.readouterr().out
+    np.save(tmp_path / "one.npy", volumes(1))
+    assert command(["data", "info", str(tmp_path / "one.npy")]) == 0
+    assert ": 1 sample without targets" in capsys.readouterr().out
+    for verb in (["info", str(tmp_path / "bb.npy")], ["convert", str(tmp_path / "bb.npy"), str(tmp_path / "c.h5")]):
+        assert command(["data", *verb]) == 2
+        assert f"did you mean {str(tmp_path / 'b.npy')!r}?" in capsys.readouterr().err
     np.save(tmp_path / "b.targets.npy", voxel_labels(2))
     assert command(["data", "info", str(tmp_path / "b.npy")]) == 0
     assert "2 samples\n" in capsys.readouterr().out

@@ -9,7 +9,10 @@ from torch import nn
 
 from convmesh import ConfigError, RunConfig
 from convmesh.train.config_files import all_fields, config_of, load_config, resolved_text
+from convmesh.train.datasets import test_source as held_out
+from convmesh.train.datasets import training_source
 from convmesh.train.planned import check_plan
+from convmesh.train.run_config import DataConfig
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -192,3 +195,10 @@ def test_tables_from_python_are_checked_too() -> None:
     assert config_of({"optimizer": {"betas": [0.8, 0.9]}}, "mine").optimizer.betas == (0.8, 0.9)
     with pytest.raises(ConfigError, match="mine: `stepps` is unknown; did you mean `steps`"):
         config_of({"stepps": 3}, "mine")
+
+
+def test_settings_of_generators_are_told_with_the_field_that_has_them() -> None:
+    with pytest.raises(ConfigError, match=r"^`data.args`: `sampls` \(=3\) is no setting of digits"):
+        training_source(DataConfig(args={"sampls": 3}))
+    with pytest.raises(ConfigError, match=r"^`data.test_args`: `samples` \(=0\) must be"):
+        held_out(DataConfig(test_args={"samples": 0}))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convmesh.data.opening import SINGLE, beside, listed, named_arrays, single, suffix_of
+from convmesh.data.opening import SINGLE, beside, existing, listed, named_arrays, single, suffix_of
 from convmesh.data.sources.array_source import ListedSamples, Samples, StackedSamples
 from convmesh.data.stored.stored_array import StoredArray
 from convmesh.data.stored.zarr_folder import is_zarr
@@ -31,8 +31,7 @@ def convert(
     report: Report = silent,
 ) -> None:
     """Write every array of `path` to `out`; those called `inputs` and `targets` get these names."""
-    if not path.exists():
-        raise DataError(f"`path` (={str(path)!r}): there is no such file or folder.")
+    existing(path)
     renamed = {inputs: "inputs", targets: "targets"}
     found = {renamed.get(name, name): samples for name, samples in _found(path, inputs, targets).items()}
     contents = {name: (len(samples), samples.spec) for name, samples in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ class NotTomlError(ValueError):
 def parse_toml(data: bytes) -> dict[str, Any]:
     """The tables of a file's bytes."""
     try:
-        tables = tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
+        tables = tomllib.loads(data.removeprefix(codecs.BOM_UTF8).decode("utf-8").replace("\r\n", "\n"))
     except UnicodeDecodeError as error:
         raise NotTomlError(f"not TOML: byte {error.object[error.start]:#04x} at {error.start} is not UTF-8") from None
     except RecursionError:

@@ -90,7 +90,18 @@ def test_mistakes_are_told_before_anything_starts(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--optimizer.lr=-1", "--optimizer.momentm=1", "--precision=fp8"])
+def test_mistakes_in_flags_of_sections_are_told_at_once_in_our_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", written(tmp_path), "--optimizer.lr=-1", "--plan.mesh", "dat=2", "--batch", "0"]) == 2
+    heading, *told = capsys.readouterr().err.splitlines()
+    assert heading == "convmesh: the command line has 3 mistakes:"
+    assert told[0] == "  `batch` (=0) must be greater than or equal to 1."
+    assert told[1].endswith("did you mean data?")
+    assert told[2] == "  `optimizer.lr` (=-1.0) must be greater than 0."
+
+
+@pytest.mark.parametrize("flag", ["--optimizer.lr=fast", "--optimizer.momentm=1", "--precision=fp8"])
 def test_flags_are_checked_like_the_file(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["train", written(tmp_path), flag])
@@ -113,6 +124,8 @@ def test_a_function_stands_in_for_a_file(tmp_path: Path, capsys: pytest.CaptureF
         "mine = lambda: RunConfig(batch=6, accumulate=4)",
         "no = lambda: 3",
         "bad = lambda: [][1]",
+        "wrong = lambda: RunConfig(batch=0, epochz=3)",
+        "section = lambda: type(RunConfig().optimizer)(momentm=3)",
     )
     module = "\n".join(lines)
     (tmp_path / "myruns.py").write_text(module, encoding="utf-8")
@@ -125,6 +138,12 @@ def test_a_function_stands_in_for_a_file(tmp_path: Path, capsys: pytest.CaptureF
         assert "must return a convmesh.RunConfig" in capsys.readouterr().err
         assert main(["train", "myruns:bad"]) == 2
         assert "`myruns:bad` failed: IndexError" in capsys.readouterr().err
+        assert main(["train", "myruns:wrong"]) == 2
+        told = capsys.readouterr().err
+        assert "RunConfig has 2 mistakes:\n  `batch` (=0) must be greater than or equal to 1.\n" in told
+        assert "pydantic" not in told
+        assert main(["train", "myruns:section"]) == 2
+        assert "OptimizerConfig: `momentm` is unknown; did you mean `momentum`?" in capsys.readouterr().err
         assert main(["train", "myruns:mime"]) == 2
         assert "`RUN.TOML` (='myruns:mime'): `myruns` has no 'mime'; did you mean mine?" in capsys.readouterr().err
     finally:

@@ -3,6 +3,9 @@
 import gc
 import json
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from convmesh.data.inspecting import inspect_file
 from convmesh.data.making import make
 from convmesh.data.tensor_spec import Array
 from convmesh.data.writing.chunking import slab_chunks
+from convmesh.data.writing.unfinished import remove
 from convmesh.errors import DataError
 from tests.data.volumes import SHAPE, volumes, voxel_labels, write_hdf5
 
@@ -127,6 +131,34 @@ def test_existing_and_unwritable_paths_are_refused(tmp_path: Path) -> None:
         make(made, tmp_path / "a.mat")
 
 
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_is_told(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While samples are made and while they are converted; the same command then goes on."""
+    np.savez(tmp_path / "a.npz", inputs=volumes(3, (1, 32, 32, 32)), targets=np.zeros(3))
+    out = tmp_path / f"new{suffix}"
+    make_some = ["make", "cosmology", "--size", "32", "--samples", "3", "--processes", "1", "--out", str(out)]
+    for job in (["convert", str(tmp_path / "a.npz"), str(out)], make_some):
+        with files_up_to(100_000):
+            assert command(["data", *job]) == 2
+        told = capsys.readouterr().err
+        assert told == f"convmesh: `out` (={str(out)!r}) cannot be written: File too large.\n"
+        assert not out.exists()
+        assert command(["data", *job]) == 0
+        assert len(open_source(out)) == 3
+        remove(out)
+
+
 @pytest.mark.parametrize("shape", [(1, 512, 512, 512), (4, 256, 256, 256), (3, 4096, 4096), (512, 512, 512)])
 def test_chunks_of_large_samples_are_of_2_to_16_mb(shape: tuple[int, ...]) -> None:
     spec = TensorSpec(shape, np.dtype(np.float32))
@@ -200,6 +232,12 @@ def test_what_keeps_a_file_from_being_trained_on_is_told(tmp_path: Path, capsys:
     for path, told in cases.items():
         assert command(["data", "info", path]) == 0
         assert told in capsys.readouterr().out
+    np.save(tmp_path / "one.npy", volumes(1))
+    assert command(["data", "info", str(tmp_path / "one.npy")]) == 0
+    assert ": 1 sample without targets" in capsys.readouterr().out
+    for verb in (["info", str(tmp_path / "bb.npy")], ["convert", str(tmp_path / "bb.npy"), str(tmp_path / "c.h5")]):
+        assert command(["data", *verb]) == 2
+        assert f"did you mean {str(tmp_path / 'b.npy')!r}?" in capsys.readouterr().err
     np.save(tmp_path / "b.targets.npy", voxel_labels(2))
     assert command(["data", "info", str(tmp_path / "b.npy")]) == 0
     assert "2 samples\n" in capsys.readouterr().out

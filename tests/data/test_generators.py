@@ -82,6 +82,9 @@ def test_bad_settings_are_refused() -> None:
         open_source("digits:seed=1")
     with pytest.raises(DataError, match="whole number"):
         open_source("cosmology:size=large")
+    for samples in (1.5, True, (1,), {"n": 1}):
+        with pytest.raises(DataError, match=r"`samples` .* of digits must be a whole number"):
+            generator("digits", {"samples": samples})
     with pytest.raises(DataError, match="at least 1"):
         open_source("fractals:size=0")
     with pytest.raises(DataError, match="no more digits"):

@@ -65,7 +65,7 @@ def cut_of(mesh: Mesh) -> dict[int, str]:
 
 
 def largest_drawn(dtype: torch.dtype) -> float:
-    x = shard(torch.empty(2, 1 << 16, dtype=dtype), opened(Mesh(data=2)), {0: "data"})
+    x: Any = shard(torch.empty(2, 1 << 16, dtype=dtype), opened(Mesh(data=2)), {0: "data"})
     drawn = (torch.rand_like(x), x.clone().uniform_())
     assert all(numbers.dtype == dtype and numbers.local.min() >= 0 for numbers in drawn)
     return max(float(numbers.local.max()) for numbers in drawn)

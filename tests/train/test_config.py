@@ -9,7 +9,10 @@ from torch import nn
 
 from convmesh import ConfigError, RunConfig
 from convmesh.train.config_files import all_fields, config_of, load_config, resolved_text
+from convmesh.train.datasets import test_source as held_out
+from convmesh.train.datasets import training_source
 from convmesh.train.planned import check_plan
+from convmesh.train.run_config import DataConfig
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -58,12 +61,49 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_names(tmp_path: Path) ->
         ("batch = ", "not TOML"),
         ("compile = 'max'", "`compile` (='max') must be true, false, inductor, max-autotune or eager"),
         ("precision = 'bfloat16'", "'amp-bf16'"),
+        ("optimizer = 3", "`optimizer` (=3) must be a table: [optimizer]."),
+        ("[plan]\nstrategy = 'spatiall'", "data+pipeline; did you mean spatial?"),
+        ("[plan]\nmesh = { dept = 2 }", "channel, filter; did you mean depth?"),
+        ("[plan]\nmesh = { depth = 0 }", "must have at least 1 rank along depth"),
     ],
 )
 def test_mistakes_name_the_rule_and_the_fix(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(written(tmp_path, "run.toml", text))
     assert told in str(caught.value)
+
+
+def test_contradictions_are_told_beside_other_mistakes(tmp_path: Path) -> None:
+    """But not those in which a value that is wrong by itself has a part."""
+    text = "batch = 12\naccumulate = 5\nepoch = 2\n[schedule]\nname = 'step'\nmilestones = 'late'\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, "run.toml", text))
+    told = str(caught.value)
+    assert "run.toml has 3 mistakes" in told
+    assert "`epoch` is unknown; did you mean `epochs`?" in told
+    assert "`accumulate` (=5) must divide `batch` (=12); use 4." in told
+    assert "`schedule.milestones` (='late') must be a valid tuple" in told
+
+
+def test_mistakes_of_a_file_below_are_told_with_its_name(tmp_path: Path) -> None:
+    written(tmp_path, "base.toml", "batsh = 3\nbatch = 0\nseed = -1\n[optimizer]\nlr = -1\n")
+    above = "extends = 'base.toml'\nseed = -1\nbatch = 8\n[optimizer]\nmomentm = 0.9\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, "run.toml", above))
+    below = f" It is in {tmp_path / 'base.toml'}."
+    heading, *told = str(caught.value).splitlines()
+    assert heading == f"{tmp_path / 'run.toml'} has 4 mistakes:"
+    assert {line.strip().removesuffix(below): line.endswith(below) for line in told} == {
+        "`seed` (=-1) must be greater than or equal to 0.": False,
+        "`optimizer.lr` (=-1) must be greater than 0.": True,
+        "`optimizer.momentm` is unknown; did you mean `momentum`?": False,
+        "`batsh` is unknown; did you mean `batch`?": True,
+    }
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbfbatch = 8\n")
+    assert load_config(tmp_path / "run.toml").batch == 8
 
 
 def test_a_missing_file_offers_the_nearest_one(tmp_path: Path) -> None:
@@ -155,3 +195,10 @@ def test_tables_from_python_are_checked_too() -> None:
     assert config_of({"optimizer": {"betas": [0.8, 0.9]}}, "mine").optimizer.betas == (0.8, 0.9)
     with pytest.raises(ConfigError, match="mine: `stepps` is unknown; did you mean `steps`"):
         config_of({"stepps": 3}, "mine")
+
+
+def test_settings_of_generators_are_told_with_the_field_that_has_them() -> None:
+    with pytest.raises(ConfigError, match=r"^`data.args`: `sampls` \(=3\) is no setting of digits"):
+        training_source(DataConfig(args={"sampls": 3}))
+    with pytest.raises(ConfigError, match=r"^`data.test_args`: `samples` \(=0\) must be"):
+        held_out(DataConfig(test_args={"samples": 0}))

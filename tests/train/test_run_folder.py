@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from convmesh import RunError
+from convmesh import RunError, UnwritableError
 from convmesh.train.run_folder import RunFolder
 
 
@@ -46,4 +46,13 @@ def test_metrics_on_a_full_disk_end_the_run_with_a_message(tmp_path: Path) -> No
     folder._metrics = open("/dev/full", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     with pytest.raises(RunError, match=r"metrics\.jsonl cannot be written: No space left on device"):
         folder.add_metrics({"step": 1})
+    folder.close()
+
+
+def test_metrics_that_cannot_be_begun_end_the_run_with_a_message(tmp_path: Path) -> None:
+    """As on a disk that has no room for another file, or whose quota is used up."""
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "gone" / "metrics.jsonl")
+    folder = RunFolder(tmp_path, resume=True)
+    with pytest.raises(UnwritableError, match=r"metrics\.jsonl cannot be written: No such file or directory"):
+        folder.start_metrics(0)
     folder.close()

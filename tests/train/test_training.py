@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from convmesh import RunError
 from convmesh.testing import RankPool
+from convmesh.train.circumstances import git_state
 from convmesh.train.config_files import load_config
 from tests.train.runs import HERE, config, lines, losses, ran
 
@@ -42,6 +44,23 @@ def test_the_run_folder_has_all_that_other_tools_read(whole: Path) -> None:
     environment = json.loads((whole / "environment.json").read_text(encoding="utf-8"))
     assert environment["versions"]["torch"] == torch.__version__
     assert "cpu_capability" in environment["kernels"]
+    assert environment["git"] == git_state()
+
+
+def test_a_repository_is_known_by_its_commit_and_whether_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert git_state() is None
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@b.c"]
+    (tmp_path / "run.toml").write_text("batch = 1\n", encoding="utf-8")
+    for args in (["init", "-q", "-b", "trunk"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *args], check=True)
+    found = git_state()
+    assert found is not None
+    assert (len(found["commit"]), found["branch"], found["changed"]) == (40, "trunk", False)
+    (tmp_path / "run.toml").write_text("batch = 2\n", encoding="utf-8")
+    assert git_state() == {**found, "changed": True}
 
 
 def test_a_run_tells_what_its_rank_read(pools: Pools, tmp_path: Path) -> None:
@@ -136,8 +155,10 @@ def test_two_resumes_in_one_epoch_on_other_meshes_change_nothing(whole: Path, po
 
 def test_a_complete_run_that_is_resumed_stays_as_it_is(pools: Pools, tmp_path: Path) -> None:
     before = pools[1].run(ran, {"steps": 2}, str(tmp_path))[0]
-    after = pools[1].run(ran, {"steps": 2}, str(tmp_path), True)[0]
-    assert (after["steps"], after["final_loss"], after["eval"]) == (2, before["final_loss"], before["eval"])
+    after = pools[2].run(ran, {"steps": 2}, str(tmp_path), True)[0]
+    same = ["steps", "final_loss", "eval", "ranks", "mesh", "measured_seconds_step", "data_share", "bytes_read"]
+    kept = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert [after[name] for name in same] == [kept[name] for name in same] == [before[name] for name in same]
     assert "other settings" not in (tmp_path / "log.txt").read_text(encoding="utf-8")
     assert len(lines(tmp_path)) == 2
 

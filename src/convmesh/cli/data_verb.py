@@ -163,11 +163,12 @@ def _counts(facts: FileFacts) -> str:
     """How many samples there are, and what prevents training on them."""
     if facts.samples is None:
         return f": {NAMES}"
+    samples = f"{facts.samples} sample{'' if facts.samples == 1 else 's'}"
     if facts.targets is None:
-        return f": {facts.samples} samples without targets; {NAMES}"
+        return f": {samples} without targets; {NAMES}"
     if facts.targets != facts.samples:
         return f": {facts.samples} inputs but {facts.targets} targets; each input needs one"
-    return f": {facts.samples} samples"
+    return f": {samples}"
 
 
 def _bytes(count: int) -> str:

@@ -114,7 +114,9 @@ def _run(name: str, rest: list[str]) -> int:
 def _parsed(module: Any, name: str, rest: list[str], default: Any = None) -> Any:
     import tyro
 
-    given = {} if default is None else {"default": default}
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    if hasattr(module, "flags"):
+        given["registry"] = module.flags()
     return tyro.cli(
         getattr(module, f"{name.capitalize()}Options"),
         args=rest,

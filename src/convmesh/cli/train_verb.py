@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -45,18 +45,21 @@ class TrainOptions:
     """Fields of the run file, e.g. `--optimizer.lr 0.1`; a flag overrides the file."""
 
 
+def flags() -> Any:
+    """How flags become fields of the run file."""
+    from convmesh.cli.run_flags import run_flags
+
+    return run_flags()
+
+
 def parsed(parse: Callable[..., TrainOptions]) -> TrainOptions:
     """The options that were typed, over the fields of the file that they name."""
-    from pydantic import ValidationError
-
-    from convmesh.train.config_files import mistakes_of
+    from convmesh.cli.run_flags import checked
     from convmesh.train.config_sources import config_from
 
-    try:
-        typed = parse()
-        return parse(replace(typed, settings=config_from(typed.config)))
-    except ValidationError as error:
-        raise BadInputError(mistakes_of(error, "the command line")) from None
+    typed = parse()
+    options = parse(replace(typed, settings=config_from(typed.config)))
+    return replace(options, settings=checked(options.settings))
 
 
 def run(options: TrainOptions) -> int:

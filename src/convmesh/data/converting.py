@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convmesh.data.opening import SINGLE, beside, listed, named_arrays, single, suffix_of
+from convmesh.data.opening import SINGLE, beside, existing, listed, named_arrays, single, suffix_of
 from convmesh.data.sources.array_source import ListedSamples, Samples, StackedSamples
 from convmesh.data.stored.stored_array import StoredArray
 from convmesh.data.stored.zarr_folder import is_zarr
@@ -30,9 +30,8 @@ def convert(
     targets: str = "targets",
     report: Report = silent,
 ) -> None:
-    """Write every array of `path` to `out`; those named by `inputs` and `targets` get these names."""
-    if not path.exists():
-        raise DataError(f"`path` (={str(path)!r}): there is no such file or folder.")
+    """Write every array of `path` to `out`; those called `inputs` and `targets` get these names."""
+    existing(path)
     renamed = {inputs: "inputs", targets: "targets"}
     found = {renamed.get(name, name): samples for name, samples in _found(path, inputs, targets).items()}
     contents = {name: (len(samples), samples.spec) for name, samples in found.items()}
@@ -40,11 +39,13 @@ def convert(
     writer, done, total = file.writer(file.part), 0, sum(len(samples) for samples in found.values())
     for name, samples in found.items():
         for first, values in _groups(samples):
-            for index, value in enumerate(values, first):
-                writer.write(name, index, value)
+            with file.told():
+                for index, value in enumerate(values, first):
+                    writer.write(name, index, value)
             done += len(values)
             report(done, total)
-    file.finish()
+    with file.told():
+        file.finish()
 
 
 def _found(path: Path, inputs: str, targets: str) -> Mapping[str, Samples]:

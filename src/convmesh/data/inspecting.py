@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from convmesh.data.opening import SINGLE, beside, has_files, listed, named_arrays, single, suffix_of
+from convmesh.data.opening import SINGLE, beside, existing, has_files, listed, named_arrays, single, suffix_of
 from convmesh.data.sources.array_source import ListedSamples, Samples, StackedSamples
 from convmesh.data.sources.image_folder import ImageFolder
 from convmesh.data.stored.stored_array import StoredArray
@@ -58,8 +58,7 @@ class FileFacts:
 
 def inspect_file(path: Path, ranks: int = 4, inputs: str = "inputs", targets: str = "targets") -> FileFacts:
     """The arrays of a file, and for inputs and targets the cost of cutting each dim of space over `ranks`."""
-    if not path.exists():
-        raise DataError(f"`path` (={str(path)!r}): there is no such file or folder.")
+    existing(path)
     if ranks < 1:
         raise DataError(f"`ranks` (={ranks}) must be at least 1.")
     if path.is_dir() and not is_zarr(path) and not (path / inputs).is_dir() and not has_files(path):

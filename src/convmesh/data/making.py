@@ -34,10 +34,11 @@ def make(
     done = set(file.done or ())
     left = [index for index in range(generator.samples) if index not in done]
     report(len(done), generator.samples)
-    for number, index in enumerate(_written(generator, file, left, count), len(done) + 1):
-        file.mark(index)
-        report(number, generator.samples)
-    file.finish()
+    with file.told():
+        for number, index in enumerate(_written(generator, file, left, count), len(done) + 1):
+            file.mark(index)
+            report(number, generator.samples)
+        file.finish()
 
 
 def _written(generator: SampleGenerator, file: Unfinished, left: list[int], processes: int) -> Iterator[int]:
@@ -51,7 +52,7 @@ def _written(generator: SampleGenerator, file: Unfinished, left: list[int], proc
             while running:
                 finished, running = wait(running, return_when=FIRST_COMPLETED)
                 running |= {workers.submit(_write, index) for index in itertools.islice(waiting, len(finished))}
-                yield from (_result(future) for future in sorted(finished, key=_has_failed))
+                yield from (future.result() for future in sorted(finished, key=_has_failed))
         finally:
             workers.shutdown(cancel_futures=True)
 
@@ -59,13 +60,6 @@ def _written(generator: SampleGenerator, file: Unfinished, left: list[int], proc
 def _has_failed(future: Future[int]) -> bool:
     """Sorts failures last: samples written at the same time are noted before a failure ends the job."""
     return future.exception() is not None
-
-
-def _result(future: Future[int]) -> int:
-    try:
-        return future.result()
-    except OSError as error:
-        raise DataError(f"the file cannot be written: {error.strerror}.") from error
 
 
 _worker: list[tuple[SampleGenerator, SampleWriter]] = []

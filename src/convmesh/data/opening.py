@@ -44,9 +44,7 @@ def open_source(
         return TorchSource(path_or_spec, check_finite)
     if is_generator(str(path_or_spec)):
         return generated(str(path_or_spec))
-    path = Path(path_or_spec)
-    if not path.exists():
-        raise DataError(f"{str(path_or_spec)!r}: there is no such file or folder{_near(path) or '.'}")
+    path = existing(Path(path_or_spec))
     if path.is_dir() and not is_zarr(path) and not (path / inputs).is_dir():
         return ImageFolder(path, size, check_finite)
     pair = _samples(path, inputs, targets, add_channel)
@@ -63,6 +61,13 @@ def _samples(path: Path, inputs: str, targets: str, add_channel: bool | None) ->
         StackedSamples(_named(path, arrays, "inputs", inputs), bool(add_channel)),
         StackedSamples(_named(path, arrays, "targets", targets)),
     )
+
+
+def existing(path: Path) -> Path:
+    """A path that is there."""
+    if not path.exists():
+        raise DataError(f"{str(path)!r}: there is no such file or folder{_near(path) or '.'}")
+    return path
 
 
 def _near(path: Path) -> str:

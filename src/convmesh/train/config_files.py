@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from pydantic import BaseModel, ValidationError
 from convmesh.errors import ConfigError
 from convmesh.plans.summing import LOW_RANK
 from convmesh.toml_files import NotTomlError, parse_toml
-from convmesh.train.run_config import RunConfig
+from convmesh.train.run_config import RunConfig, Section
+
+Place = Sequence[int | str]
+"""Where a value is: the keys that lead to it."""
 
 PATHS = (("data", "source"), ("data", "test_source"), ("plan", "strategy"), ("plan", "system"))
 """Fields that may name files; those of a run file are relative to its folder."""
@@ -22,22 +26,74 @@ PATHS = (("data", "source"), ("data", "test_source"), ("plan", "strategy"), ("pl
 def load_config(path: str | Path) -> RunConfig:
     """The run file at `path`, with those that it extends."""
     chosen = Path(path)
-    return config_of(_tables(chosen, ()), str(chosen))
+    files = _files(chosen, ())
+    merged: dict[str, Any] = {}
+    for file in reversed(files):
+        merged = _merged(merged, file.tables)
+    return config_of(merged, str(chosen), files)
 
 
-def config_of(tables: Mapping[str, Any], name: str) -> RunConfig:
-    """A checked run from nested tables; errors call them `name`."""
+@dataclass(frozen=True)
+class RunFile:
+    """What one file says, without those that it extends."""
+
+    path: Path
+    tables: dict[str, Any]
+
+
+def config_of(tables: Mapping[str, Any], name: str, files: Sequence[RunFile] = ()) -> RunConfig:
+    """A checked run from nested tables. Errors call them `name`, and tell which of `files` a mistake is in if that is
+    not the first."""
+    values = _as_tuples(tables)
     try:
-        config = RunConfig.model_validate(_as_tuples(tables))
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(mistakes_of(error, name)) from None
+        found = error.errors()
+        told = [_told(each) + _whereabouts(each["loc"], tables, files) for each in found]
+        raise ConfigError(_listed(name, told + _further(values, [each["loc"] for each in found]))) from None
     check(config, name)
     return config
 
 
-def mistakes_of(error: ValidationError, name: str) -> str:
-    """Everything that pydantic found wrong, in our words; `name` is where it was written."""
-    return _listed(name, [_told(each) for each in error.errors()])
+def mistakes_of(error: ValidationError, section: type[Section], name: str) -> str:
+    """All that pydantic found wrong in a section, in our words; `name` is where it was written."""
+    return _listed(name, [_told(each, section) for each in error.errors()])
+
+
+def _whereabouts(place: Place, tables: Mapping[str, Any], files: Sequence[RunFile]) -> str:
+    """Which of the files has what is wrong; nothing if it is the first, which was named."""
+    wrong = _at(tables, place)
+    source = next((number for number, file in enumerate(files) if _at(file.tables, place) is wrong), 0)
+    return f" It is in {files[source].path}." if source else ""
+
+
+def _at(tables: Any, place: Place) -> Any:
+    """The value that a mistake is about, or as much of it as is written; the same object in the file and in a merge."""
+    for key in place:
+        if not isinstance(tables, Mapping) or key not in tables:
+            break
+        tables = tables[key]
+    return tables
+
+
+def _further(values: dict[str, Any], places: Sequence[Place]) -> list[str]:
+    """What is contradictory besides: among the fields that are not wrong by themselves."""
+    for place in places:
+        _drop(values, place)
+    wrong = [".".join(map(str, place)) for place in places]
+    found = [text for is_wrong, text in _contradictions(RunConfig.model_validate(values)) if is_wrong]
+    return [text for text in found if not any(f"`{name}`" in text for name in wrong)]
+
+
+def _drop(values: dict[Any, Any], place: Place) -> None:
+    """Leave out what a mistake is about; a list or a free table as a whole."""
+    *sections, last = place
+    for key in sections:
+        if not isinstance(values.get(key), dict):
+            last = key
+            break
+        values = values[key]
+    values.pop(last, None)
 
 
 def check(config: RunConfig, name: str) -> None:
@@ -73,8 +129,8 @@ def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _tables(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
-    """The tables of a file on top of those that it extends."""
+def _files(path: Path, chain: tuple[Path, ...]) -> list[RunFile]:
+    """A file and those that it extends, one after the other."""
     try:
         tables = parse_toml(path.read_bytes())
     except OSError as error:
@@ -84,14 +140,14 @@ def _tables(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     base = tables.pop("extends", None)
     _make_paths_absolute(tables, path.parent)
     if base is None:
-        return tables
+        return [RunFile(path, tables)]
     if not isinstance(base, str):
         raise ConfigError(f"{path}: `extends` (={base!r}) must be the path of another run file.")
     below, here = (path.parent / base).resolve(), path.resolve()
     if below in (*chain, here):
         circle = " -> ".join(each.name for each in (*chain, here, below))
         raise ConfigError(f"{path}: `extends` (={base!r}) leads back to a file that it starts from: {circle}.")
-    return _merged(_tables(below, (*chain, here)), tables)
+    return [RunFile(path, tables), *_files(below, (*chain, here))]
 
 
 def _offer(path: Path) -> str:
@@ -135,28 +191,30 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
 
 
-def _told(error: Any) -> str:
+def _told(error: Any, section: type[Section] = RunConfig) -> str:
     """One of pydantic's errors in our words."""
     place = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
-        return _unknown(place)
+        return _unknown(place, section)
+    if error["type"] == "model_type":
+        return f"`{'.'.join(place)}` (={error['input']!r}) must be a table: [{'.'.join(place)}]."
     rule = error["msg"].replace("Input should be", "must be").replace("should have", "must have")
-    return f"`{'.'.join(place)}` (={error['input']!r}) {rule}."
+    return f"`{'.'.join(place)}` (={error['input']!r}) {rule}{'' if rule.endswith('?') else '.'}"
 
 
-def _unknown(place: Sequence[str]) -> str:
-    fields = _fields_at(place[:-1])
+def _unknown(place: Sequence[str], section: type[Section]) -> str:
+    fields = _fields_at(place[:-1], section)
     near = difflib.get_close_matches(place[-1], fields, 1, cutoff=0.55)
     elsewhere = [path for path in all_fields() if path.rpartition(".")[2] == place[-1]]
     if elsewhere:
         offer = f"did you mean `{elsewhere[0]}`?"
     else:
-        offer = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(fields)}."
+        offer = f"did you mean `{near[0]}`?" if near else f"the names here are {', '.join(fields)}."
     return f"`{'.'.join(place)}` is unknown; {offer}"
 
 
-def _fields_at(place: Sequence[str]) -> list[str]:
-    model: Any = RunConfig
+def _fields_at(place: Sequence[str], section: type[Section]) -> list[str]:
+    model: Any = section
     for name in place:
         model = model.model_fields[name].annotation
     return list(model.model_fields)

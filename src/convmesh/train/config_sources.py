@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from convmesh.errors import ConfigError
 from convmesh.models.load import import_factory
-from convmesh.train.config_files import config_of, load_config
-from convmesh.train.run_config import RunConfig
+from convmesh.train.config_files import config_of, load_config, mistakes_of
+from convmesh.train.run_config import RunConfig, Section
 
 
 def run_name(config: str) -> str:
@@ -39,5 +41,9 @@ def _made(function: Callable[[], Any], name: str) -> Any:
     """What the user's function returns; an error in their code is theirs."""
     try:
         return function()
+    except ValidationError as error:
+        section = {each.__name__: each for each in Section.__subclasses__()}.get(error.title)
+        told = str(error) if section is None else mistakes_of(error, section, f"{name}: {error.title}")
+        raise ConfigError(told) from error
     except Exception as error:
         raise ConfigError(f"`{name}` failed: {type(error).__name__}: {error}") from error

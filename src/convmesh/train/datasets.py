@@ -28,18 +28,21 @@ def test_source(config: DataConfig) -> Source | None:
     if config.test_source:
         return _opened("data.test_source", config.test_source, config.test_args)
     if config.source == "digits":
-        return _opened("data.source", "digits", {**config.args, "split": "test"} | config.test_args)
+        return _opened("data.test_source", "digits", {**config.args, "split": "test"} | config.test_args)
     if config.source not in GENERATORS:
         return None
     train = generator(config.source, config.args)
     seed = int(config.args.get("seed", 0)) + 1
     other = {"seed": seed, "samples": max(1, train.samples // TEST_PART)}
-    return _opened("data.source", config.source, config.args | other | config.test_args)
+    return _opened("data.test_source", config.source, config.args | other | config.test_args)
 
 
 def _opened(field: str, name: str, args: Mapping[str, Any]) -> Source:
     if name in GENERATORS:
-        return GeneratedSource(generator(name, dict(args)))
+        try:
+            return GeneratedSource(generator(name, dict(args)))
+        except DataError as error:
+            raise ConfigError(f"`{_table(field)}`: {error}") from None
     if ":" in name and not is_generator(name):
         return open_source(_dataset(field, name, args))
     try:
@@ -50,9 +53,14 @@ def _opened(field: str, name: str, args: Mapping[str, Any]) -> Source:
         raise ConfigError(_odd_arguments(field, args)) from None
 
 
+def _table(field: str) -> str:
+    """The arguments that belong to a source."""
+    return field.replace("source", "args")
+
+
 def _odd_arguments(field: str, args: Mapping[str, Any]) -> str:
     """What is wrong with the arguments of a file of samples."""
-    table, known = field.replace("source", "args"), [*inspect.signature(open_source).parameters][1:]
+    table, known = _table(field), [*inspect.signature(open_source).parameters][1:]
     unknown = [name for name in args if name not in known]
     if unknown:
         return str(UnknownNameError.of(table, unknown[0], known))

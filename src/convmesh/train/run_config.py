@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from convmesh.balance.fair_shares import MEASURED
 from convmesh.plans.summing import Compression
 from convmesh.train.field_spellings import Compile, Precision
-from convmesh.train.flag_tables import Counts, Table
+from convmesh.train.flag_tables import Table
+from convmesh.train.plan_fields import Axes, Strategy
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
@@ -38,15 +39,15 @@ class AugmentConfig(Section):
     """Changes of the training samples, drawn anew for every sample and epoch."""
 
     flip: str = ""
-    """Dims that are reversed half the time, e.g. "DHW"."""
+    """Dims to reverse, each for half of the samples, e.g. "DHW"."""
     rotate90: tuple[str, ...] = ()
-    """Planes that are rotated by 0 to 3 quarter turns, e.g. ["HW", "DH"]."""
+    """Planes to rotate by 0 to 3 quarter turns, e.g. ["HW", "DH"]."""
     crop: tuple[Count, ...] = ()
-    """Extents of a window at a random place, e.g. [64, 64, 64]; in the middle of test samples."""
+    """Size of a window cut out at a random place, e.g. [64, 64, 64]; of test samples the middle is taken."""
     intensity: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Inputs are multiplied by 1 ± this."""
+    """Inputs are multiplied by a random factor within 1 ± this."""
     shift: Amount = 0.0
-    """Up to ± this is added to inputs."""
+    """A random value within ± this is added to inputs."""
 
 
 class DataConfig(Section):
@@ -61,31 +62,31 @@ class DataConfig(Section):
     test_args: Table = {}
     """Arguments of `test_source`; a generator's test set takes those of `args`, overridden by these."""
     threads: Count = 2
-    """Threads that read."""
+    """Reader threads of each rank."""
     prefetch: Count = 2
-    """Batches that are read ahead."""
+    """Batches to read ahead."""
     store_gib: Amount = 0.0
-    """Memory of each rank, in GiB, for keeping samples: from the second epoch on ranks read each other's."""
+    """GiB of memory on each rank to keep samples in: after the first epoch they come from there, not from disk."""
     augment: AugmentConfig = AugmentConfig()
 
 
 class PlanConfig(Section):
     """How the network is split."""
 
-    strategy: str = "auto"
+    strategy: Strategy = "auto"
     """auto, a preset (data, spatial, filter, channel, pipeline, hybrid, or a pair such as data+spatial), or a file."""
-    mesh: Counts = {}
+    mesh: Axes = {}
     """Ranks of each axis, e.g. { data = 2, depth = 2 }; without it ConvMesh chooses."""
     batchnorm: Literal["global", "replica"] = "global"
     """Batch statistics over the global batch, or over each replica's samples as in DDP."""
     reduction: Literal["bucketed", "sharded", "hierarchical"] = "bucketed"
     """Sharded: the optimiser's state is cut over data (ZeRO stage 1); hierarchical: sums inside hosts come first."""
     ranks_per_host: CountOrNone = 0
-    """For a hierarchical reduction; 0: as many as the job has on every host."""
+    """Ranks on each host, for a hierarchical reduction; 0 takes what the job has."""
     compression: Compression = "none"
     """For slow links: gradients are summed in bf16, or in low rank (PowerSGD), which changes training."""
     recompute: tuple[str, ...] = ()
-    """Modules whose activations are recomputed in backward, e.g. ["down.*"]."""
+    """Modules whose activations are recomputed in the backward pass to save memory, e.g. ["down.*"]."""
     system: str = "auto"
     """The cluster for searches and predictions: a name, a file, or auto, which is this machine."""
     predict: bool = True
@@ -96,7 +97,7 @@ class OptimizerConfig(Section):
     """The optimiser."""
 
     name: Literal["sgd", "adamw", "lars", "lamb"] = "adamw"
-    """Which one; lars and lamb scale each layer's update by the norm of its weights, for large batches."""
+    """The algorithm; lars and lamb scale each layer's update by the norm of its weights, for large batches."""
     lr: Positive = 1e-3
     """Learning rate, before the schedule."""
     momentum: Fraction = 0.9
@@ -104,13 +105,13 @@ class OptimizerConfig(Section):
     nesterov: bool = False
     """Nesterov's momentum in sgd."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Decay of the averages of adamw and lamb."""
+    """Decay rates of the running averages in adamw and lamb."""
     eps: Positive = 1e-8
-    """Added to divisors by adamw and lamb."""
+    """Added to the denominators in adamw and lamb."""
     weight_decay: Amount = 0.0
     """Weight decay."""
     decay_vectors: bool = False
-    """Whether biases and norms decay too, and whether lars and lamb scale their updates."""
+    """Whether weight decay, and the scaling of lars and lamb, apply to biases and norms too."""
     trust: Positive = 1e-3
     """Trust coefficient of lars."""
 
@@ -135,12 +136,12 @@ class ScheduleConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How often and by what the network is judged on test data."""
+    """How often the network is tested, and by which metrics."""
 
     every_epochs: CountOrNone = 1
     """Epochs between evaluations; 0 evaluates at the end only."""
     every_steps: CountOrNone = 0
-    """Steps between further evaluations."""
+    """Steps between further evaluations; 0 makes none."""
     batch: CountOrNone = 0
     """Global batch of an evaluation; 0 takes that of training."""
     metrics: tuple[Literal["auto", "accuracy", "dice", "r2"], ...] = ("auto",)
@@ -153,9 +154,9 @@ class CheckpointConfig(Section):
     every_epochs: CountOrNone = 1
     """Epochs between checkpoints; 0 saves at the end only."""
     every_steps: CountOrNone = 0
-    """Steps between further checkpoints."""
+    """Steps between further checkpoints; 0 makes none."""
     keep: Count = 2
-    """How many of the latest are kept."""
+    """How many of the newest checkpoints to keep."""
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written."""
 
@@ -179,7 +180,7 @@ class RunConfig(Section):
     batch: Count = 32
     """Global batch: samples of one step, over all ranks."""
     accumulate: Count = 1
-    """Parts of a batch that are computed one after another, to save memory; it must divide the batch."""
+    """Parts of a batch that are computed one after the other to save memory; it must divide `batch`."""
     epochs: CountOrNone = 10
     """Passes over the training data."""
     steps: CountOrNone = 0
@@ -189,13 +190,13 @@ class RunConfig(Section):
     loss: str = "auto"
     """cross_entropy, mse, l1, huber, dice, dice+cross_entropy, package.module:function, or auto, by the target."""
     clip_norm: Amount = 0.0
-    """Largest norm of all gradients together; 0 does not clip."""
+    """Clip the norm of all gradients together to this; 0 does not clip."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of weights, sample order, augmentation and dropout."""
     sync: Literal["step", "async"] = "step"
-    """step: ranks sum gradients in every step; async: each trains alone and sends its changes now and then."""
+    """step: ranks sum gradients in every step; async: each trains on its own and hands in its weights now and then."""
     sync_every: Count = 4
-    """For async: batches that a rank trains on before it sends its changes."""
+    """For async: steps that a rank makes before it hands in its weights."""
     compile: Compile = False
     """true traces and compiles the whole step where it can; "max-autotune" tries more kernels, "eager" only replays."""
     timeout_seconds: Positive = 600.0
@@ -203,7 +204,7 @@ class RunConfig(Section):
     tensorboard: bool = False
     """Whether to write TensorBoard's files too, to `tensorboard/` in the run folder."""
     profile_steps: CountOrNone = 0
-    """Steps that are profiled, after the first few: see `convmesh profile`; 0 profiles none."""
+    """Steps to profile, after the first few; see `convmesh profile`."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     plan: PlanConfig = PlanConfig()

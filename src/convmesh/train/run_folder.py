@@ -13,7 +13,19 @@ from convmesh.supervise.folder_lock import FolderInUseError, lock_folder
 from convmesh.supervise.journal import EVENTS, Journal
 from convmesh.system.saving import write_whole
 
-METRICS = "metrics.jsonl"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+
+SPEED = (
+    "ranks",
+    "mesh",
+    "predicted_seconds_step",
+    "measured_seconds_step",
+    "data_share",
+    "bytes_read",
+    "bytes_needed",
+    "joules_step",
+)
+"""Figures of a summary that say nothing of a process without a step."""
 
 
 class RunFolder:
@@ -51,6 +63,14 @@ class RunFolder:
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(value, indent=2, default=str) + "\n")
 
+    def speed(self, step: int) -> dict[str, Any]:
+        """What an earlier process of this run measured and wrote to summary.json after step `step`, its last."""
+        try:
+            told = json.loads(self.read(SUMMARY))
+            return {name: told[name] for name in SPEED if name in told} if told["steps"] == step else {}
+        except (ValueError, KeyError, TypeError):
+            return {}
+
     def start_metrics(self, steps: int) -> None:
         """Go on after step `steps`: lines of later steps, which were not saved, are dropped."""
         file = self.path / METRICS
@@ -58,7 +78,8 @@ class RunFolder:
         kept = [line for line in lines if 0 < _step_of(line) <= steps]
         if kept != lines:
             self.write(METRICS, "".join(line + "\n" for line in kept))
-        self._metrics = file.open("a", encoding="utf-8", buffering=1)
+        with self._told(METRICS):
+            self._metrics = file.open("a", encoding="utf-8", buffering=1)
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl."""

@@ -33,7 +33,7 @@ from convmesh.train.hooks import (
 )
 from convmesh.train.loop import Hook, Run, train
 from convmesh.train.progress_line import ProgressLine
-from convmesh.train.run_folder import checkpoints_of
+from convmesh.train.run_folder import SUMMARY, checkpoints_of
 from convmesh.train.run_place import RunPlace, open_place
 from convmesh.train.shared_fate import shared_fate
 from convmesh.train.step_record import Progress
@@ -204,7 +204,7 @@ class Trainer:
             with pulse().doing(Phase.SAVING, SECONDS_SAVING):
                 self.checkpointer.wait()
         if self.folder is not None:
-            self.folder.write_json("summary.json", self.summary())
+            self.folder.write_json(SUMMARY, self.summary())
 
     def _hooks(self, last: int, intervals: Intervals) -> list[Hook]:
         """In the order in which they run: a step's line has its evaluation, and a checkpoint comes last."""
@@ -263,4 +263,4 @@ class Trainer:
         summary |= done.extra
         if done.joules is not None and done.times.steps:
             summary["joules_step"] = done.joules / done.times.steps
-        return summary
+        return summary if done.times.steps or self.folder is None else summary | self.folder.speed(done.step)

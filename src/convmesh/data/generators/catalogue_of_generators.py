@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from contextlib import suppress
+from typing import Any, SupportsIndex
 
 from convmesh.data.generators.cosmology import Cosmology
 from convmesh.data.generators.digits import Digits
@@ -39,7 +40,7 @@ def generator(name: str, settings: dict[str, Any]) -> SampleGenerator:
 def _number(name: str, key: str, value: Any, parameter: inspect.Parameter) -> Any:
     if "int" not in str(parameter.annotation) or value is None:
         return value
-    try:
-        return int(value)
-    except ValueError as error:
-        raise DataError(f"`{key}` (={value!r}) of {name} must be a whole number.") from error
+    if isinstance(value, str | SupportsIndex) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return int(value)
+    raise DataError(f"`{key}` (={value!r}) of {name} must be a whole number.")

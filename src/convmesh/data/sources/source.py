@@ -80,7 +80,7 @@ class Source(ABC):
             if self.check_finite and not is_finite(out):
                 raise DataError(
                     f"the {which} of sample {index} of {self} has values that are not finite numbers; repair the data, "
-                    "or open the source with `check_finite=False`."
+                    "or open it with `check_finite=False` (in a run file: `data.args = { check_finite = false }`)."
                 )
         return out
 

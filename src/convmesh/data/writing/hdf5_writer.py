@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ class Hdf5Writer(SampleWriter):
     @classmethod
     def create(cls, path: Path, contents: Contents, attributes: Mapping[str, object]) -> None:
         h5py = library("h5py", "writing HDF5 files")
-        with h5py.File(path, "w", libver="v110") as file:
+        with _disk_errors(), h5py.File(path, "w", libver="v110") as file:
             for name, (samples, spec) in contents.items():
                 _reserve(h5py, file, name, samples, spec)
             for key, value in attributes.items():
@@ -44,6 +46,18 @@ class Hdf5Writer(SampleWriter):
         for place, common in blocks(box, array.chunks):
             piece = stored[common.relative_to(box).slices()]
             write_at(self._path, array.offsets[place], padded(piece, array.chunks))
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Of a file that cannot be written, HDF5 raises a RuntimeError when it is closed."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = re.search(r"errno = (\d+), error message = '([^']*)'", str(error))
+        if told is None:
+            raise
+        raise OSError(int(told[1]), told[2]) from error
 
 
 def _reserve(h5py: Any, file: Any, name: str, samples: int, spec: TensorSpec) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from convmesh.data.writing.hdf5_writer import Hdf5Writer
@@ -50,14 +51,23 @@ class Unfinished:
         return {int(line) for line in lines[:-1]} if job == self._job else None
 
     def _begin(self, contents: Contents, attributes: Mapping[str, object]) -> None:
-        remove(self.part)
-        try:
-            self.writer.create(self.part, contents, attributes)
-        except OSError as error:
+        with self.told():
             remove(self.part)
-            raise DataError(f"`out` (={str(self.path)!r}) cannot be written: {error}.") from error
-        self._list.write_text(f"{self._job}\n", encoding="utf-8")
+            try:
+                self.writer.create(self.part, contents, attributes)
+            except OSError:
+                remove(self.part)
+                raise
+            self._list.write_text(f"{self._job}\n", encoding="utf-8")
         self.done = set()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What a disk refuses is a message; what is written already stays, for the same job to go on with."""
+        try:
+            yield
+        except OSError as error:
+            raise DataError(f"`out` (={str(self.path)!r}) cannot be written: {error.strerror or error}.") from error
 
     def mark(self, index: int) -> None:
         """Note that a sample is written."""

@@ -54,10 +54,11 @@ def _lost(error: RuntimeError) -> LostRankError:
 
 
 def _operation() -> str:
-    """The innermost function of ours, outside of this file, that waits."""
-    package = Path(__file__).parents[1]
-    for frame in reversed(traceback.extract_stack()):
-        file = Path(frame.filename)
-        if file.is_relative_to(package) and file != Path(__file__):
-            return f"{frame.name} (convmesh/{file.relative_to(package)}:{frame.lineno})"
+    """The innermost function of ours that waits; of those in this folder, which carry all transfers, only if alone."""
+    package, carriers = Path(__file__).parents[1], Path(__file__).parent
+    stack = [(Path(frame.filename), frame) for frame in reversed(traceback.extract_stack())]
+    ours = [(file, frame) for file, frame in stack if file.is_relative_to(package) and file != Path(__file__)]
+    asked = [(file, frame) for file, frame in ours if not file.is_relative_to(carriers)]
+    for file, frame in (asked or ours)[:1]:
+        return f"{frame.name} (convmesh/{file.relative_to(package)}:{frame.lineno})"
     return "a call from outside"

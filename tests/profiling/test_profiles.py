@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import convmesh as cm
 from convmesh.cli.main import main
@@ -22,7 +23,7 @@ from convmesh.profiling.rank_profile import RankProfile, TransferTimes, file_of
 from convmesh.profiling.rank_times import timed_run
 from convmesh.profiling.session import ProfileSession
 from convmesh.testing import RankPool
-from tests.train.runs import lines, losses, ran
+from tests.train.runs import images, lines, losses, ran
 
 Pools = dict[int, RankPool]
 SPATIAL = {"strategy": "spatial"}
@@ -120,6 +121,27 @@ def test_a_slow_rank_is_named(pools: Pools, tmp_path: Path) -> None:
     assert (slow.what, slow.rank) == ("rank", 1)
     assert slow.seconds > 0.1
     assert "most in loss forward" in str(slow)
+
+
+class LateData(TensorDataset):
+    """Images that come to rank 1 as from a slow disk."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        time.sleep(0.15 if dist.get_rank() == 1 else 0.0)
+        return tuple(super().__getitem__(index))
+
+
+def late_data() -> LateData:
+    return LateData(*images(40).tensors)
+
+
+def test_a_rank_that_waits_for_data_is_named_with_that(pools: Pools, tmp_path: Path) -> None:
+    data = {"source": f"{__name__}:late_data", "threads": 1}
+    tables = {"profile_steps": 3, "steps": 7, "data": data, "plan": {"strategy": "data"}}
+    pools[2].run(ran, tables, str(tmp_path / "run"))
+    (slow,) = findings(load_run(tmp_path / "run").run, None)
+    assert (slow.what, slow.rank) == ("rank", 1)
+    assert "most in waiting for data" in str(slow)
 
 
 @pytest.mark.parametrize("changes", [{"accumulate": 2}, {"plan": {"strategy": "data", "reduction": "sharded"}}])

@@ -137,4 +137,5 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_in(
     assert "no answer for 5 s: rank 1 after step" in told
     assert "its process is stopped (SIGSTOP or a debugger); rank 0 after step" in told
     assert ".py:" in told
+    assert "(convmesh/dist/" not in told, "the operation that waits, not what carries all transfers"
     assert not losses(tmp_path / "run")[STEPS - 1 :]

@@ -13,6 +13,7 @@ from convmesh.train.run_config import PlanConfig
 
 STACK = 'Thread 1 (most recent call first):\n  File "/x/torch/distributed/a.py", line 3 in wait\n'
 BUSY = 'Current thread 1 (most recent call first):\n  File "/x/numpy/io.py", line 9 in read\n  File "/y/convmesh/data/loader.py", line 4 in batch\n'  # noqa: E501
+HALO = 'Thread 1 (most recent call first):\n  File "/y/convmesh/dist/lost_ranks.py", line 3 in await_work\n  File "/y/convmesh/dist/launching.py", line 4 in wait\n  File "/y/convmesh/ops/convolution/conv.py", line 7 in conv\n'  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_the_rank_that_holds_up_the_others_is_found() -> None:
     assert [suspects([waits, each]) for each in (stopped, mute, behind, busy)] == [[stopped], [mute], [behind], [busy]]
     assert suspects([waits, Witness(1, Sign(step=5), False, STACK)]) == []
     assert busy.operation == "batch (convmesh/data/loader.py:4), in read"
+    assert Witness(0, Sign(step=5), False, HALO).operation == "conv (convmesh/ops/convolution/conv.py:7), in await_work"
 
 
 def test_a_disk_that_was_never_written_is_not_tried_again() -> None:

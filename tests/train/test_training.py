@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from convmesh import RunError
+from convmesh import CheckpointWarning, RunError
 from convmesh.testing import RankPool
 from convmesh.train.circumstances import git_state
 from convmesh.train.config_files import load_config
@@ -151,6 +152,27 @@ def test_two_resumes_in_one_epoch_on_other_meshes_change_nothing(whole: Path, po
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert log.count("goes on with other settings") == 2
     assert "other settings: steps 6 -> 8, plan.strategy spatial -> data\n" in log
+
+
+def ran_again(tables: dict[str, Any], folder: str) -> tuple[dict[str, Any], list[str]]:
+    """On a rank: the summary of a resumed run, and what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CheckpointWarning)
+        summary = ran(tables, folder, True)
+    return summary, [str(each.message) for each in caught if each.category is CheckpointWarning]
+
+
+def test_a_run_goes_back_behind_a_damaged_checkpoint_and_says_so(whole: Path, pools: Pools, tmp_path: Path) -> None:
+    """Once on the terminal, in log.txt and in the events of summary.json; only the steps since are done again."""
+    pools[2].run(ran, {"steps": 6, "plan": {"reduction": "sharded"}}, str(tmp_path))
+    os.truncate(tmp_path / "checkpoints" / "6" / "rank-00001.safetensors", 100)
+    (summary, (warned,)), (_, others) = pools[2].run(ran_again, {"plan": {"strategy": "spatial"}}, str(tmp_path))
+    assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
+    told = next(event["what"] for event in summary["events"] if event["kind"] == "resumed")
+    assert told.startswith("resumes after step 5 on 2 ranks; checkpoint 6 cannot be used: ")
+    assert "has 100 bytes instead of" in told
+    assert (warned, others) == (f"{told.partition('; ')[2]} The one before is loaded instead.", [])
+    assert told in (tmp_path / "log.txt").read_text(encoding="utf-8")
 
 
 def test_a_complete_run_that_is_resumed_stays_as_it_is(pools: Pools, tmp_path: Path) -> None:

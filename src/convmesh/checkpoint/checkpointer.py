@@ -43,7 +43,8 @@ class Checkpointer:
         self._keep, self._asynchronous, self._seconds = keep, asynchronous, seconds_timeout
         self._memory = HostMemory()
         self._job: SaveJob | None = None
-        self._damaged: set[int] = set()
+        self.damaged: dict[int, str] = {}
+        """Steps of checkpoints that `load` passed over, each with what is wrong."""
 
     def save(self, step: int, net: ParallelNet, optimizer: Optimizer | None = None, state: State | None = None) -> None:
         """Save weights, buffers, the optimiser, random numbers and `state` (the first rank's, as JSON).
@@ -56,9 +57,9 @@ class Checkpointer:
         self.wait()
         board = ReportBoard(net.mesh, self._seconds)
         head, content = self._prepared(step, net, optimizer, state or {})
-        target = Target(self.folder, step, self._keep, frozenset(self._damaged))
+        target = Target(self.folder, step, self._keep, frozenset(self.damaged))
         self._job = SaveJob(target, net.mesh.rank, board, content, head)
-        self._damaged.discard(step)
+        self.damaged.pop(step, None)
         if self._asynchronous:
             self._job.start()
         else:
@@ -89,7 +90,7 @@ class Checkpointer:
         """
         self.wait()
         reader, damaged = choose(self.folder, net.mesh, step)
-        self._damaged |= damaged
+        self.damaged |= damaged
         if reader is None:
             return None
         together(net.mesh, lambda: check_matches(reader.manifest, net, optimizer))

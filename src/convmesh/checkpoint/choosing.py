@@ -14,8 +14,8 @@ from convmesh.dist.agreement import problems_of
 from convmesh.dist.told_values import value_of
 from convmesh.errors import CheckpointError, CheckpointWarning, ConvMeshError
 
-Choice = tuple[BoxReader | None, set[int]]
-"""The checkpoint to load, if any, and the steps of damaged ones."""
+Choice = tuple[BoxReader | None, dict[int, str]]
+"""The checkpoint to load, if any, and the steps of damaged ones, each with what is wrong."""
 
 
 def choose(folder: Path, mesh: OpenMesh, step: int | None) -> Choice:
@@ -25,19 +25,18 @@ def choose(folder: Path, mesh: OpenMesh, step: int | None) -> Choice:
         listed = [each for each in listed if each[0] == step]
         if not listed:
             raise CheckpointError(f"`step` (={step}): there is no such checkpoint in {folder}.")
-    damaged: set[int] = set()
+    damaged: dict[int, str] = {}
     told = ""
     for number, name in listed:
         reader, problems = _checked(folder / name, mesh)
         if not problems:
             return reader, damaged
-        told = f"checkpoint {number} cannot be used: {problems[0]}"
-        damaged.add(number)
+        told = damaged[number] = f"checkpoint {number} cannot be used: {problems[0]}"
         if mesh.rank == 0 and number != listed[-1][0]:
             warnings.warn(f"{told} The one before is loaded instead.", CheckpointWarning, stacklevel=3)
     if damaged:
         raise CheckpointError(f"{told} There is none to load instead in {folder}.")
-    return None, damaged
+    return None, {}
 
 
 def together(mesh: OpenMesh, work: Callable[[], None]) -> None:

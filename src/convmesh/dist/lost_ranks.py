@@ -54,10 +54,12 @@ def _lost(error: RuntimeError) -> LostRankError:
 
 
 def _operation() -> str:
-    """Our innermost function, outside this file, that is waiting."""
-    package = Path(__file__).parents[1]
-    for frame in reversed(traceback.extract_stack()):
-        file = Path(frame.filename)
-        if file.is_relative_to(package) and file != Path(__file__):
-            return f"{frame.name} (convmesh/{file.relative_to(package)}:{frame.lineno})"
-    return "a call from outside"
+    """Our innermost function that is waiting; one outside this folder, which carries all transfers, if there is any."""
+    package, carriers = Path(__file__).parents[1], Path(__file__).parent
+    places = [(Path(frame.filename), frame) for frame in reversed(traceback.extract_stack())]
+    ours = [(file, frame) for file, frame in places if file.is_relative_to(package) and file != Path(__file__)]
+    asking = [(file, frame) for file, frame in ours if not file.is_relative_to(carriers)]
+    if not ours:
+        return "a call from outside"
+    file, frame = (asking or ours)[0]
+    return f"{frame.name} (convmesh/{file.relative_to(package)}:{frame.lineno})"

@@ -28,15 +28,20 @@ def _slow_ranks(run: TimedRun) -> Iterator[Anomaly]:
         seconds = statistics.median(_lost_to(step.times(rank), len(times)) for step in run.steps)
         if seconds < _LEAST_SHARE * own.step:
             continue
-        usual = [each.compute + each.other for other, each in times.items() if other != rank]
-        ratio = (own.compute + own.other) / (sum(usual) / len(usual))
+        usual = [_own(each) for other, each in times.items() if other != rank]
+        ratio = _own(own) / (sum(usual) / len(usual))
         if "pipe" in run.mesh.axes and ratio < LEAST:  # a pipeline's first stage always runs ahead of the others
             continue
         text = (
             f"rank {rank} is slow: it keeps the others waiting {seconds * 1e3:.3g} ms a step "
-            f"({seconds / own.step:.0%}) and works {ratio:.2g}x as long as they do{_most_of(run, rank)}."
+            f"({seconds / own.step:.0%}) and takes {ratio:.2g}x as long as they do{_most_of(run, rank)}."
         )
         yield Anomaly("rank", ratio, seconds, text, rank=rank)
+
+
+def _own(times: RankTimes) -> float:
+    """Of a step, what is not for other ranks: work, and waiting for data."""
+    return times.compute + times.other + times.data
 
 
 def _lost_to(times: RankTimes, ranks: int) -> float:
@@ -45,11 +50,17 @@ def _lost_to(times: RankTimes, ranks: int) -> float:
 
 
 def _most_of(run: TimedRun, rank: int) -> str:
-    """The layer in which a slow rank loses the most."""
-    usual = [run.layers(other) for other in run.ranks if other != rank]
+    """The layer in which a slow rank loses the most, or waiting for data if that costs it more."""
+    usual = [_parts(run, other) for other in run.ranks if other != rank]
     more = {
-        cell: seconds - sum(each.get(cell, 0.0) for each in usual) / len(usual)
-        for cell, seconds in run.layers(rank).items()
+        part: seconds - sum(each.get(part, 0.0) for each in usual) / len(usual)
+        for part, seconds in _parts(run, rank).items()
     }
-    (layer, phase), seconds = max(more.items(), key=lambda item: item[1], default=(("", ""), 0.0))
-    return f", most in {part_named(layer, phase)} (+{seconds * 1e3:.3g} ms)" if seconds > 0 else ""
+    part, seconds = max(more.items(), key=lambda item: item[1])
+    return f", most in {part} (+{seconds * 1e3:.3g} ms)" if seconds > 0 else ""
+
+
+def _parts(run: TimedRun, rank: int) -> dict[str, float]:
+    """What a rank's time went to, in words."""
+    layers = {part_named(*cell): seconds for cell, seconds in run.layers(rank).items()}
+    return {**layers, "waiting for data": run.times(rank).data}

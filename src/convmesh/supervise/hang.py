@@ -10,7 +10,8 @@ from convmesh.supervise.pulse import Sign
 from convmesh.supervise.rank_process import RankProcess
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_TRANSFERS = ("convmesh/dist/", "torch/distributed/")
+_OURS, _CARRIERS = "/convmesh/", "/convmesh/dist/"
+_TRANSFERS = (_CARRIERS[1:], "torch/distributed/")
 """Code in which a rank waits for others."""
 
 MOST_TOLD = 8
@@ -36,12 +37,16 @@ class Witness:
 
     @property
     def operation(self) -> str:
-        """The innermost of our own functions, or else the innermost of all."""
+        """The innermost of our own functions, else the innermost of all.
+
+        Those of `dist` come last: all transfers wait in the same few, so they do not tell which one it is.
+        """
         frames = self.frames
         if not frames:
             return ""
-        ours = [frame for frame in frames if "/convmesh/" in frame[0]]
-        file, line, name = (ours or frames)[0]
+        ours = [frame for frame in frames if _OURS in frame[0]]
+        asked = [frame for frame in ours if _CARRIERS not in frame[0]]
+        file, line, name = (asked or ours or frames)[0]
         inner = "" if frames[0] == (file, line, name) else f", in {frames[0][2]}"
         return f"{name} ({_short(file)}:{line}){inner}"
 
@@ -82,4 +87,4 @@ def told(seen: Sequence[Witness], seconds: float) -> str:
 
 
 def _short(file: str) -> str:
-    return f"convmesh/{file.rpartition('/convmesh/')[2]}" if "/convmesh/" in file else file
+    return f"convmesh/{file.rpartition(_OURS)[2]}" if _OURS in file else file

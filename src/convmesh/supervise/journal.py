@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,12 +52,13 @@ class Journal:
         """A line of log.txt, with the time."""
         self._append(LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
-    def start(self, resumed: bool, step: int, ranks: int) -> None:
-        """The first rank begins to train."""
-        what = f"resumes after step {step}" if resumed else f"starts at step {step}"
+    def start(self, resumed: bool, step: int, ranks: int, notes: Iterable[str] = ()) -> None:
+        """The first rank begins to train; `notes` say why it begins there."""
+        begins = f"resumes after step {step}" if resumed else f"starts at step {step}"
+        what = "; ".join([f"{begins} on {_counted(ranks)}", *notes])
         before = self.events()
         kind: Kind = "resumed" if resumed or before else "started"
-        self.add(Event(kind, f"{what} on {_counted(ranks)}", step, before[-1]["ranks_after"] if before else 0, ranks))
+        self.add(Event(kind, what, step, before[-1]["ranks_after"] if before else 0, ranks))
 
     def events(self) -> list[dict[str, Any]]:
         """All events so far, oldest first; a line that a crash cut off is left out."""

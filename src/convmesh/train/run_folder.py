@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -92,10 +92,10 @@ class RunFolder:
         with self._told("log.txt"):
             self.journal.log(text)
 
-    def start(self, resumed: bool, step: int, ranks: int) -> None:
+    def start(self, resumed: bool, step: int, ranks: int, notes: Iterable[str] = ()) -> None:
         """Note that the ranks begin to train."""
         with self._told(EVENTS):
-            self.journal.start(resumed, step, ranks)
+            self.journal.start(resumed, step, ranks, notes)
 
     @contextmanager
     def _told(self, name: str) -> Iterator[None]:

@@ -101,7 +101,8 @@ class Trainer:
         self._began = time.monotonic()
         resumed = resume and self.resume()
         if self.folder is not None:
-            self.folder.start(resumed, self.progress.step, self.ranks)
+            damaged = () if self.checkpointer is None else self.checkpointer.damaged.values()
+            self.folder.start(resumed, self.progress.step, self.ranks, damaged)
 
     def close(self) -> None:
         """Release the folder to other runs; the end of the process does so too."""

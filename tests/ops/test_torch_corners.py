@@ -66,7 +66,7 @@ def cut_of(mesh: Mesh) -> dict[int, str]:
 
 def largest_drawn(dtype: torch.dtype) -> float:
     x: Any = shard(torch.empty(2, 1 << 16, dtype=dtype), opened(Mesh(data=2)), {0: "data"})
-    drawn = (torch.rand_like(x), x.clone().uniform_())
+    drawn: list[Any] = [torch.rand_like(x), x.clone().uniform_()]
     assert all(numbers.dtype == dtype and numbers.local.min() >= 0 for numbers in drawn)
     return max(float(numbers.local.max()) for numbers in drawn)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from convmesh.supervise import coordinator
+from convmesh.supervise.coordinator import Heritage
 from convmesh.supervise.journal import Journal
 from convmesh.supervise.policy import Policy
 from convmesh.supervise.rendezvous import Rendezvous
@@ -20,7 +21,7 @@ from tests.supervise.scripted import fault, job, starts
 
 
 def host(folder: Path, port: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), f"127.0.0.1:{port}", "{}"]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -68,6 +69,19 @@ def test_a_host_says_for_which_others_it_waits(
             leader.look()
         assert capsys.readouterr().err == said
     meeting.close()
+
+
+def test_a_new_leader_goes_on_where_hosts_say_that_the_run_has_begun(tmp_path: Path) -> None:
+    """A supervisor that is started again knows nothing of the generations before, nor does one that led none."""
+    policy, token = Policy(2), run_token(tmp_path)
+    for hosts, says in ((1, False), (1, True), (Heritage(1), False), (Heritage(1), True)):
+        meeting = Rendezvous(f"127.0.0.1:{free_port()}", policy, token)
+        if says:
+            meeting.set(coordinator.BEGUN, True)
+        meeting.beat(2, 1)
+        coordinator.Coordinator(meeting, policy, hosts, Telling(tmp_path)).look()
+        assert meeting.get("world/0")["again"] is says
+        meeting.close()
 
 
 WAITS = "waits for 2 hosts (`--hosts`) and 3 ranks (`--min-ranks`): 1 host with 2 ranks is here"

@@ -17,6 +17,9 @@ from convmesh.supervise.telling import Telling
 SECONDS_UNTOLD = 15.0
 """How long hosts are awaited without a word."""
 
+BEGUN = "begun"
+"""The key of the store under which a host says, before its first beat, that ranks of this run have trained before."""
+
 ENDED, HUNG = "ended", "hung"
 """Why a generation is over: of a hang, every host tells where its ranks are."""
 
@@ -52,7 +55,7 @@ class Coordinator:
         self._meeting, self._policy, self._telling = rendezvous, policy, telling
         self._patience = Patience(policy)
         self._hosts: dict[int, _Host] = {}
-        self._number, self._wanted, self._is_heir = 0, 0, isinstance(hosts, Heritage)
+        self._number, self._wanted = 0, 0
         if isinstance(hosts, Heritage):
             seconds, self._awaited, self._wanted = policy.seconds_host, hosts.hosts, hosts.wanted
         else:
@@ -70,6 +73,11 @@ class Coordinator:
             self._watch()
         else:
             self._begin()
+
+    @property
+    def waits(self) -> bool:
+        """Whether no ranks run: hosts are awaited."""
+        return not self._members
 
     @property
     def hosts_alive(self) -> int:
@@ -92,7 +100,8 @@ class Coordinator:
             if member not in self._hosts:
                 self._hosts[member] = _Host(self._meeting.get(f"member/{member}")["host"], now)
             host = self._hosts[member]
-            if seen["beats"] != host.beats:
+            was_silent = now - host.since > self._policy.seconds_host
+            if seen["beats"] > host.beats + was_silent:  # the next one may have been on its way since the link was cut
                 host.since = now
                 host.beats, host.slots, host.address, host.port = (
                     seen["beats"], seen["slots"], seen["address"], seen["port"],
@@ -111,7 +120,7 @@ class Coordinator:
         self._members, self._is_over = [(member, host.slots) for member, host in able], False
         first = able[0][1]
         place = {"address": first.address, "port": first.port}
-        again = self._is_heir or self._number > 0
+        again = self._number > 0 or self._meeting.get(BEGUN) is not None
         world = {"hosts": self._members, "wanted": self._wanted, "again": again, **place}
         self._meeting.set(f"world/{self._number}", world)
         self._meeting.set("current", self._number)

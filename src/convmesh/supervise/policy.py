@@ -8,6 +8,9 @@ from pathlib import Path
 
 from convmesh.supervise.slots import SECONDS_BACKOFF
 
+SECONDS_START = 60.0
+"""How long a supervisor waits at the start for places to meet at that come before its own."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -23,6 +26,7 @@ class Policy:
     seconds_backoff: float = SECONDS_BACKOFF
     seconds_host: float = 20.0
     """After this time a silent host counts as lost."""
+    seconds_start: float = SECONDS_START
 
 
 @dataclass(frozen=True)

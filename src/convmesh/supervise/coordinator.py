@@ -14,6 +14,9 @@ from convmesh.supervise.policy import Policy
 from convmesh.supervise.rendezvous import Rendezvous
 from convmesh.supervise.telling import Telling
 
+_KILLED = 128
+"""Statuses from here on are of ranks that a signal ended; others may have crashed only because of that."""
+
 SECONDS_UNTOLD = 15.0
 """How long hosts are awaited without a word."""
 
@@ -162,7 +165,8 @@ class Coordinator:
 
     def _after_loss(self, failed: list[Outcome], gone: list[str], told: Mapping[int, Any], step: int) -> None:
         guilty = [each for each in failed if each.status != LOST_RANK] or ([] if gone else failed)
-        guilty.sort(key=lambda each: not each.ranks)  # hosts whose ranks hold up the others first
+        # First hosts whose ranks hold up the others; of those, the ones whose ranks did not end by themselves.
+        guilty.sort(key=lambda each: (not each.ranks, each.status < _KILLED))
         reason = "; ".join([*(f"host {name} is silent" for name in gone), *(each.reason for each in guilty)])
         outcome = Outcome(Ending.HUNG, 1, reason=reason) if gone else guilty[0]
         least = min((each["step_of_all"] for each in told.values()), default=0)

@@ -91,6 +91,10 @@ def _fails(folder: Path, step: int) -> None:
                     sys.stderr.write("convmesh: told why\n")
                     (_meeting(folder) / "told").touch()
                     sys.exit(int(status))
+                case ["chatter"]:
+                    sys.stdout.writelines(f"line {line}\n" for line in range(200_000))
+                    sys.stdout.flush()
+                    hangs_here()
                 case ["hang"]:
                     hangs_here()
                 case ["await"]:

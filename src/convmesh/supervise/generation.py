@@ -75,6 +75,8 @@ class Generation:
         deadline = None
         while running := [each for each in self.ranks if each.code is None]:
             wait([each.handle for each in running], self._pause())
+            for each in running:
+                each.shorten_log()
             codes = self._codes()
             if any(code < 0 for code in codes.values()) or is_over():
                 break  # those left have nothing to tell

@@ -146,7 +146,13 @@ if __name__ == "__main__":
         work = Job([sys.executable, "-m", "tests.supervise.scripted", str(place)], place)
         if len(sys.argv) == 2:
             sys.exit(supervise(work, Policy(3, seconds_backoff=1000)))
-        given = {"hosts": 2, "ranks": 2, "seconds_host": 4.0, "seconds_backoff": 1000, **json.loads(sys.argv[3])}
+        given = {
+            "hosts": 2,
+            "ranks": 2,
+            "seconds_host": 4.0,
+            "seconds_backoff": 1000,
+            **json.loads("".join(sys.argv[3:]) or "{}"),
+        }
         hosts = given.pop("hosts")
         sys.exit(supervise_host(work, Policy(**given), sys.argv[2], hosts))
     train(place, "--resume" in sys.argv)

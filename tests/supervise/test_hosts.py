@@ -22,7 +22,7 @@ from tests.supervise.scripted import fault, job, starts
 
 
 def host(folder: Path, port: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), f"127.0.0.1:{port}", "{}"]
+    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), f"127.0.0.1:{port}"]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 

@@ -1,5 +1,6 @@
 """The test cluster itself does what it claims; and supervisors on its hosts, whose ranks only count steps."""
 
+import json
 import struct
 import subprocess
 import sys
@@ -122,10 +123,19 @@ def test_a_parcel_is_as_long_as_its_packets() -> None:
     assert bytes_on_wire(struct.pack("<BBHHHH", 0, 0, 0, 0, 0, 0) + bytes(90)) == 90
 
 
-def host(cluster: Cluster, index: int, folder: Path) -> "subprocess.Popen[str]":
-    places = ",".join(f"{each.address}:29400" for each in cluster.hosts)
-    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), places]
+PORT = 29400
+
+
+def host(cluster: Cluster, index: int, folder: Path, **options: float) -> "subprocess.Popen[str]":
+    places = ",".join(f"{each.address}:{PORT}" for each in cluster.hosts)
+    command = [sys.executable, "-m", "tests.supervise.scripted", str(folder), places, json.dumps(options)]
     return cluster.hosts[index].start(command, stderr=subprocess.PIPE)
+
+
+def await_server(cluster: Cluster, index: int) -> None:
+    """Until a host's supervisor serves a store."""
+    listens = f":{PORT:04X} 00000000:0000 0A"
+    await_that(lambda: listens in cluster.hosts[index].run("cat", "/proc/net/tcp"), f"a server on h{index}")
 
 
 def await_file(path: Path) -> None:
@@ -141,6 +151,56 @@ def has_happened(folder: Path, times: int) -> bool:
 
 def are_started(folder: Path, ranks: int) -> bool:
     return starts(folder)[-1][0] == ranks
+
+
+@needs_hosts
+def test_hosts_that_could_not_reach_each_other_meet_when_they_can(tmp_path: Path) -> None:
+    """Until then each of them serves a store and waits for the other one's ranks."""
+    job(tmp_path)
+    with Cluster(2) as cluster:
+        cluster.cut(1)
+        supervisors = [host(cluster, index, tmp_path, min_ranks=4, seconds_start=0.5) for index in range(2)]
+        for index in range(2):
+            await_server(cluster, index)
+        cluster.mend(1)
+        told = [each.communicate(timeout=120)[1] for each in supervisors]
+        assert [each.returncode for each in supervisors] == [0, 0]
+        assert f"goes to 10.77.0.1:{PORT}, where others meet" in told[1]
+        assert starts(tmp_path) == [(4, 0)]
+
+
+@pytest.mark.full
+@needs_hosts
+def test_hosts_that_were_parted_in_training_meet_when_they_can(tmp_path: Path) -> None:
+    """Neither side has ranks enough to go on alone."""
+    job(tmp_path, fault(0, 8, "hang"))
+    with Cluster(2) as cluster:
+        supervisors = [host(cluster, index, tmp_path, min_ranks=4) for index in range(2)]
+        await_file(tmp_path / "fault0")
+        cluster.cut(1)
+        await_server(cluster, 1)
+        cluster.mend(1)
+        for each in supervisors:
+            each.communicate(timeout=120)
+            assert each.returncode == 0
+        assert starts(tmp_path) == [(4, 0), (4, 5)]
+
+
+@pytest.mark.full
+@needs_hosts
+def test_a_host_that_was_cut_off_goes_where_the_others_train(tmp_path: Path) -> None:
+    """The first host has too few ranks to go on; the others go on at the second place, where it then joins them."""
+    job(tmp_path, fault(0, 8, "hang"), fault(0, 300, "await"))
+    with Cluster(3) as cluster:
+        supervisors = [host(cluster, index, tmp_path, hosts=3, min_ranks=4) for index in range(3)]
+        await_file(tmp_path / "fault0")
+        cluster.cut(0)
+        await_that(partial(are_started, tmp_path, 4), "ranks of two hosts")
+        cluster.mend(0)
+        told = [each.communicate(timeout=120)[1] for each in supervisors]
+        assert [each.returncode for each in supervisors] == [0, 0, 0]
+        assert f"goes to 10.77.0.2:{PORT}, where others meet" in told[0]
+        assert [ranks for ranks, _ in starts(tmp_path)] == [6, 4, 6]
 
 
 @pytest.mark.full

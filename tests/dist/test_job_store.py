@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from convmesh.supervise.following import LAUNCHER, PARTING, STACKS
+from convmesh.supervise.pulse import PULSE, SECONDS_CONNECTING, SECONDS_SETTING_UP, Phase, PulseReader
 from convmesh.supervise.world import World, free_port
 
 RANK = """
@@ -46,6 +48,45 @@ def _address(text: str) -> str:
     words = text.partition(":")[0]
     packed = b"".join(struct.pack("=I", int(words[start : start + 8], 16)) for start in range(0, len(words), 8))
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+
+HALF = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, False, timedelta(seconds=60))
+print("met", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_supervisor_knows_that_ranks_have_met_and_only_have_to_connect(tmp_path: Path) -> None:
+    """One comes to the store and then connects to nobody: that has a deadline of minutes, not of a long set-up."""
+    world, reader = World(2, 2, (0, 1), port=free_port()), PulseReader()
+    (tmp_path / "run.toml").write_text('loss = "mse_loss"\nmodel.name = "lenet5"\ndata.source = "digits"\n')
+    command = [sys.executable, "-m", "convmesh", "train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
+    seen, given = [], {LAUNCHER: str(os.getpid()), PARTING: "9", STACKS: "2", PULSE: str(reader.file)}
+    with subprocess.Popen(
+        command,
+        env={**world.environment(0), **given},
+        pass_fds=[reader.file],
+    ) as rank:
+        while reader.read().phase is not Phase.JOINING:
+            assert rank.poll() is None
+        half = subprocess.Popen(
+            [sys.executable, "-c", HALF, str(world.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert half.stdout is not None
+        seen.append(reader.read())
+        assert half.stdout.readline() == "met\n"
+        while reader.read() == seen[-1]:
+            assert rank.poll() is None
+        seen.append(reader.read())
+        rank.kill()
+        half.communicate()
+    reader.close()
+    phases = [(each.phase, each.seconds) for each in seen]
+    assert phases == [(Phase.JOINING, SECONDS_SETTING_UP), (Phase.CONNECTING, SECONDS_CONNECTING)]
 
 
 def ranks(**environment: str) -> list[list[object]]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # A stand-in for ssh -tt HOST LINE: it runs the line here, at a terminal of its own, as sshd does.
 SSH = """
 import os, pty, sys
@@ -36,9 +38,17 @@ def launched(tmp_path: Path, then: str) -> subprocess.Popen[str]:
 def test_every_host_gets_a_supervisor(tmp_path: Path) -> None:
     process = launched(tmp_path, then='[ "$STANDS_FOR" = node1 ] || exit 3')
     said, _ = process.communicate(timeout=300)
-    line = "train run.toml --run runs/run --resume --ranks 2 --hosts 2 --rendezvous node1:29400"
+    line = "train run.toml --run runs/run --resume --ranks 2 --hosts 2 --rendezvous node1:29400,node2:29400"
     assert sorted(said.splitlines()) == [f"node1: node1 runs {line}", f"user@node2: user@node2 runs {line}"]
     assert process.returncode == 3
+
+
+@pytest.mark.parametrize(("reached", "status"), [("exit 0", 0), ("exit 3", 3), ("exit 255", 255)])
+def test_a_host_that_ssh_loses_is_not_the_end(reached: str, status: int, tmp_path: Path) -> None:
+    """The other one may have brought the run to its end."""
+    process = launched(tmp_path, then=f'[ "$STANDS_FOR" = node1 ] && exit 255; {reached}')
+    process.communicate(timeout=300)
+    assert process.returncode == status
 
 
 def test_an_interrupt_reaches_the_supervisors(tmp_path: Path) -> None:

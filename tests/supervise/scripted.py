@@ -91,6 +91,10 @@ def _fails(folder: Path, step: int) -> None:
                     sys.stderr.write("convmesh: told why\n")
                     (_meeting(folder) / "told").touch()
                     sys.exit(int(status))
+                case ["chatter"]:
+                    sys.stdout.writelines(f"line {line}\n" for line in range(200_000))
+                    sys.stdout.flush()
+                    hangs_here()
                 case ["hang"]:
                     hangs_here()
                 case ["await"]:
@@ -142,5 +146,13 @@ if __name__ == "__main__":
         work = Job([sys.executable, "-m", "tests.supervise.scripted", str(place)], place)
         if len(sys.argv) == 2:
             sys.exit(supervise(work, Policy(3, seconds_backoff=1000)))
-        sys.exit(supervise_host(work, Policy(2, seconds_host=4.0, seconds_backoff=1000), sys.argv[2], hosts=2))
+        given = {
+            "hosts": 2,
+            "ranks": 2,
+            "seconds_host": 4.0,
+            "seconds_backoff": 1000,
+            **json.loads("".join(sys.argv[3:]) or "{}"),
+        }
+        hosts = given.pop("hosts")
+        sys.exit(supervise_host(work, Policy(**given), sys.argv[2], hosts))
     train(place, "--resume" in sys.argv)

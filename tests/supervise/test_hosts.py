@@ -1,6 +1,7 @@
 """Supervisors that stand for hosts, of which one is killed and comes back."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from convmesh.supervise import coordinator
+from convmesh.supervise.coordinator import Heritage
 from convmesh.supervise.journal import Journal
 from convmesh.supervise.policy import Policy
 from convmesh.supervise.rendezvous import Rendezvous
@@ -68,6 +70,39 @@ def test_a_host_says_for_which_others_it_waits(
             leader.look()
         assert capsys.readouterr().err == said
     meeting.close()
+
+
+def test_a_new_leader_goes_on_where_hosts_say_that_the_run_has_begun(tmp_path: Path) -> None:
+    """A supervisor that is started again knows nothing of the generations before, nor does one that led none."""
+    policy, token = Policy(2), run_token(tmp_path)
+    for hosts, says in ((1, False), (1, True), (Heritage(1), False), (Heritage(1), True)):
+        meeting = Rendezvous(f"127.0.0.1:{free_port()}", policy, token)
+        if says:
+            meeting.set(coordinator.BEGUN, True)
+        meeting.beat(2, 1)
+        coordinator.Coordinator(meeting, policy, hosts, Telling(tmp_path)).look()
+        assert meeting.get("world/0")["again"] is says
+        meeting.close()
+
+
+def test_a_rank_that_was_killed_is_to_blame_and_not_one_that_crashed_beside_it(tmp_path: Path) -> None:
+    """Before the first step a crash would come again, and ends a run; where connections are opened it may be torch's
+    own word for a neighbour that is gone."""
+    policy = Policy(1, min_ranks=2)
+    place, token = f"127.0.0.1:{free_port()}", run_token(tmp_path)
+    leads, follows = Rendezvous(place, policy, token), Rendezvous(place, policy, token)
+    leader = coordinator.Coordinator(leads, policy, 2, Telling(tmp_path))
+    for each in (leads, follows):
+        each.beat(1, 1)
+    leader.look()
+    for each, status in ((leads, 1), (follows, 128 + signal.SIGKILL)):
+        ended = {"ending": "LOST", "status": status, "ranks": [each.member], "reason": "told"}
+        each.set(f"report/0/{each.member}", {**ended, "step": 0, "step_of_all": 0, "began": -1})
+    leader.look()
+    assert leads.get("end") is None
+    assert leader.waits, "for the ranks of the next generation"
+    follows.close()
+    leads.close()
 
 
 WAITS = "waits for 2 hosts (`--hosts`) and 3 ranks (`--min-ranks`): 1 host with 2 ranks is here"

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from convmesh.supervise.generation import Generation
 from convmesh.supervise.journal import Journal
+from convmesh.supervise.outcome import Ending
 from convmesh.supervise.policy import Policy
 from convmesh.supervise.supervisor import supervise
+from convmesh.supervise.world import World, free_port
 from tests.supervise.scripted import STEPS, fault, job, pids, starts
 
 
@@ -82,6 +85,24 @@ def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert "--max-restarts (=1)" in summary["failed"]
     assert [event["kind"] for event in summary["events"]] == ["lost", "lost", "failed"]
+
+
+def test_what_a_rank_prints_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """Its end is kept: the last lines of a rank that fails are shown."""
+    world = World(2, 2, (0, 1), port=free_port())
+    generation = Generation(world, job(tmp_path, fault(1, 8, "chatter")).command, 60.0)
+    talker = generation.ranks[1]
+    output, most = Path(f"/proc/{talker.pid}/fd/1"), 0
+
+    def is_over() -> bool:
+        nonlocal most
+        most = max(most, output.stat().st_size)
+        return "line 199999\n" in talker.last_words() and output.stat().st_size < 1 << 20
+
+    assert generation.wait(is_over).ending is Ending.ELSEWHERE
+    assert most > 0
+    assert talker.last_words() == "".join(f"line {line}\n" for line in range(199_980, 200_000))
+    generation.close()
 
 
 def started(folder: Path) -> "subprocess.Popen[str]":

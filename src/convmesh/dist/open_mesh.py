@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal
@@ -130,6 +130,11 @@ def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None
 
     The default is NCCL if every rank here has its own GPU, else Gloo; `backend` asks for one of them.
     """
+    join_job(seconds_timeout, backend, lambda: None)
+
+
+def join_job(seconds_timeout: float, backend: Backend | None, have_met: Callable[[], None]) -> None:
+    """`init`, which calls `have_met` when all ranks are at the job's store, and nothing is left but to connect them."""
     _check_backend(backend)
     if dist.is_initialized():
         return
@@ -142,9 +147,10 @@ def init(seconds_timeout: float = 600.0, backend: Backend | None = None) -> None
     timeout = timedelta(seconds=seconds_timeout)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.HashStore() if ranks == 1 else job_store(os.environ, timeout)  # type: ignore[attr-defined]
-    if store is None:
+    if store is None:  # torch lets them meet
         dist.init_process_group(chosen, timeout=timeout)
     else:
+        have_met()
         dist.init_process_group(chosen, store=store, rank=rank, world_size=ranks, timeout=timeout)
     _timeouts[dist.group.WORLD] = timeout
 

@@ -15,8 +15,11 @@ from convmesh.errors import RunError
 from convmesh.jobs.cluster_job import ClusterJob
 from convmesh.supervise.signals import hearing
 
-PORT = 29400
-"""The port on the first host where supervisors meet."""
+PORT, PLACES = 29400, 3
+"""Where supervisors meet: on the first host, and on the next of so many when that is lost."""
+
+_SSH_FAILED = 255
+"""How ssh ends when it cannot reach a host, or loses it: the others may go on without."""
 
 
 def hosts_in(file: Path) -> list[str]:
@@ -35,7 +38,10 @@ def hosts_in(file: Path) -> list[str]:
 
 
 def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequence[str] = ("ssh",)) -> int:
-    """Run the supervisors to their end; return the first status that is not 0. Ctrl-C and SIGTERM reach all of them."""
+    """Run the supervisors to their end; the status is the first that is not 0, if that is a supervisor's.
+
+    Ctrl-C and SIGTERM reach all of them.
+    """
     line = _remote_line(job, hosts, folder)
     started: list[subprocess.Popen[str]] = []
     is_interrupted = threading.Event()
@@ -55,7 +61,8 @@ def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequ
         codes = [process.wait() for process in started]
     for reader in readers:
         reader.join()
-    return next((code for code in codes if code), 0)
+    told = [code for code in codes if code != _SSH_FAILED] or codes
+    return next((code for code in told if code), 0)
 
 
 def _connected(command: Sequence[str]) -> subprocess.Popen[str]:
@@ -73,10 +80,10 @@ def _type_control_c(process: subprocess.Popen[str]) -> None:
 
 
 def _remote_line(job: ClusterJob, hosts: Sequence[str], folder: str) -> str:
-    meeting = hosts[0].rpartition("@")[2]
+    places = ",".join(f"{host.rpartition('@')[2]}:{PORT}" for host in hosts[:PLACES])
     command = [
         "convmesh", *job.command, "--ranks", str(job.ranks), "--hosts", str(len(hosts)),
-        "--rendezvous", f"{meeting}:{PORT}",
+        "--rendezvous", places,
     ]  # fmt: skip
     return f"cd {shlex.quote(folder)} && exec {shlex.join(command)}"
 

@@ -14,8 +14,14 @@ from convmesh.supervise.policy import Policy
 from convmesh.supervise.rendezvous import Rendezvous
 from convmesh.supervise.telling import Telling
 
+_KILLED = 128
+"""Statuses from here on are of ranks that a signal ended; others may have crashed only because of that."""
+
 SECONDS_UNTOLD = 15.0
 """How long to wait for hosts before saying so."""
+
+BEGUN = "begun"
+"""The key of the store under which a host says, before its first beat, that ranks of this run have trained before."""
 
 ENDED, HUNG = "ended", "hung"
 """Why a generation is over: after a hang, every host reports where its ranks are."""
@@ -52,7 +58,7 @@ class Coordinator:
         self._meeting, self._policy, self._telling = rendezvous, policy, telling
         self._patience = Patience(policy)
         self._hosts: dict[int, _Host] = {}
-        self._number, self._wanted, self._is_heir = 0, 0, isinstance(hosts, Heritage)
+        self._number, self._wanted = 0, 0
         if isinstance(hosts, Heritage):
             seconds, self._awaited, self._wanted = policy.seconds_host, hosts.hosts, hosts.wanted
         else:
@@ -70,6 +76,11 @@ class Coordinator:
             self._watch()
         else:
             self._begin()
+
+    @property
+    def waits(self) -> bool:
+        """Whether no ranks run: hosts are awaited."""
+        return not self._members
 
     @property
     def hosts_alive(self) -> int:
@@ -92,7 +103,8 @@ class Coordinator:
             if member not in self._hosts:
                 self._hosts[member] = _Host(self._meeting.get(f"member/{member}")["host"], now)
             host = self._hosts[member]
-            if seen["beats"] != host.beats:
+            was_silent = now - host.since > self._policy.seconds_host
+            if seen["beats"] > host.beats + was_silent:  # the next one may have been on its way since the link was cut
                 host.since = now
                 host.beats, host.slots, host.address, host.port = (
                     seen["beats"], seen["slots"], seen["address"], seen["port"],
@@ -111,7 +123,7 @@ class Coordinator:
         self._members, self._is_over = [(member, host.slots) for member, host in able], False
         first = able[0][1]
         place = {"address": first.address, "port": first.port}
-        again = self._is_heir or self._number > 0
+        again = self._number > 0 or self._meeting.get(BEGUN) is not None
         world = {"hosts": self._members, "wanted": self._wanted, "again": again, **place}
         self._meeting.set(f"world/{self._number}", world)
         self._meeting.set("current", self._number)
@@ -153,7 +165,8 @@ class Coordinator:
 
     def _after_loss(self, failed: list[Outcome], gone: list[str], told: Mapping[int, Any], step: int) -> None:
         guilty = [each for each in failed if each.status != LOST_RANK] or ([] if gone else failed)
-        guilty.sort(key=lambda each: not each.ranks)  # first the hosts whose ranks hold up the others
+        # First hosts whose ranks hold up the others; of those, the ones whose ranks did not end by themselves.
+        guilty.sort(key=lambda each: (not each.ranks, each.status < _KILLED))
         reason = "; ".join([*(f"host {name} is silent" for name in gone), *(each.reason for each in guilty)])
         outcome = Outcome(Ending.HUNG, 1, reason=reason) if gone else guilty[0]
         least = min((each["step_of_all"] for each in told.values()), default=0)

@@ -75,6 +75,8 @@ class Generation:
         deadline = None
         while running := [each for each in self.ranks if each.code is None]:
             wait([each.handle for each in running], self._pause())
+            for each in running:
+                each.shorten_log()
             codes = self._codes()
             if any(code < 0 for code in codes.values()) or is_over():
                 break  # those left have nothing to say
@@ -82,16 +84,19 @@ class Generation:
                 deadline = deadline or time.monotonic() + SECONDS_GRACE
             if deadline and time.monotonic() > deadline:
                 break
-            if not any(codes.values()) and self._is_overdue(running):
-                return self.hang()
+            if not any(codes.values()) and (overdue := self._overdue(running)):
+                return self.hang(max(each.sign.seconds for each in overdue))
         self._show_failures()
         return judged(self._codes())
 
-    def hang(self) -> Outcome:
-        """Ask running ranks where they are: they hang, or ranks of another host that wait for them do."""
+    def hang(self, seconds: float = 0.0) -> Outcome:
+        """Ask those that run where they are: they hang, or ranks of another host do that wait for them.
+
+        `seconds` is how long they might be silent, if that is more than the time-out.
+        """
         seen = witnesses([each for each in self.ranks if each.code is None])
         guilty = tuple(each.rank for each in suspects(seen))
-        return Outcome(Ending.HUNG, 1, guilty, told(seen, self._seconds))
+        return Outcome(Ending.HUNG, 1, guilty, told(seen, max(seconds, self._seconds)))
 
     def _pause(self) -> float:
         return min(_SECONDS_LOOK, self._seconds / _LOOKS)
@@ -100,8 +105,8 @@ class Generation:
         codes = {each.rank: each.code for each in self.ranks}
         return {rank: code for rank, code in codes.items() if code is not None}
 
-    def _is_overdue(self, running: Sequence[RankProcess]) -> bool:
-        return any([each.seconds_overdue(self._seconds) > 0 for each in running])  # noqa: C419  all must be looked at
+    def _overdue(self, running: Sequence[RankProcess]) -> list[RankProcess]:
+        return [each for each in running if each.seconds_overdue(self._seconds) > 0]
 
     def _show_failures(self) -> None:
         """Show what the first failed rank wrote; rank 0 writes to the terminal itself."""

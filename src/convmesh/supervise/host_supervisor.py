@@ -6,7 +6,7 @@ import platform
 import time
 from typing import Any
 
-from convmesh.supervise.coordinator import HUNG, Coordinator, Heritage
+from convmesh.supervise.coordinator import BEGUN, HUNG, Coordinator, Heritage
 from convmesh.supervise.folder_lock import folder_in_use
 from convmesh.supervise.generation import Generation
 from convmesh.supervise.journal import Event
@@ -20,7 +20,8 @@ from convmesh.supervise.slots import Slots
 from convmesh.supervise.telling import Telling
 from convmesh.supervise.world import World
 
-_SECONDS_PAUSE = 0.1
+_SECONDS_PAUSE, _SECONDS_REUNION = 0.1, 5.0
+"""How often to look for a new generation, and, while there is none, for others who meet elsewhere."""
 
 
 class HostSupervisor:
@@ -35,6 +36,9 @@ class HostSupervisor:
         self._port = port_here(self._meeting.address)
         self._generation: Generation | None = None
         self._heritage = Heritage(hosts)
+        self._has_begun = False
+        """Whether there has been a generation."""
+        self._reunites_at = time.monotonic() + _SECONDS_REUNION
         self._signal = 0
 
     def _coordinating(self, hosts: int | Heritage) -> Coordinator | None:
@@ -63,6 +67,8 @@ class HostSupervisor:
         """Meet elsewhere. Of hosts that cannot reach each other, the one whose ranks have the run folder goes on."""
         self._meeting.move(lambda: not folder_in_use(self._job.folder))
         self._port = port_here(self._meeting.address)
+        if self._has_begun:
+            self._meeting.set(BEGUN, True)
         heritage = self._heritage
         self._coordinator = self._coordinating(heritage)
         if self._coordinator is not None:
@@ -89,6 +95,17 @@ class HostSupervisor:
         self._meeting.beat(0 if self._signal else len(self._slots.ready()), self._port)
         if self._coordinator is not None:
             self._coordinator.look()
+            self._reunite(self._coordinator)
+
+    def _reunite(self, coordinator: Coordinator) -> None:
+        """Hosts that could not reach each other may meet at two places, and each wait for the others."""
+        now = time.monotonic()
+        if not coordinator.waits:
+            self._reunites_at = now + _SECONDS_REUNION
+        elif now >= self._reunites_at:
+            if place := self._meeting.give_way():
+                self._telling.say(f"goes to {place}, where others meet")
+            self._reunites_at = time.monotonic() + _SECONDS_REUNION
 
     def _await_world(self, number: int) -> Any:
         """The next generation, or None at the end."""
@@ -101,6 +118,7 @@ class HostSupervisor:
 
     def _take_part(self, number: int, world: Any) -> None:
         """Run this host's ranks of a generation, or wait for the next one if it has none."""
+        self._has_begun = True
         ranks = dict(world["hosts"]).get(self._meeting.member, 0)
         if ranks:
             self._run_ranks(number, world, ranks)

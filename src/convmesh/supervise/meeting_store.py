@@ -58,21 +58,37 @@ class _Strangers:
 
 
 class StoreServer:
-    """Serves from its constructor until the process ends, with a thread for each client."""
+    """Serves from its constructor until `close` or the end of the process, each client in a thread of its own."""
 
     def __init__(self, listener: socket.socket, token: RunToken) -> None:
         self._listener, self._token, self._lock = listener, token, threading.Lock()
         self._strangers = _Strangers()
         self._values: dict[str, Any] = {}
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._connections: set[socket.socket] = set()
+        self._is_closed = False
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def close(self) -> socket.socket:
+        """Hang up on all. The listener keeps its address, but listens no longer; another server may have it."""
+        self._is_closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # it has hung up itself
+                    connection.shutdown(socket.SHUT_RDWR)
+        return self._listener
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # the client has left already, or no file is free: go on serving those that are here
                 time.sleep(_SECONDS_PAUSE)
                 continue
+            with self._lock:
+                self._connections.add(connection)
             self._strangers.arrive(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -80,10 +96,11 @@ class StoreServer:
         """Serve until the client leaves, or sends something that is not a question."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError), connection:
             lines = connection.makefile("rb")
-            if not self._is_of_this_run(connection, lines):
-                return
-            while line := lines.readline(_MOST_BYTES):
+            is_member = self._is_of_this_run(connection, lines)
+            while is_member and (line := lines.readline(_MOST_BYTES)):
                 _send(connection, self._answer(json.loads(line)))
+        with self._lock:
+            self._connections.discard(connection)
 
     def _is_of_this_run(self, connection: socket.socket, lines: IO[bytes]) -> bool:
         """Have the client prove itself, in time; then prove ourselves."""

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from convmesh.errors import RunError
-from convmesh.supervise.meeting_store import OtherTokenError, StoreClient, StoreServer
+from convmesh.supervise.meeting_store import OtherTokenError, StoreClient, StoreLostError, StoreServer
 from convmesh.supervise.run_token import VARIABLE, RunToken
-
-SECONDS_START = 60.0
-"""How long to wait at the start for each earlier place."""
 
 _SECONDS_PROBE, _SECONDS_PAUSE = 2.0, 0.25
 
@@ -50,7 +47,8 @@ class Places:
         self._places = [_parsed(each) for each in endpoints.split(",")]
         self._sockets = {index: found for index, place in enumerate(self._places) if (found := _bound(place))}
         self._own = min(self._sockets, default=len(self._places))
-        """The first one on this host."""
+        """The first that is on this host."""
+        self._server: StoreServer | None = None
         self.current = -1
 
     def __len__(self) -> int:
@@ -62,7 +60,7 @@ class Places:
         while True:
             silences: dict[int, Silence] = {}
             for place in range(len(self._places)):
-                found = self._probe(place)
+                found = self._probe(place, self._seconds_call)
                 if isinstance(found, StoreClient):
                     self.current = place
                     return found, False
@@ -77,6 +75,30 @@ class Places:
                 raise RunError(f"`--rendezvous` (={self.endpoints!r}): nobody answers there{why}.")
             time.sleep(_SECONDS_PAUSE)
 
+    def elsewhere(self, is_at_work: Callable[[StoreClient], bool]) -> str:
+        """For a supervisor that serves and has no work: the place of others that it should join, or nothing.
+
+        Of two that both wait, the earlier place stays, so that they do not change places.
+        """
+        for place, (host, port) in enumerate(self._places):
+            if place != self.current and self._is_better(place, is_at_work):
+                return f"{host}:{port}"
+        return ""
+
+    def _is_better(self, place: int, is_at_work: Callable[[StoreClient], bool]) -> bool:
+        with contextlib.suppress(RunError, StoreLostError):  # one of another run is none of ours
+            found = self._probe(place, _SECONDS_PROBE)
+            if isinstance(found, StoreClient):
+                with contextlib.closing(found):
+                    return place < self.current or is_at_work(found)
+        return False
+
+    def give_way(self) -> None:
+        """Serve no longer. Those who have met here lose the store, this supervisor too, and find the other place."""
+        if self._server is not None:
+            self._sockets[self.current] = self._server.close()
+            self._server = None
+
     def close(self) -> None:
         """Release this host's places to others, except one that serves."""
         while self._sockets:
@@ -87,8 +109,8 @@ class Places:
         before = (patience.of(place, silence) for place, silence in silences.items() if place < self._own)
         return self._own in self._sockets and waited >= sum(before)
 
-    def _probe(self, place: int) -> StoreClient | Silence:
-        try:  # it must answer, too: a stopped process still accepts connections
+    def _probe(self, place: int, seconds_call: float) -> StoreClient | Silence:
+        try:  # it must answer, too: a process that is stopped has connections
             client = StoreClient(self._places[place], self._token, _SECONDS_PROBE, _SECONDS_PROBE)
         except OtherTokenError as error:
             raise RunError(
@@ -99,13 +121,13 @@ class Places:
             return Silence.REFUSES
         except OSError:
             return Silence.SILENT
-        client.wait_at_most(self._seconds_call)
+        client.wait_at_most(seconds_call)
         return client
 
     def _serve(self) -> StoreClient | None:
         with contextlib.suppress(OSError):  # another supervisor on this host was first
             self._sockets[self._own].listen()
-            StoreServer(self._sockets.pop(self._own), self._token)
+            self._server = StoreServer(self._sockets.pop(self._own), self._token)
             self.current = self._own
             return StoreClient(self._places[self._own], self._token, _SECONDS_PROBE, self._seconds_call)
         return None

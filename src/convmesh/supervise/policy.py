@@ -8,6 +8,9 @@ from pathlib import Path
 
 from convmesh.supervise.slots import SECONDS_BACKOFF
 
+SECONDS_START = 60.0
+"""How long a supervisor waits at the start for places to meet at that come before its own."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -22,7 +25,8 @@ class Policy:
     seconds_timeout: float = 600.0
     seconds_backoff: float = SECONDS_BACKOFF
     seconds_host: float = 20.0
-    """A host that is silent for longer counts as lost."""
+    """After this time a silent host counts as lost."""
+    seconds_start: float = SECONDS_START
 
 
 @dataclass(frozen=True)

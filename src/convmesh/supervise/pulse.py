@@ -23,6 +23,9 @@ PULSE = "CONVMESH_PULSE"
 SECONDS_SETTING_UP = 900.0
 """For a phase before the first step is done: searching for a plan, the first pass, loading a checkpoint."""
 
+SECONDS_CONNECTING = 120.0
+"""For ranks that have all met to open connections: Gloo itself waits for five times a job's time-out."""
+
 SECONDS_SAVING = 2000.0
 """For a checkpoint, whose writers have their own time-out."""
 
@@ -39,13 +42,15 @@ class Phase(IntEnum):
 
     STARTING = 0
     JOINING = 1
-    SETTING_UP = 2
-    """From here on the run folder belongs to this run."""
-    TRAINING = 3
+    CONNECTING = 2
+    """All ranks have started and met."""
+    SETTING_UP = 3
+    """From here on the run folder is this run's own."""
+    TRAINING = 4
     """From here on there is something to save when a run is told to stop."""
-    EVALUATING = 4
-    SAVING = 5
-    ENDING = 6
+    EVALUATING = 5
+    SAVING = 6
+    ENDING = 7
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")

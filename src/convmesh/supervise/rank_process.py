@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -21,7 +22,8 @@ from convmesh.supervise.world import World
 _SECONDS_STACKS, _SECONDS_PAUSE = 10.0, 0.1
 """How long a rank may take to show its stacks, and how long it may pause while writing them on a busy machine."""
 
-_LINES = 20
+_LINES, _BYTES_TAIL, _BYTES_LOG = 20, 1 << 16, 1 << 20
+"""The last lines that are shown, where to look for them, and how long what a rank wrote may become."""
 
 
 class RankProcess:
@@ -31,7 +33,7 @@ class RankProcess:
         self.rank, self.slot = world.first + index, world.slots[index]
         self._pulse = PulseReader()
         self._stacks: IO[str] = _file()
-        self._log = _file() if self.rank else None
+        self._log = _appended() if self.rank else None
         files = {PULSE: self._pulse.file, STACKS: self._stacks.fileno()}
         typed = json.dumps(sys.argv)
         shared = {LAUNCHER: os.getpid(), WANTED: world.wanted, PARTING: _parting(world), TYPED: typed, **files}
@@ -98,8 +100,14 @@ class RankProcess:
         """The end of what a rank wrote, unless it is rank 0, which writes to the terminal itself."""
         if self._log is None:
             return ""
-        self._log.seek(0)
-        return "".join(self._log.readlines()[-_LINES:])
+        return "".join(_tail(self._log).decode(errors="replace").splitlines(keepends=True)[-_LINES:])
+
+    def shorten_log(self) -> None:
+        """Keep the end of what the rank wrote: one that tells of every step must not fill the disk."""
+        if self._log is not None and os.fstat(self._log.fileno()).st_size > _BYTES_LOG:
+            end = _tail(self._log)
+            os.ftruncate(self._log.fileno(), 0)
+            os.write(self._log.fileno(), end)
 
     def close(self) -> None:
         """End it, if it runs, and free what it used."""
@@ -115,6 +123,18 @@ class RankProcess:
 def _parting(world: World) -> int:
     """How ranks end with their supervisor: after saving, unless that would stop the ranks of other hosts too."""
     return int(signal.SIGKILL if world.has_other_hosts else signal.SIGTERM)
+
+
+def _appended() -> IO[str]:
+    """A file to whose end every process writes, wherever that is now."""
+    file = _file()
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+    return file
+
+
+def _tail(file: IO[str]) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _BYTES_TAIL, max(0, size - _BYTES_TAIL))
 
 
 def _file() -> IO[str]:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from convmesh.supervise.meeting_store import StoreLostError
-from convmesh.supervise.places import SECONDS_START, Places, Waiting
+from convmesh.supervise.meeting_store import StoreClient, StoreLostError
+from convmesh.supervise.places import Places, Waiting
 from convmesh.supervise.policy import Policy
 from convmesh.supervise.run_token import RunToken
 from convmesh.supervise.world import LOOPBACK, free_port
@@ -28,7 +28,7 @@ class Rendezvous:
     def __init__(self, endpoints: str, policy: Policy, token: RunToken) -> None:
         self._policy = policy
         self._places = Places(endpoints, token, policy.seconds_host)
-        self._join(Waiting(SECONDS_START, SECONDS_START * len(self._places)), lambda: True)
+        self._join(Waiting(policy.seconds_start, policy.seconds_start * len(self._places)), lambda: True)
 
     def move(self, may_serve: Callable[[], bool]) -> None:
         """Meet again after the store was lost: where it was if it answers again, else at a later place."""
@@ -36,6 +36,13 @@ class Rendezvous:
         seconds = self._policy.seconds_host
         most = max(self._policy.seconds_timeout, 2 * seconds * len(self._places)) if len(self._places) > 1 else seconds
         self._join(Waiting(seconds, most, self._places.current), may_serve)
+
+    def give_way(self) -> str:
+        """If this supervisor serves, and others meet elsewhere: give the store up; where they do, or nothing."""
+        place = self._places.elsewhere(_is_at_work)
+        if place:
+            self._places.give_way()
+        return place
 
     def _join(self, patience: Waiting, may_serve: Callable[[], bool]) -> None:
         self._store, self.serves = self._places.find(patience, may_serve)
@@ -72,6 +79,12 @@ class Rendezvous:
             while self.serves and left < hosts and time.monotonic() < end:
                 time.sleep(0.05)
                 left = self.add("left", 0)
+
+
+def _is_at_work(store: StoreClient) -> bool:
+    """Whether ranks run that its coordinator has started."""
+    number = store.get("current")
+    return number is not None and store.get(f"over/{number}") is None
 
 
 def port_here(address: str) -> int:

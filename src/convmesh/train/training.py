@@ -9,10 +9,11 @@ from typing import Any
 import torch.distributed as dist
 
 from convmesh.asynchronous.async_weights import AsyncWeights
-from convmesh.dist import init, open_mesh
+from convmesh.dist import open_mesh
+from convmesh.dist.open_mesh import join_job
 from convmesh.layout import Mesh
 from convmesh.profiling.session import ProfileSession
-from convmesh.supervise.pulse import SECONDS_ENDING, SECONDS_SETTING_UP, Phase, pulse
+from convmesh.supervise.pulse import SECONDS_CONNECTING, SECONDS_ENDING, SECONDS_SETTING_UP, Phase, pulse
 from convmesh.train.async_loop import AsyncLoop
 from convmesh.train.circumstances import circumstances
 from convmesh.train.config_files import changes, resolved_text
@@ -26,7 +27,7 @@ from convmesh.train.trainer import Intervals, Trainer
 
 def train_run(config: RunConfig, folder: Path, resume: bool = False) -> tuple[dict[str, Any], int]:
     """Train as `config` says, on the ranks of this job; the summary, and the signal that ended it early or 0."""
-    init(_seconds_waiting(config))
+    join_job(_seconds_waiting(config), None, lambda: pulse().beat(Phase.CONNECTING, seconds=SECONDS_CONNECTING))
     place = open_place(folder, resume)
     pulse().beat(Phase.SETTING_UP, seconds=SECONDS_SETTING_UP)
     try:

@@ -44,6 +44,29 @@ def test_a_type_without_its_name_is_not_ignored(mesh: Mesh, name: str, check: Ch
     check(SplitCase(fn, mesh, ((4, 3, 4),), dtype=torch.float32, cuts=(cut_of(mesh),)))
 
 
+def spread_and_mean(x: Any, name: str, rest: tuple[Any, ...]) -> Any:
+    return getattr(torch, name)(x, *rest)
+
+
+@on_two_ranks
+@pytest.mark.parametrize("name", ["var_mean", "std_mean"])
+@pytest.mark.parametrize("rest", [(False,), (True,), (1, False), ((0, 2), True, True)], ids=str)
+def test_options_of_spreads_come_without_names(mesh: Mesh, name: str, rest: tuple[Any, ...], check: Check) -> None:
+    check(SplitCase(partial(spread_and_mean, name=name, rest=rest), mesh, ((4, 3, 4),), cuts=(cut_of(mesh),)))
+
+
+def cosines(x: Any, y: Any, dim: int) -> Any:
+    # A vector that repeats one value has no gradient of its own to compare.
+    return F.cosine_similarity(x, y, dim) + x.sum(dim, keepdim=True).mean() + y.mean()
+
+
+@on_two_ranks
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_vectors_that_broadcast_are_compared(mesh: Mesh, dim: int, check: Check) -> None:
+    cuts = ({2: "height"}, {2: "height"}) if "height" in mesh.axes else ({0: "data"}, {})
+    check(SplitCase(partial(cosines, dim=dim), mesh, ((4, 1, 4), (1, 3, 4)), cuts=cuts))
+
+
 def taken(x: Any, shape: tuple[int, ...], dim: int | None, named: bool) -> Any:
     indices = torch.arange(torch.Size(shape).numel()).reshape(shape) % 4
     return torch.take_along_dim(x, indices=indices, dim=dim) if named else torch.take_along_dim(x, indices, dim)

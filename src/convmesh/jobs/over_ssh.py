@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -44,19 +45,26 @@ def start_over_ssh(job: ClusterJob, hosts: Sequence[str], folder: str, ssh: Sequ
     """
     line = _remote_line(job, hosts, folder)
     started: list[subprocess.Popen[str]] = []
-    is_interrupted = threading.Event()
+    heard, typed = 0, Counter[int]()
+
+    def pass_on() -> None:
+        for process in started:
+            while typed[process.pid] < heard:
+                typed[process.pid] += 1
+                _type_control_c(process)
 
     def interrupt(number: int) -> None:
+        nonlocal heard
         del number
-        is_interrupted.set()
-        for process in started:
-            _type_control_c(process)
+        heard += 1
+        pass_on()
 
     with hearing(interrupt):  # from before the first is started: none may be left running alone
         for host in hosts:
-            if is_interrupted.is_set():
+            if heard:
                 break
             started.append(_connected([*ssh, "-tt", host, line]))
+            pass_on()  # what was heard while this one was being started
         readers = [_shown(process, host) for process, host in zip(started, hosts, strict=False)]
         codes = [process.wait() for process in started]
     for reader in readers:

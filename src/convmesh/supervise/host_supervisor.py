@@ -138,6 +138,8 @@ class HostSupervisor:
             self._meeting.address, True,
         )  # fmt: skip
         group = self._generation = Generation(here, self._job.line(world["again"]), self._policy.seconds_timeout)
+        if self._signal:  # heard while the ranks were being started
+            group.stop(self._signal)
         try:
             outcome = group.wait(lambda: self._is_over(number, group))
             if outcome.ending is Ending.ELSEWHERE and self._meeting.get(f"over/{number}") == HUNG:

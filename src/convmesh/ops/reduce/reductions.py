@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,14 +94,17 @@ def std(x: Sharded, *args: Any, **kwargs: Any) -> Sharded:
     return squared.like(squared.local.masked_fill(zero, 1).sqrt().masked_fill(zero, 0))
 
 
-@reduces(torch.var_mean)
-def var_mean(x: Sharded, dim: Dims = None, *args: Any, keepdim: bool = False, **kwargs: Any) -> tuple[Sharded, Sharded]:
-    return var(x, dim, *args, keepdim=keepdim, **kwargs), mean(x, dim, keepdim)
+def _register_with_mean(function: Callable[..., Any], spread: Callable[..., Any]) -> None:
+    @reduces(function)
+    def split(
+        x: Sharded, dim: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **options: Any
+    ) -> tuple[Any, Any]:
+        of_mean = None if isinstance(dim, bool) else dim
+        return spread(x, dim, unbiased, keepdim, **options), mean(x, of_mean, keepdim)
 
 
-@reduces(torch.std_mean)
-def std_mean(x: Sharded, dim: Dims = None, *args: Any, keepdim: bool = False, **kwargs: Any) -> tuple[Sharded, Sharded]:
-    return std(x, dim, *args, keepdim=keepdim, **kwargs), mean(x, dim, keepdim)
+_register_with_mean(torch.var_mean, var)
+_register_with_mean(torch.std_mean, std)
 
 
 @reduces(torch.prod, _T.prod)

@@ -173,13 +173,22 @@ def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: T
     group = mesh.everyone
     sent, received = [_real(buffer) for buffer in sent], [_real(buffer) for buffer in received]
     incoming, outgoing = zip(route.receives, received, strict=True), list(zip(route.sends, sent, strict=True))
-    ops = [dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group) for m, buffer in incoming]
-    ops += [dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group) for m, buffer in outgoing]
+    works, ops = [], []
+    for m, buffer in incoming:
+        if line := mesh.line(m.peer, buffer.nbytes):
+            works.append(line.receive("neighbour", buffer))
+        else:
+            ops.append(dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group))
+    for m, buffer in outgoing:
+        if line := mesh.line(m.peer, buffer.nbytes):
+            works.append(line.send("neighbour", buffer))
+        else:
+            ops.append(dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group))
     for message, buffer in outgoing:
         mesh.traffic.record("neighbour", buffer.nbytes, axes, message.peer)
     if not outgoing:
         mesh.traffic.joined("neighbour", axes)
-    return dist.batch_isend_irecv(ops)
+    return works + dist.batch_isend_irecv(ops) if ops else works
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ Store = Any
 _SECONDS_PAUSE, _SECONDS_LOOK, _SECONDS_MOST = 0.001, 1.0, 30.0
 """The first pause of a rank that waits, when it first looks around, and at most how long between two looks."""
 
-_TIMEOUT = timedelta(minutes=30)
+NO_TIMEOUT = timedelta(minutes=30)
 """Of jobs that name none; torch has it for Gloo."""
 
 _WAITING, _REFUSED = "convmesh/waiting", "convmesh/refused"
@@ -70,7 +70,7 @@ def meet(members: tuple[int, ...], opens: str, timeout: timedelta | None) -> Non
     if arrived == len(everyone):
         store.add(_WAITING, -1)
         store.set(f"{gate}/open", "")
-    _wait(store, claim, _TIMEOUT if timeout is None else timeout)
+    _wait(store, claim, NO_TIMEOUT if timeout is None else timeout)
     _met[job, everyone] = number + 1
 
 

@@ -198,22 +198,26 @@ def test_another_message_than_the_expected_one_is_an_error(what: str, count: int
         there.receive("rows", torch.empty(3)).wait()
 
 
-def a_stranger_calls() -> list[bool]:
-    """While rank 0 listens, somebody without its secret connects, and is turned away."""
+def a_stranger_calls(greeting: bytes) -> list[bool]:
+    """While ranks listen, somebody without their secret connects, and is turned away."""
     real = socket.socket.listen
+    strangers: list[socket.socket] = []
 
     def listen(self: socket.socket, backlog: int) -> None:
         real(self, backlog + 1)
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        stranger.connect(self.getsockname())
-        stranger.sendall((1).to_bytes(8, "little") + bytes(16))
+        strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        strangers[-1].connect(self.getsockname())
+        strangers[-1].sendall(greeting)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "listen", listen)
         mesh = cm.open_mesh(cm.Mesh(height=2))
     small_sum(mesh)
+    for stranger in strangers:
+        stranger.close()
     return [mesh.line(rank, 1) is not None for rank in range(2)]
 
 
-def test_who_does_not_know_the_secret_is_turned_away() -> None:
-    assert run_ranks(2, a_stranger_calls) == [[False, True], [True, False]]
+@pytest.mark.parametrize("greeting", [(1).to_bytes(8, "little") + bytes(16), b"hello", b""], ids=str)
+def test_who_does_not_know_the_secret_is_turned_away(greeting: bytes) -> None:
+    assert run_ranks(2, a_stranger_calls, greeting) == [[False, True], [True, False]]

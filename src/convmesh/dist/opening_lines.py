@@ -25,7 +25,7 @@ from convmesh.errors import MeshError
 VARIABLE = "CONVMESH_HOST_LINES"
 """Environment variable; 0 leaves all messages of this rank to Gloo."""
 
-_BYTES_SECRET, _SECONDS_GREETING = 16, 10.0
+_BYTES_SECRET = 16
 
 _open: dict[object, dict[int, HostLine]] = {}
 """By job and rank of the job: meshes over the same ranks share lines."""
@@ -102,22 +102,30 @@ def _greeting(rank: int, secret: bytes) -> bytes:
 
 
 def _answered(listener: socket.socket, callers: set[int], secret: bytes) -> dict[int, socket.socket]:
-    """The connections of ranks that are known to have called; others are closed."""
-    listener.settimeout(_SECONDS_GREETING)
+    """The connections of ranks that are known to have called and to have sent their greeting; others are closed."""
+    listener.setblocking(False)
     found: dict[int, socket.socket] = {}
     while set(found) < callers:
         try:
             connection = listener.accept()[0]
-            connection.settimeout(_SECONDS_GREETING)
-            greeting = connection.recv(8 + _BYTES_SECRET)
         except OSError as error:
             raise MeshError(f"rank {dist.get_rank()} lost a rank of its host while they connected: {error}") from error
-        rank = int.from_bytes(greeting[:8], "little")
-        if rank in callers - set(found) and hmac.compare_digest(greeting[8:], secret):
+        rank = _greeted(connection, secret)
+        if rank in callers - set(found):
             found[rank] = connection
         else:
             connection.close()
     return found
+
+
+def _greeted(connection: socket.socket, secret: bytes) -> int:
+    """The rank that has called; -1 for a stranger."""
+    connection.setblocking(False)
+    try:
+        greeting = connection.recv(8 + _BYTES_SECRET)
+    except OSError:
+        return -1
+    return int.from_bytes(greeting[:8], "little") if hmac.compare_digest(greeting[8:], secret) else -1
 
 
 def _close(besides: object = None) -> None:

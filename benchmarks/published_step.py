@@ -109,7 +109,7 @@ def _spread(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    print(f"{datetime.date.today()}, {machine()}, 2 ranks × 1 thread over Gloo\n")
+    print(f"{datetime.date.today()}, {machine()}, 2 ranks × 1 thread over Gloo and lines\n")
     for batch in map(int, sys.argv[1:] or BATCHES):
         found = run_ranks(2 * len(RIVALS), measure, batch, seconds_timeout=900)[0]
         print(f"### {batch} images\n\n{table(found)}\n", flush=True)

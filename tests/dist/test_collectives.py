@@ -128,8 +128,8 @@ def test_weights_of_several_types_each_get_their_sum(pools: Pools) -> None:
 
 
 def reduction_order(dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
-    """The types of the sums in the order of backward."""
-    mesh = opened(Mesh(width=2))
+    """The types of the sums in the order of backward, over ranks whose sums the backend carries."""
+    mesh = opened(Mesh(width=3))
     dtypes_summed: list[torch.dtype] = []
     real = dist.all_reduce
 
@@ -148,7 +148,7 @@ def reduction_order(dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
 def test_only_the_call_decides_the_order_in_which_gradients_are_summed(pools: Pools) -> None:
     """Processes hash types differently, so the order of a set would pair a float32 sum with a float64 sum."""
     for dtypes in itertools.permutations([torch.float64, torch.float32, torch.bfloat16]):
-        assert pools[2].run(reduction_order, dtypes) == [list(dtypes[::-1])] * 2
+        assert pools[3].run(reduction_order, dtypes) == [list(dtypes[::-1])] * 3
 
 
 def unused_copy() -> float:

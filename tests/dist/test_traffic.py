@@ -1,4 +1,4 @@
-"""Counted bytes equal those of the plan and those passed to torch."""
+"""Counted bytes equal those of the plan and those passed to torch, or to the lines between ranks of a host."""
 
 import sys
 from collections import Counter
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convmesh.dist import Traffic, copy_over, exchange, sum_over
+from convmesh.dist.host_lines import HostLine, Passage
 from convmesh.dist.traffic import all_reduce_bytes
 from convmesh.layout import Layout, Mesh
 from convmesh.layout.maps import Same
@@ -28,14 +29,19 @@ EXCHANGE = sys.modules["convmesh.dist.exchange"]
 
 @contextmanager
 def spying() -> Iterator[Counter[str]]:
-    """Bytes of the buffers passed to torch.distributed inside the block, less what stays on this rank."""
+    """Bytes of the buffers passed to torch.distributed and to lines inside the block, less what stays on this rank."""
     handed: Counter[str] = Counter()
+    send = HostLine.send
     point_to_point, all_to_all, gather = dist.P2POp, dist.all_to_all_single, vars(EXCHANGE)["_gather_equal"]
 
     def spy_point_to_point(op: Any, buffer: torch.Tensor, *args: Any) -> Any:
         if op is dist.isend:
             handed["neighbour"] += buffer.nbytes
         return point_to_point(op, buffer, *args)
+
+    def spy_send(line: HostLine, what: str, buffer: torch.Tensor) -> Passage:
+        handed[what] += buffer.nbytes
+        return send(line, what, buffer)
 
     def spy_all_to_all(output: torch.Tensor, buffer: torch.Tensor, outs: Any, ins: list[int], **kwargs: Any) -> Any:
         own = ins[dist.get_group_rank(kwargs["group"], dist.get_rank())]
@@ -48,6 +54,7 @@ def spying() -> Iterator[Counter[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "P2POp", spy_point_to_point)
+        patch.setattr(HostLine, "send", spy_send)
         patch.setattr(dist, "all_to_all_single", spy_all_to_all)
         patch.setattr(EXCHANGE, "_gather_equal", spy_gather)
         yield handed

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from convmesh.dist.host_lines import HostLine, LineSum
 from convmesh.dist.launching import Flying, Launched, Tensors, launch
 from convmesh.dist.open_mesh import OpenMesh
 from convmesh.dist.traffic import all_reduce_bytes
@@ -60,7 +61,18 @@ class Reduction:
 def _post_sum(mesh: OpenMesh, axes: Axes, bytes_sent: int, op: Any, sent: Tensors, received: Tensors) -> list[Any]:
     del received  # in place
     mesh.traffic.record("all_reduce", bytes_sent, axes)
+    line = _line_of_two(mesh, axes, sent[0]) if op == dist.ReduceOp.SUM else None
+    if line is not None:
+        return [LineSum(line, f"sum over {axes}", sent[0])]
     return [dist.all_reduce(sent[0], op, group=mesh.group(axes), async_op=True)]
+
+
+def _line_of_two(mesh: OpenMesh, axes: Axes, buffer: torch.Tensor) -> HostLine | None:
+    """The line to the only other rank; the sum of more has an order, which is the backend's to choose."""
+    if mesh.mesh.extent(axes) != 2 or buffer.dtype == torch.bool:
+        return None
+    (other,) = (rank for rank in mesh.mesh.group(axes, mesh.rank) if rank != mesh.rank)
+    return mesh.line(other, buffer.nbytes)
 
 
 def all_reduce(tensor: torch.Tensor, mesh: OpenMesh, axes: Axes, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:

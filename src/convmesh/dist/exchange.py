@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,12 +16,25 @@ from convmesh.dist.wire import add, put, settled, take
 from convmesh.kernels.memory_format import empty_like_format
 from convmesh.layout import ExchangePlan, Region, Route
 from convmesh.layout.exchange_plan import Carrier
+from convmesh.layout.layout import LAYOUTS_KEPT
 from convmesh.private_torch.tensor_internals import is_view
 
 # torch 2.13 renamed the collective and warns about the name that 2.11 has.
 _gather_equal = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 Arrived = list[tuple[Region, torch.Tensor]]
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def place_of(inner: Region, outer: Region) -> Region:
+    """`inner` in the compact indices of `outer`; kept, as every step asks for the same ones."""
+    return inner.within(outer)
+
+
+@lru_cache(maxsize=LAYOUTS_KEPT)
+def common_of(a: Region, b: Region) -> Region:
+    """The indices that both have; kept likewise."""
+    return a.intersect(b)
 
 
 class PendingExchange:
@@ -85,16 +98,16 @@ class Pieces:
                 return tensor
         common = []
         for held, tensor in self.pieces:
-            shared = held.intersect(region)
+            shared = common_of(held, region)
             if shared == region:
-                return take(tensor, region.within(held))
+                return take(tensor, place_of(region, held))
             common.append((shared, held, tensor))
         out = empty_like_format(region.shape, self.pieces[0][1] if self.pieces else self.like)
         if sum(shared.size for shared, _, _ in common) < region.size:
             out.zero_()
         for shared, held, tensor in common:
             if shared.size:
-                put(out, shared.within(region), take(tensor, shared.within(held)))
+                put(out, place_of(shared, region), take(tensor, place_of(shared, held)))
         return out
 
     def flat(self, region: Region) -> torch.Tensor:
@@ -113,7 +126,7 @@ class Pieces:
         """Where a region's run is received: in place if that is one run of memory too, else in a buffer."""
         if self._target is not None and device == self._target[1].device:
             frame, target = self._target
-            place = take(target, region.within(frame))
+            place = take(target, place_of(region, frame))
             place = place.movedim(1, -1) if self._channels_last else place
             if place.is_contiguous() and place.numel() == region.size:
                 return place.view(-1)
@@ -173,13 +186,22 @@ def _post_neighbour(mesh: OpenMesh, route: Route, axes: tuple[str, ...], sent: T
     group = mesh.everyone
     sent, received = [_real(buffer) for buffer in sent], [_real(buffer) for buffer in received]
     incoming, outgoing = zip(route.receives, received, strict=True), list(zip(route.sends, sent, strict=True))
-    ops = [dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group) for m, buffer in incoming]
-    ops += [dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group) for m, buffer in outgoing]
+    works, ops = [], []
+    for m, buffer in incoming:
+        if line := mesh.line(m.peer, buffer.nbytes):
+            works.append(line.receive("neighbour", buffer))
+        else:
+            ops.append(dist.P2POp(dist.irecv, buffer, mesh.world_rank(m.peer), group))
+    for m, buffer in outgoing:
+        if line := mesh.line(m.peer, buffer.nbytes):
+            works.append(line.send("neighbour", buffer))
+        else:
+            ops.append(dist.P2POp(dist.isend, buffer, mesh.world_rank(m.peer), group))
     for message, buffer in outgoing:
         mesh.traffic.record("neighbour", buffer.nbytes, axes, message.peer)
     if not outgoing:
         mesh.traffic.joined("neighbour", axes)
-    return dist.batch_isend_irecv(ops)
+    return works + dist.batch_isend_irecv(ops) if ops else works
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:
@@ -268,8 +290,8 @@ def accumulate(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: 
 
 
 def add_arrived(mesh: OpenMesh, plan: ExchangePlan, grad: torch.Tensor, arrived: Arrived) -> None:
-    """Add what others computed to this rank's gradient of the held region, in place."""
-    placed = [(region.within(plan.held), values) for region, values in arrived]
+    """Add what others found to this rank's gradient of the held region, in place."""
+    placed = [(place_of(region, plan.held), values) for region, values in arrived]
     if mesh.is_dry:
         add_all(mesh.traffic, grad, placed)
         return
@@ -305,8 +327,8 @@ class Fetching:
             return self._payload.gather(plan.frame)
         kept = plan.forward.kept
         if kept is not None:
-            put(out, kept.within(plan.frame), take(self._local, kept.within(plan.held)))
-        arrived = [(region.within(plan.frame), values) for region, values in self._transfer.wait()]
+            put(out, place_of(kept, plan.frame), take(self._local, place_of(kept, plan.held)))
+        arrived = [(place_of(region, plan.frame), values) for region, values in self._transfer.wait()]
         if self._mesh.is_dry:
             put_all(self._mesh.traffic, out, arrived)
             return out

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from convmesh.dist.host_lines import send_on_while
 from convmesh.errors import LostRankError
 
 Posted = TypeVar("Posted")
@@ -23,6 +24,7 @@ _SOURCE = re.compile(r"^\[\S+\] ")
 def await_work(work: Any) -> None:
     """Wait for one of torch's handles. It fails only because of the other end of the transfer."""
     try:
+        send_on_while(work)
         work.wait()
     except RuntimeError as error:
         raise _lost(error) from error

@@ -27,8 +27,8 @@ Store = Any
 _SECONDS_PAUSE, _SECONDS_LOOK, _SECONDS_MOST = 0.001, 1.0, 30.0
 """A waiting rank's first pause, when it first looks around, and the longest time between two looks."""
 
-_TIMEOUT = timedelta(minutes=30)
-"""For jobs that name none: torch's own for Gloo."""
+NO_TIMEOUT = timedelta(minutes=30)
+"""Of jobs that name none; torch has it for Gloo."""
 
 _WAITING, _REFUSED = "convmesh/waiting", "convmesh/refused"
 """Counts of the sets of ranks being waited for, and of failed calls: at one and none there is no circle."""
@@ -70,7 +70,7 @@ def meet(members: tuple[int, ...], opens: str, timeout: timedelta | None) -> Non
     if arrived == len(everyone):
         store.add(_WAITING, -1)
         store.set(f"{gate}/open", "")
-    _wait(store, claim, _TIMEOUT if timeout is None else timeout)
+    _wait(store, claim, NO_TIMEOUT if timeout is None else timeout)
     _met[job, everyone] = number + 1
 
 

@@ -15,9 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from convmesh.dist.agreement import Tell, agree, agree_on_lists
 from convmesh.dist.heap import keep_freed_memory
+from convmesh.dist.host_lines import BYTES_MOST, HostLine
 from convmesh.dist.job_store import job_store
-from convmesh.dist.meeting import meet, telling_refusals
+from convmesh.dist.meeting import NO_TIMEOUT, meet, telling_refusals
 from convmesh.dist.new_groups import new_group
+from convmesh.dist.opening_lines import open_lines
 from convmesh.dist.step_settings import StepSettings
 from convmesh.dist.thread_policy import let_computing_go_on
 from convmesh.dist.traffic import Traffic
@@ -42,6 +44,8 @@ class OpenMesh:
     """All ranks of the mesh; None on a dry mesh."""
     device: torch.device
     groups: Mapping[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict, repr=False)
+    lines: Mapping[int, HostLine] = field(default_factory=dict, repr=False)
+    """To ranks of this host, by their rank in the job, for small messages past the backend."""
     stages_through_host: bool = False
     """Whether messages leave from the host's memory, because the backend cannot send from the device's."""
     stands_for: str = ""
@@ -93,6 +97,10 @@ class OpenMesh:
     def world_rank(self, rank: int) -> int:
         """The rank in the job of one of this mesh's ranks."""
         return self.world_ranks[rank]
+
+    def line(self, rank: int, bytes_message: int) -> HostLine | None:
+        """What carries a message between this rank and another one of this mesh; None if the backend does."""
+        return self.lines.get(self.world_rank(rank)) if bytes_message <= BYTES_MOST else None
 
     def members(self, axes: Sequence[str]) -> list[int]:
         """The ranks of `group(axes)` in the group's order, which is that of the job."""
@@ -190,7 +198,8 @@ def open_mesh(mesh: Mesh, ranks: Sequence[int] | None = None, device: torch.devi
         keep_freed_memory()
         let_computing_go_on()
     through_host = where.type == "cuda" and dist.get_backend(everyone) != "nccl"
-    return OpenMesh(mesh, members, here, everyone, where, _open_groups(mesh, members), through_host, where.type)
+    groups, lines = _open_groups(mesh, members), _open_lines(everyone, members) if where.type == "cpu" else {}
+    return OpenMesh(mesh, members, here, everyone, where, groups, lines, through_host, where.type)
 
 
 def dry_mesh(mesh: Mesh, rank: int = 0, device: str = "cuda") -> OpenMesh:
@@ -232,6 +241,10 @@ def _open_groups(mesh: Mesh, members: tuple[int, ...]) -> dict[tuple[str, ...], 
     here = members.index(dist.get_rank())
     subsets = (s for n in range(1, len(mesh.axes) + 1) for s in itertools.combinations(mesh.axes, n))
     return {axes: _group(tuple(members[r] for r in mesh.group(axes, here))) for axes in subsets}
+
+
+def _open_lines(everyone: dist.ProcessGroup, members: tuple[int, ...]) -> dict[int, HostLine]:
+    return open_lines(everyone, members, (_timeouts.get(dist.group.WORLD) or NO_TIMEOUT).total_seconds())
 
 
 _opened: dict[tuple[object, tuple[int, ...], bool, str], dist.ProcessGroup] = {}

@@ -18,7 +18,7 @@ def take(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     if tensor.is_meta and region.is_box and not _learns(tensor):
         return _box(tensor, region)
     for dim, spans in enumerate(region.dims):
-        if spans == (Span(0, tensor.shape[dim]),):
+        if len(spans) == 1 and spans[0][0] == 0 and spans[0][1] == tensor.shape[dim]:
             continue
         views = [tensor.narrow(dim, s.start, s.extent) for s in spans]
         tensor = views[0] if len(views) == 1 else torch.cat(views, dim) if views else tensor.narrow(dim, 0, 0)

@@ -16,6 +16,8 @@ from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+from torch.nn.modules import transformer
 from torch.utils import checkpoint
 
 import convmesh
@@ -35,7 +37,13 @@ from convmesh.private_torch.exporting import calling_module, is_guard
 from convmesh.private_torch.fourier_kernels import FOURIER_KERNELS
 from convmesh.private_torch.gloo_groups import gloo_group_like
 from convmesh.private_torch.inductor import compile_graph
-from convmesh.private_torch.interception import checkpoint_generators, function_apply
+from convmesh.private_torch.interception import (
+    checkpoint_generators,
+    checkpoints_inlined,
+    function_apply,
+    mask_questions,
+    replaced,
+)
 from convmesh.private_torch.meta_autocast import KINDS, Cast, meta_autocast
 from convmesh.private_torch.module_tables import (
     buffers_of,
@@ -133,6 +141,41 @@ def test_checkpoint_runs_one_of_the_generators_that_tracing_replaces(monkeypatch
     x = torch.ones(2, requires_grad=True)
     assert checkpoint.checkpoint(torch.exp, x, use_reentrant=False).requires_grad
     assert len(used) == 1
+
+
+class Told:
+    times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+def test_batch_norms_count_once_where_checkpoints_are_inlined() -> None:
+    for is_reentrant in (False, True):
+        norm, told, x = nn.BatchNorm1d(2), Told(), torch.randn(4, 2, requires_grad=True)
+        with checkpoints_inlined(told):
+            checkpoint.checkpoint(norm, x, use_reentrant=is_reentrant).sum().backward()
+        assert norm.num_batches_tracked == told.times == 1
+        checkpoint.checkpoint(norm, x, use_reentrant=is_reentrant).sum().backward()
+        assert norm.num_batches_tracked == 3  # torch's own counts twice
+
+
+def test_transformers_ask_for_masks_what_a_stand_in_can_answer() -> None:
+    class StandIn:
+        value = torch.ones(3, 3).triu(1)
+
+    def value_of(mask: Any) -> Any:
+        return mask.value if isinstance(mask, StandIn) else mask
+
+    changes = mask_questions(value_of)
+    with replaced(changes):
+        assert F._none_or_dtype(StandIn()) == torch.float32  # type: ignore[arg-type]
+        assert not transformer._detect_is_causal_mask(StandIn())  # type: ignore[arg-type]
+        assert transformer._detect_is_causal_mask(StandIn(), True)  # type: ignore[arg-type]
+        assert transformer._detect_is_causal_mask(nn.Transformer.generate_square_subsequent_mask(3))
+    assert [vars(owner)[name] is change for owner, name, change in changes] == [False, False]
+    assert "_none_or_dtype" in inspect.getsource(nn.TransformerEncoder.forward)
+    assert "_detect_is_causal_mask" in inspect.getsource(nn.TransformerEncoder.forward)
 
 
 def test_reentrant_checkpoints_are_applied_by_a_function_that_tracing_replaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 
@@ -213,11 +215,122 @@ class MixedTypes(nn.Module):
         return self
 
 
+class ComputesWeights(nn.Module):
+    """A dense layer whose weight and bias are computed from the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight, self.bias = conv(), nn.Linear(4, 20), nn.Linear(4, 5)
+
+    def forward(self, x: Any) -> Any:
+        of_all = x.mean((0, 2, 3))
+        return F.linear(self.layer(x).permute(0, 2, 3, 1), self.weight(of_all).view(5, 4), self.bias(of_all))
+
+
+class NamesNoDevice(nn.Module):
+    """Tensors that are made in forward, where the default device is the network's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv()
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1, 1)
+        y = y[:, :, torch.arange(y.shape[2] - 1, -1, -1)] / torch.tensor(y.shape[2:]).prod()
+        return y @ torch.ones(y.shape[3], 3, dtype=y.dtype)
+
+
+class SetsMasks(nn.Module):
+    """One value where a mask says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = conv(), conv()
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        y[y > 0.5] = 0.5
+        y[y.mean((1, 2, 3)) < 0] = -0.5
+        return self.last(y)
+
+
+class LooksAtTheBatch(nn.Module):
+    """A value of the whole batch as a number: ranks with other samples must find the same."""
+
+    def forward(self, x: Any) -> Any:
+        return x / x.std().item()
+
+
+class Fivefold(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, gradient: Any) -> Any:
+        return gradient * 5
+
+
+class Centres(nn.Module):
+    """Cannot be captured, and takes the mean over samples."""
+
+    def forward(self, x: Any) -> Any:
+        return Fivefold.apply(x - x.mean(0, keepdim=True))
+
+
+class Apart(nn.Module):
+    """Cannot be captured, and looks at samples one by one."""
+
+    def forward(self, x: Any) -> Any:
+        return Fivefold.apply(x)
+
+
+def around(part: nn.Module) -> nn.Module:
+    return nn.Sequential(conv(), part, conv())
+
+
+class Masked(nn.Module):
+    """Torch's transformer with a mask of truths and one of tokens that do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.mask = nn.Buffer(torch.ones(32, 32, dtype=torch.bool).triu(1))
+
+    def forward(self, x: Any) -> Any:
+        tokens = x.reshape(x.shape[0], 32, 8)
+        padding = torch.arange(32) > 29
+        return self.layers(tokens, mask=self.mask, src_key_padding_mask=padding.expand(len(x), -1))
+
+
+class NormsAgain(nn.Module):
+    """Batch norms in checkpoints of both forms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU())
+        self.last = nn.Sequential(conv(), nn.BatchNorm2d(4))
+
+    def forward(self, x: Any) -> Any:
+        y = checkpoint(self.first, x, use_reentrant=False)
+        return checkpoint(self.last, y, use_reentrant=True)
+
+
+def with_computed_weights() -> nn.Module:
+    """Torch's parametrizations, and its weight_norm of before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(parametrizations.weight_norm(conv()), nn.ReLU(), nn.utils.weight_norm(conv()), conv())
+
+
 class Hostile(NamedTuple):
     """A network, and whether the tracer is to tell that it leaves something closed."""
 
     make: Callable[[], nn.Module]
     says: str = ""
+    strategy: str = ""
+    """Under which it is tried; if empty, under one of them in turn."""
 
 
 HOSTILE = {
@@ -228,4 +341,13 @@ HOSTILE = {
 } | {
     "Recomputes": Hostile(Recomputes, "its calls are inlined"),
     "WithClosed": Hostile(WithClosed, "branches on the value of a tensor"),
+    "ComputesWeights": Hostile(ComputesWeights, strategy="data"),
+    "NamesNoDevice": Hostile(NamesNoDevice, strategy="spatial"),
+    "SetsMasks": Hostile(SetsMasks, strategy="spatial"),
+    "LooksAtTheBatch": Hostile(lambda: around(LooksAtTheBatch()), "on the whole batch on every rank", "data"),
+    "Centres": Hostile(lambda: around(Centres()), "on the whole batch on every rank", "data"),
+    "Apart": Hostile(lambda: around(Apart()), "of which only samples can be cut", "data"),
+    "Masked": Hostile(Masked, "in training mode", "data"),
+    "NormsAgain": Hostile(NormsAgain, "count a batch once", "data"),
+    "with_computed_weights": Hostile(with_computed_weights, strategy="filter"),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from convmesh import Mesh, Split, UnsupportedError, plan, shard
 from convmesh.dist import dry_mesh
 from convmesh.dist.cut_weights import cuts_of
+from convmesh.graph import Node
 from convmesh.lowering.channel_cuts import cut_channels, plan_channels
 from convmesh.lowering.opaque import run_opaque
 from convmesh.ops.channels.channel_layers import GATHERS_AGAIN
@@ -385,5 +386,6 @@ def test_planning_leaves_a_layer_with_two_names_as_it_was() -> None:
 def test_a_layer_that_runs_unseen_keeps_its_weights_under_both_names() -> None:
     net = Twice().to("meta")
     weight, x = net.first.weight, torch.empty(4, 4, 8, 8, device="meta")
-    assert run_opaque(net, "net", shard(x, dry_mesh(Mesh(data=2)), {0: "data"})).shape == x.shape
+    spec, cut = Node("net", "opaque", "net", "Twice", (), ()), shard(x, dry_mesh(Mesh(data=2)), {0: "data"})
+    assert run_opaque(net, spec, cut).shape == x.shape
     assert net.first.weight is weight

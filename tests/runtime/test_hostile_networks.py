@@ -1,6 +1,7 @@
 """What packages do in `forward` runs split as it runs whole; what cannot is refused in one line, before it is sent."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from convmesh import Mesh
 from convmesh.errors import CaptureError, ConvMeshError
 from convmesh.testing import opened
 from tests.conftest import Pools
-from tests.graph.hostile import HOSTILE, conv
+from tests.graph.hostile import HOSTILE, Fivefold, conv, with_computed_weights
 
 SHAPE = (2, 4, 8, 8)
 MESHES = {"data": Mesh(data=2), "spatial": Mesh(height=2), "filter": Mesh(filter=2)}
@@ -48,7 +49,10 @@ def difference(name: str, strategy: str) -> tuple[float, list[str]]:
     return worst, [str(each.message) for each in told]
 
 
-@pytest.mark.parametrize(("name", "strategy"), [(n, [*MESHES][i % 3]) for i, n in enumerate(HOSTILE)])
+TRIED = [(name, each.strategy or [*MESHES][i % 3]) for i, (name, each) in enumerate(HOSTILE.items())]
+
+
+@pytest.mark.parametrize(("name", "strategy"), TRIED)
 def test_networks_of_packages_are_exact(pools: Pools, name: str, strategy: str) -> None:
     limit = 1e-4 if name == "MixedTypes" else 1e-9
     for worst, told in pools[2].run(difference, name, strategy):
@@ -176,6 +180,89 @@ def test_a_custom_operator_is_refused_by_its_name() -> None:
 def test_shapes_that_depend_on_values_are_refused() -> None:
     with pytest.raises(ConvMeshError, match="instead of a mask"):
         cm.plan(Dynamic(), SHAPE, MESHES["spatial"], "spatial")
+
+
+class Mean(nn.Module):
+    """Branches in its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv()
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        return y * 2 if y.mean() > 0 else y
+
+
+class OwnGradients(nn.Module):
+    """A gradient of its own, which torch.export would lose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv()
+
+    def forward(self, x: Any) -> Any:
+        return Fivefold.apply(self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Mean, r"y \* 2 if y.mean\(\) > 0 else y\): it branches"),
+        (OwnGradients, "it uses a torch.autograd.Function of its own"),
+    ],
+)
+def test_a_model_that_cannot_be_looked_into_is_told_the_line_and_the_way_out(
+    model: type[nn.Module], reason: str
+) -> None:
+    with pytest.raises(ConvMeshError, match=rf"{reason}.*\. Move that line into an nn.Module of its own"):
+        cm.plan(model(), SHAPE, MESHES["data"], "data")
+
+
+class PerSample(nn.Module):
+    """A convolution with other weights for each sample, as CondConv writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(4, 4 * 4 * 9)
+
+    def forward(self, x: Any) -> Any:
+        n, c, h, w = x.shape
+        weight = self.weight(x.mean((2, 3))).view(n * 4, c, 3, 3)
+        return torch.nn.functional.conv2d(x.reshape(1, n * c, h, w), weight, padding=1, groups=n).view(n, 4, h, w)
+
+
+@pytest.mark.parametrize("strategy", [*MESHES])
+def test_a_convolution_with_weights_of_the_input_is_refused(strategy: str) -> None:
+    with pytest.raises(ConvMeshError, match=r"layer 'conv2d'.*these depend on the input. Write it with F.unfold"):
+        cm.plan(PerSample(), SHAPE, MESHES[strategy], strategy)
+
+
+@dataclass
+class Both:
+    map: Any
+    scores: Any
+
+
+class ReturnsADataclass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv()
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        return Both(y, y.mean((2, 3)))
+
+
+def test_a_dataclass_of_outputs_is_refused_by_its_name() -> None:
+    with pytest.raises(CaptureError, match="returns Both, a dataclass; return a tensor, or a tuple, list or dict"):
+        cm.plan(ReturnsADataclass(), SHAPE, MESHES["data"], "data")
+
+
+def test_a_weight_that_is_computed_is_not_cut() -> None:
+    with pytest.raises(ConvMeshError, match=r"layer '0' is cut by filter, but its weight is computed from others"):
+        cm.plan(with_computed_weights(), SHAPE, MESHES["filter"], {"*": {}, "0": {"channel": "filter"}})
 
 
 def test_a_weight_of_two_layers_is_cut_alike_or_refused() -> None:

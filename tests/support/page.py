@@ -64,8 +64,8 @@ These common functions have no split version: {functions}.
 These spellings of functions in the first table are refused; call the function of `torch.nn.functional`, or of `torch`:
 {spellings}.
 
-In whole models, a layer whose `forward` depends on values (data-dependent control flow) is not split. It runs on whole
-samples, with a warning that names it.
+In whole models, a layer whose `forward` depends on values (data-dependent control flow) is not split. It runs on the
+whole batch, on every rank, with a warning that names it; a model whose own `forward` does so is refused.
 """
 
 NETWORKS = """## Published networks

@@ -32,6 +32,27 @@ def test_all_unsupported_layers_are_listed_and_nothing_runs(monkeypatch: pytest.
     assert found.verdict.startswith("cannot run")
 
 
+class Branching(nn.Module):
+    """Its own forward branches, so that no part of it can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x)
+        return y * 2 if y.mean() > 0 else y
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_nothing_can_look_into_is_told_the_line() -> None:
+    model = Branching()
+    found = cm.verify(model, SHAPE, draft_plan(model, SHAPE, cm.Mesh(data=2), "data"))
+    (only,) = found.unsupported
+    assert "return y * 2 if y.mean() > 0 else y): it branches" in only.reason
+    assert "Move that line into an nn.Module of its own" in only.reason
+
+
 def test_a_plan_for_another_network() -> None:
     plan = plan_for(Chain(), SHAPE, data=2)
     with pytest.raises(cm.PlanError, match="layer 'first', but the network has none"):

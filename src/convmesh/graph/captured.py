@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from convmesh.graph.checking.check_capture import CaptureCheck
 from convmesh.graph.checking.drawn_values import has_values
 from convmesh.graph.graph import Graph
 from convmesh.graph.tracing.assemble import assemble
-from convmesh.graph.tracing.closed import Closed, FailedError, SharedMemoryError, closed_by
+from convmesh.graph.tracing.closed import Closed, ClosedError, FailedError, SharedMemoryError, closed_by
+from convmesh.graph.tracing.closed_samples import sees_whole_batch
 from convmesh.graph.tracing.describe import describe
 from convmesh.graph.tracing.evaluate import META, Evaluator
 from convmesh.graph.tracing.exported import exported
@@ -85,6 +86,8 @@ def capture(model: nn.Module, *samples: Sample, dtype: torch.dtype | None = None
             traced = _trace(model, named, Evaluator(model, _home(model)))
     except FailedError as error:
         raise CaptureError(f"{error.layer} fails on the sample {_shapes(named)}: {error}") from error
+    _check_output(traced.graph)
+    traced = _with_batches(traced, model)
     for closed in traced.closed.values():
         warnings.warn(closed.notice, OpaqueLayerWarning, stacklevel=2)
     for message in traced.notices:
@@ -135,6 +138,13 @@ def _trace(model: nn.Module, samples: Mapping[str, torch.Tensor], evaluator: Eva
         closed[tracer.failed_in] = closed_by(tracer.failed_in, outcome)
 
 
+def _with_batches(traced: _Traced, model: nn.Module) -> _Traced:
+    """With what is found out about closed modules by running them."""
+    whole = sees_whole_batch(model, traced.graph, traced.closed)
+    closed = {path: replace(why, whole_batch=path in whole) for path, why in traced.closed.items()}
+    return replace(traced, closed=closed)
+
+
 def _attempt(tracer: LayerTracer, model: nn.Module) -> fx.Graph | Exception:
     """The graph, or the error that stopped the trace; errors of the interception, our own defects, are raised."""
     with intercepted(tracer):
@@ -161,9 +171,11 @@ def _closed_root(
     if not needed_data:
         try:
             return _Traced(*exported(model, samples, evaluator), {}, (_exported_notice(closed),), is_exported=True)
+        except ClosedError:
+            pass  # for the same reason
         except Exception as error:  # export raises errors of many kinds
             closed = replace(closed, reason=f"{closed.reason}; torch.export fails too: {type(error).__name__}")
-    return _Traced(whole_graph(model, samples, output), {}, {"": closed})
+    return _Traced(whole_graph(model, samples, output, closed), {}, {"": closed})
 
 
 def _exported_notice(closed: Closed) -> str:
@@ -179,6 +191,17 @@ def _check_initialised(model: nn.Module) -> None:
             raise CaptureError(
                 f"layer `{path}` ({type(module).__name__}) is lazy and not initialised: run a batch through the model "
                 "before you capture it."
+            )
+
+
+def _check_output(graph: fx.Graph) -> None:
+    """Refuse outputs whose tensors nobody would find."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    for node in output.all_input_nodes:
+        if is_dataclass(value := node.meta[VALUE]):
+            raise CaptureError(
+                f"the model returns {type(value).__name__}, a dataclass; return a tensor, or a tuple, list or dict of "
+                "tensors: `vars(output)` is one."
             )
 
 

@@ -71,7 +71,12 @@ class Node:
     @property
     def is_recurrent(self) -> bool:
         """Whether it is one of torch's recurrent layers, with its own weights."""
-        return self.kind == "recurrent" and self.op in RECURRENT and "parametrized" not in self.options
+        return self.kind == "recurrent" and self.op in RECURRENT and not self.is_computed
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether its weight is computed from others, as weight_norm and spectral_norm do."""
+        return "parametrized" in self.options
 
     @property
     def is_cell(self) -> bool:

@@ -28,13 +28,16 @@ class _Kept:
         self._module = module
         self._attributes = dict(module.__dict__)
         values = self._attributes.values()
-        self._contents = [(value, value.copy()) for value in values if type(value) in _CONTAINERS]
+        containers = (value for value in values if type(value) in _CONTAINERS)
+        # Nearly all are tables of hooks without any; a copy of each takes longer than the rest together.
+        self._contents = [(container, container.copy() if container else ()) for container in containers]
 
     def restore(self) -> None:
         self._module.__dict__.clear()
         self._module.__dict__.update(self._attributes)
         for container, content in self._contents:
-            _refill(container, content)
+            if container or content:
+                _refill(container, content)
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -122,7 +122,7 @@ class Lowering:
             args = tree_map(_computed, args)
             value = self._made_apart(node, args)
             self._assembly.computed |= {weight.name for weight in spec.weights if weight.learns}
-            self._env[node.name] = tree_map(_learned_apart, value)
+            self._env[node.name] = tree_map(without_data, value)  # a factory that names no device makes data
             return
         given = tuple([x.layout for x in dries])
         try:
@@ -280,9 +280,3 @@ def _first(args: Any) -> Dry:
 def _computed(value: Any) -> Any:
     """A learning leaf as the call sees it, a result: unlike a leaf, it may be changed in place."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad else value
-
-
-def _learned_apart(value: Any) -> Any:
-    """A layer's result on constants alone: every rank has all of it, and its backward is left to the layer."""
-    is_learned = isinstance(value, torch.Tensor) and value.requires_grad
-    return without_data(value) if is_learned else value

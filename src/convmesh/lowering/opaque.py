@@ -9,6 +9,7 @@ from torch import nn
 
 from convmesh.dist import OpenMesh, copy_over
 from convmesh.errors import UnsupportedError
+from convmesh.graph import Node
 from convmesh.layout import Layout
 from convmesh.layout.layout import Cut
 from convmesh.ops.core.sharded import Sharded
@@ -29,9 +30,9 @@ _STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Modules whose output for a sample depends on the others."""
 
 
-def mixes_samples(module: nn.Module) -> bool:
-    """Whether an opaque module needs the whole batch: statistics of a part of it would differ."""
-    return any(isinstance(part, _STATISTICS) for part in module.modules())
+def mixes_samples(module: nn.Module, spec: Node) -> bool:
+    """Whether a closed module needs the whole batch: statistics or branches of a part of it would be others."""
+    return bool(spec.options.get("whole_batch")) or any(isinstance(part, _STATISTICS) for part in module.modules())
 
 
 def uncut(x: Sharded) -> Sharded:
@@ -57,10 +58,10 @@ def opaque_layout(mesh_layout: Layout, shape: tuple[int, ...], layer: str) -> La
     return Layout.of(mesh_layout.mesh, shape).replacing({0: samples})
 
 
-def run_opaque(module: nn.Module, layer: str, *args: Any, **kwargs: Any) -> Any:
+def run_opaque(module: nn.Module, spec: Node, *args: Any, **kwargs: Any) -> Any:
     """The module on this rank's samples, or on all of them if it mixes them."""
     lead: list[Sharded] = []
-    arranged = uncut if mixes_samples(module) else by_samples
+    arranged = uncut if mixes_samples(module, spec) else by_samples
 
     def local(value: Any) -> Any:
         if not isinstance(value, Sharded):
@@ -75,7 +76,7 @@ def run_opaque(module: nn.Module, layer: str, *args: Any, **kwargs: Any) -> Any:
     axes = first.mesh.weight_axes(first.layout.axes)
     weights = _weights_over(module, first.mesh, axes) if axes else {}
     result = call_with(module, weights, *here)
-    return tree_map(lambda y: _wrapped(y, first, layer), result)
+    return tree_map(lambda y: _wrapped(y, first, spec.layer), result)
 
 
 def _weights_over(module: nn.Module, mesh: OpenMesh, axes: tuple[str, ...]) -> dict[str, Any]:

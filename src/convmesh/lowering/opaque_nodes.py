@@ -29,7 +29,7 @@ def run_unseen(
     """
     del arriving
     mesh, lead = runner.mesh, inputs[0].layout
-    arranged, first = (uncut, 0) if mixes_samples(module) else (by_samples, 1)
+    arranged, first = (uncut, 0) if mixes_samples(module, spec) else (by_samples, 1)
     samples = lead.with_whole([dim for dim in range(first, len(lead.cuts)) if lead.is_cut(dim)])
     learns = any(x.learns for x in inputs) or any(weight.learns for weight in spec.weights)
     made = [

@@ -30,8 +30,12 @@ def filters_of(node: Node) -> int:
 
 
 def uneven_channels(node: Node, ranks: int) -> str:
-    """Why a layer's channels cannot be cut over that many ranks; empty if they can."""
-    filters, groups = filters_of(node), int(str(node.options.get("groups", 1)))
+    """Why a layer's channels cannot be cut so many ways; empty if they can."""
+    filters, groups = filters_of(node), node.options.get("groups", 1)
+    if node.is_computed:
+        return "its weight is computed from others"
+    if not isinstance(groups, int):
+        return "its number of groups is found in each run"
     if node.is_recurrent:
         return "" if filters % ranks == 0 else f"{filters} hidden units do not divide over {ranks} ranks"
     if not groups_divide(groups, ranks):

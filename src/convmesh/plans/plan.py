@@ -180,9 +180,14 @@ class Plan:
             check_pipeline(self, graph)
 
     def _check_shared(self, graph: Graph) -> None:
-        """Refuse to cut a weight in one of its layers only."""
+        """Refuse to cut a weight in one of its layers only, or one that is no parameter."""
         for node in split_nodes(graph):
             axes = self.split(node.layer).channel if cut_kind(node) in CUTS_CHANNELS else ()
+            if axes and node.is_computed:
+                raise PlanError(
+                    f"layer {node.layer!r} is cut by {', '.join(axes)}, but its weight is computed from others "
+                    "(weight_norm or another parametrization); leave its channels whole."
+                )
             for other in sharers(graph, node) if axes else ():
                 if cut_kind(other) not in CUTS_CHANNELS or self.split(other.layer).channel != axes:
                     raise PlanError(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from convmesh.dist import OpenMesh
-from convmesh.graph import Captured
+from convmesh.graph import Captured, Node
 from convmesh.graph.weightless import parts_of
 from convmesh.layout.channels import Sums
 from convmesh.lowering.arrange import Role, arrange
@@ -65,7 +65,7 @@ def _adapt(
     module = parts[str(node.target)] if node.op == "call_module" else None
     if module is not None and is_opaque(spec.kind, module):
         node.target = parts_name("opaque", original.name)
-        parts[node.target] = Opaque(module, spec.layer)
+        parts[node.target] = Opaque(module, spec)
     sums = lowered.plan.split(spec.layer).sums
     if isinstance(module, (nn.Linear, nn.Embedding)) and sums != "channel":
         node.target = parts_name("sums", original.name)
@@ -129,14 +129,14 @@ class ProductSummedElsewhere(nn.Module):
 
 
 class Opaque(nn.Module):
-    """A module that was not traced, run on each rank's whole samples."""
+    """A module that was not traced, on each rank's whole samples or on all of them."""
 
-    def __init__(self, module: nn.Module, layer: str) -> None:
+    def __init__(self, module: nn.Module, spec: Node) -> None:
         super().__init__()
-        self.module, self._layer = module, layer
+        self.module, self._spec = module, spec
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return run_opaque(self.module, self._layer, *args, **kwargs)
+        return run_opaque(self.module, self._spec, *args, **kwargs)
 
 
 class Drawn(nn.Module):

@@ -48,7 +48,12 @@ class _Survey(Lowering):
             self._env[node.name] = self._assumed(node)
 
     def _refuse_unknown(self, node: fx.Node, spec: Node) -> None:
-        """An unknown function may mix samples, so it never runs on shards; an unknown module may."""
+        """An unknown function may mix samples, so it never runs on shards; an unknown module may.
+
+        A model that nothing can look into says so itself, with the line.
+        """
+        if "line" in spec.options:
+            return
         if spec.kind != "opaque" or node.op == "call_module" or not self._given(node) or _has_split_version(node):
             return
         raise UnsupportedError(

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from convmesh.graph.checking.drawn_values import cotangents, weights_by_name
 from convmesh.private_torch import tree_leaves
+from convmesh.private_torch.interception import checkpoints_inlined
 from convmesh.private_torch.module_tables import standing_in
 
 Tensors = dict[str, torch.Tensor]
@@ -101,11 +102,16 @@ class TrialStep:
             _DrawnByIndex(),
             _one_thread(),
             _without_meta_default(),
+            checkpoints_inlined(_tell_nobody),  # or batch norms would count a batch twice
             torch.set_grad_enabled(self.with_gradients),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             yield
+
+
+def _tell_nobody() -> None:
+    """A trace tells of checkpoints; a step does not again."""
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

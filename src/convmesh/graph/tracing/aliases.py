@@ -7,7 +7,7 @@ tensor that was changed, and a network that then reads the same memory under ano
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,9 +30,20 @@ def changed(before: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
 
 def lost_change(graph: fx.Graph, changes: Mapping[fx.Node, Sequence[torch.Tensor]]) -> fx.Node | None:
     """The first node that changes a tensor whose memory is read under another name later on."""
+    if not changes:
+        return None
     order = {node: index for index, node in enumerate(graph.nodes)}
-    split = _split_nodes(graph)
-    return next((node for node, tensors in changes.items() if _is_lost(node, tensors, order, split)), None)
+    holders = _by_memory(_split_nodes(graph))
+    return next((node for node, tensors in changes.items() if _is_lost(node, tensors, order, holders)), None)
+
+
+def _by_memory(nodes: Iterable[fx.Node]) -> dict[Any, list[fx.Node]]:
+    """The nodes that give a tensor, by the memory that it lies in."""
+    holders: dict[Any, list[fx.Node]] = {}
+    for node in nodes:
+        if isinstance(value := node.meta.get(VALUE), torch.Tensor):
+            holders.setdefault(memory_key(value), []).append(node)
+    return holders
 
 
 def _split_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -53,23 +64,22 @@ def _gives_tensors(node: fx.Node) -> bool:
 
 
 def _is_lost(
-    change: fx.Node, tensors: Sequence[torch.Tensor], order: Mapping[fx.Node, int], split: set[fx.Node]
+    change: fx.Node,
+    tensors: Sequence[torch.Tensor],
+    order: Mapping[fx.Node, int],
+    holders: Mapping[Any, Sequence[fx.Node]],
 ) -> bool:
     own = [node for node in change.all_input_nodes if any(node.meta[VALUE] is tensor for tensor in tensors)]
     memory = {memory_key(tensor) for tensor in tensors}
     others = [
         node
-        for node in split
-        if order[node] < order[change] and node not in own and _shares(node, memory) and not _is_itself(node, own)
+        for key in memory
+        for node in holders.get(key, ())
+        if order[node] < order[change] and node not in own and not _is_itself(node, own)
     ]
     readers = sorted({user for node in others for user in node.users if order[user] > order[change]}, key=order.get)  # type: ignore[arg-type]
     # `x[:, 0] += 1` changes a part of x and then sets it.
     return bool(readers) and not (readers[0].target is operator.setitem and readers[0].args[2] is change)
-
-
-def _shares(node: fx.Node, memory: set[Any]) -> bool:
-    value = node.meta.get(VALUE)
-    return isinstance(value, torch.Tensor) and memory_key(value) in memory
 
 
 def _is_itself(node: fx.Node, own: Sequence[fx.Node]) -> bool:

@@ -28,11 +28,16 @@ def module_options(module: nn.Module, dims: int) -> dict[str, object]:
     }
     if not getattr(module, "transposed", False):  # convolutions have one too, always 0
         options.pop("output_padding", None)
-    if parametrize.is_parametrized(module):
+    if parametrize.is_parametrized(module) or _is_written_before_forward(module):
         options["parametrized"] = True
     if not options and (text := module.extra_repr()):
         options["settings"] = text
     return options
+
+
+def _is_written_before_forward(module: nn.Module) -> bool:
+    """Whether a hook makes its weight, as torch.nn.utils.weight_norm does: an attribute, and no parameter."""
+    return isinstance(module.__dict__.get("weight"), torch.Tensor)
 
 
 def function_options(node: fx.Node, kind: str, weights: tuple[tuple[int, ...], ...], dims: int) -> dict[str, object]:

@@ -15,6 +15,9 @@ _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 """Installed packages, whose folder may be inside Python's own."""
 
 
+OWN_GRADIENTS = "it uses a torch.autograd.Function of its own"
+
+
 class ClosedError(Exception):
     """The tracer cannot follow the forward; the message says why."""
 
@@ -43,18 +46,26 @@ class Closed:
     layer: str
     reason: str
     line: str
+    looks_at_values: bool = False
+    """Whether Python looks at values of tensors: on a part of the batch it may go another way."""
+    whole_batch: bool = False
+    """Whether a sample's output may depend on other samples."""
 
     @property
     def notice(self) -> str:
         where = f" ({self.line})" if self.line else ""
         whole = f"layer `{self.layer or '(the model)'}` stays closed{where}: {self.reason}."
+        if not self.layer:
+            return f"{whole} No plan can cut it."
+        if self.whole_batch:
+            return f"{whole} It runs as one node, on the whole batch on every rank."
         return f"{whole} It runs as one node, of which only samples can be cut."
 
 
 def closed_by(layer: str, error: BaseException) -> Closed:
     """Why `layer` stays closed after tracing it raised `error`."""
     reason = str(error) if isinstance(error, ClosedError) else f"{type(error).__name__}: {_first_line(error)}"
-    return Closed(layer, reason, user_line(error))
+    return Closed(layer, reason, user_line(error), isinstance(error, DataDependentError))
 
 
 def user_line(error: BaseException) -> str:

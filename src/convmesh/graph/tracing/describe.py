@@ -98,7 +98,7 @@ def _loss(module: nn.Module) -> str | None:
 
 
 def _reason(closed: Closed) -> dict[str, object]:
-    return {"reason": closed.reason, "line": closed.line}
+    return {"reason": closed.reason, "line": closed.line, "whole_batch": closed.whole_batch}
 
 
 def _unknown(op: str) -> dict[str, object]:

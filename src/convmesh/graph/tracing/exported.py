@@ -16,8 +16,9 @@ import torch
 from torch import fx, nn
 
 from convmesh.graph.tracing.aten import SKIPPED, torch_call
-from convmesh.graph.tracing.closed import ClosedError
+from convmesh.graph.tracing.closed import OWN_GRADIENTS, ClosedError
 from convmesh.graph.tracing.evaluate import Evaluator
+from convmesh.graph.tracing.intercepted_torch import without_own_gradients
 from convmesh.graph.tracing.node_meta import LAYER, VALUE, fresh_layer, function_name
 from convmesh.private_torch import tree_leaves, tree_unflatten
 from convmesh.private_torch.exporting import calling_module, is_guard
@@ -30,7 +31,7 @@ def exported(
     """The graph of `model` with its values, and constants that are not attributes of the model."""
     inputs = tuple(torch.empty(x.shape, dtype=x.dtype, device=evaluator.home) for x in samples.values())
     batch = tuple({0: torch.export.Dim.AUTO} if x.ndim else None for x in inputs)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_own_gradients(_refuse_own_gradients):
         warnings.simplefilter("ignore")
         program = torch.export.export(model, inputs, dynamic_shapes=batch, strict=False)
         exported = program.module()
@@ -43,6 +44,10 @@ def exported(
     assert spec is not None
     writer.graph.output(tree_unflatten(outputs, spec))
     return writer.graph, writer.constants
+
+
+def _refuse_own_gradients() -> None:
+    raise ClosedError(OWN_GRADIENTS)
 
 
 class _Writer:

@@ -14,13 +14,15 @@ import torch
 from torch import autograd, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint
 
 from convmesh.graph.tracing.closed import is_users
 from convmesh.graph.tracing.evaluate import FACTORIES
 from convmesh.graph.tracing.node_meta import VALUE
 from convmesh.private_torch import tree_leaves, tree_map
-from convmesh.private_torch.interception import checkpoint_generators, function_apply
+from convmesh.private_torch.interception import checkpoints_inlined, function_apply, mask_questions, replaced
+
+_QUESTIONS = (torch.is_tensor, torch.is_floating_point, torch.is_complex)
+"""Of torch, with the same answer in every run."""
 
 RecordFactory = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 
@@ -76,27 +78,32 @@ class Intercepts(Protocol):
 def intercepted(by: Intercepts) -> Iterator[None]:
     """Let `by` answer for tensor factories, `module.training` and custom functions; checkpoints are inlined."""
     training = property(by.training_of, lambda module, mode: module.__dict__.__setitem__("training", mode))
-    inlined = _InlinedCheckpoints(by)
-    replaced: list[tuple[Any, str, Any]] = [
+    changes = [
         (nn.Module, "training", training),
         (autograd.Function, "apply", _asking(by, function_apply())),
-        (checkpoint, "CheckpointFunction", inlined),
-        *((checkpoint, name, inlined.around) for name in checkpoint_generators()),
         (torch.jit, "isinstance", _of_values(torch.jit.isinstance)),
-        (torch, "is_tensor", _of_values(torch.is_tensor)),
+        *((torch, asked.__name__, _of_values(asked)) for asked in _QUESTIONS),
+        *mask_questions(_value_of),
         (saved_tensors_hooks, "__enter__", lambda _: by.saved_tensor_hooks()),
         (saved_tensors_hooks, "__exit__", lambda *_: None),
         *((torch, function.__name__, _taking_proxies(function, by)) for function in FACTORIES),
     ]
-    kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    try:
-        with _Factories(by.factory):
-            yield
-    finally:
-        for owner, name, value in kept:
-            delattr(owner, name) if value is None else setattr(owner, name, value)
+    with replaced(changes), checkpoints_inlined(by.saved_tensor_hooks), _Factories(by.factory):
+        yield
+
+
+@contextmanager
+def without_own_gradients(refuse: Callable[[], None]) -> Iterator[None]:
+    """In here `refuse` is called for every custom function of the user, whose backward an export would lose."""
+    apply = function_apply()
+
+    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):
+            refuse()
+        return apply(cls, *args, **kwargs)
+
+    with replaced([(autograd.Function, "apply", classmethod(call))]):
+        yield
 
 
 def _asking(by: Intercepts, apply: Callable[..., Any]) -> object:
@@ -119,32 +126,16 @@ def _taking_proxies(function: Callable[..., Any], by: Intercepts) -> Callable[..
 
 
 def _of_values(is_instance: Callable[..., bool]) -> Callable[..., bool]:
-    """`torch.jit.isinstance` or `torch.is_tensor`, answering for the values that proxies stand for."""
+    """`torch.jit.isinstance`, or another question, as it answers for the values that proxies stand for."""
 
     def call(obj: Any, *target_type: Any) -> bool:
-        values = tree_map(lambda leaf: leaf.node.meta[VALUE] if isinstance(leaf, fx.Proxy) else leaf, obj)
-        return is_instance(values, *target_type)
+        return is_instance(tree_map(_value_of, obj), *target_type)
 
     return call
 
 
-class _InlinedCheckpoints:
-    """Makes both forms of torch.utils.checkpoint run the function directly during a trace."""
-
-    def __init__(self, by: Intercepts) -> None:
-        self._by = by
-
-    def apply(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """Replaces its autograd function (reentrant)."""
-        del preserve_rng_state
-        self._by.saved_tensor_hooks()
-        return function(*args)
-
-    def around(self, *settings: Any, **named: Any) -> Iterator[None]:
-        """Replaces the generator that it resumes before and after the function (not reentrant)."""
-        del settings, named
-        self._by.saved_tensor_hooks()
-        yield
+def _value_of(leaf: Any) -> Any:
+    return leaf.node.meta[VALUE] if isinstance(leaf, fx.Proxy) else leaf
 
 
 def this_line() -> str:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from convmesh.graph.tracing.tracer import LayerTracer
 
 
+_ALWAYS_THE_SAME = frozenset({"ndim", "dim", "is_floating_point", "is_complex"})
+"""What a tensor answers alike in every run."""
+
+
 class ValueProxy(fx.Proxy):
     """A proxy that gives Python its concrete value where one is needed, unless that depends on data."""
 
@@ -43,8 +47,8 @@ class ValueProxy(fx.Proxy):
 
     def __getattr__(self, name: str) -> Any:
         value = self.value
-        if name in ("ndim", "dim") and isinstance(value, torch.Tensor):
-            return value.ndim if name == "ndim" else value.dim  # the same in every run
+        if name in _ALWAYS_THE_SAME and isinstance(value, torch.Tensor):
+            return getattr(value, name)
         attribute = getattr(value, name)  # an AttributeError if the value would raise one
         if callable(attribute):
             return _Method(self, name)

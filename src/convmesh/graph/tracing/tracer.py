@@ -12,7 +12,14 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from convmesh.graph.tracing.aliases import changed, lost_change, versions
-from convmesh.graph.tracing.closed import Closed, ClosedError, DataDependentError, FailedError, SharedMemoryError
+from convmesh.graph.tracing.closed import (
+    OWN_GRADIENTS,
+    Closed,
+    ClosedError,
+    DataDependentError,
+    FailedError,
+    SharedMemoryError,
+)
 from convmesh.graph.tracing.closed_output import trial_output
 from convmesh.graph.tracing.evaluate import Evaluator, failure, needs_data
 from convmesh.graph.tracing.guards import guard
@@ -280,7 +287,7 @@ class LayerTracer(fx.Tracer):
     def autograd_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._evaluating or not any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
             return function(*args, **kwargs)
-        raise ClosedError("it uses a torch.autograd.Function of its own")
+        raise ClosedError(OWN_GRADIENTS)
 
     def _check_ambient(self) -> None:
         if problem := self._ambient.changed():
@@ -290,7 +297,8 @@ class LayerTracer(fx.Tracer):
         if not self._evaluating:
             message = (
                 f"layer `{self._calls[-1][0] or '(the model)'}` uses activation checkpointing or offloading: its calls "
-                "are inlined and keep their activations; use the plan's `checkpoint` instead."
+                "are inlined and keep their activations, and batch norms in them count a batch once, where recomputing "
+                "counts it twice; use the plan's `checkpoint` instead."
             )
             self.notices[message] = None
 

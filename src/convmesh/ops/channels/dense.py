@@ -34,7 +34,15 @@ def linear(input: Any, weight: Weight, bias: Weight | None = None) -> Sharded:  
     x = _input("linear", input, weight, contracted=-1)
     if is_cut(weight):
         return cut_linear(x, weight, bias)  # type: ignore[arg-type]
+    if isinstance(weight, Sharded) or isinstance(bias, Sharded):
+        return _computed(x, weight, bias)
     return _dense(F.linear, x, weight.shape[0], weight, bias)
+
+
+def _computed(x: Sharded, weight: Weight, bias: Weight | None) -> Sharded:
+    """A dense layer whose weights the network computes from its input: their gradients are no sums of a reducer."""
+    product = matrix_product(x, weight.t()) if isinstance(weight, Sharded) else matmul(x, weight.t())
+    return product if bias is None else product + bias
 
 
 @implements(torch.matmul, torch.Tensor.matmul, torch.mm, torch.Tensor.mm)
@@ -78,8 +86,7 @@ def _with_features(layout: Layout, features: int) -> Layout:
     return layout.replacing({len(layout.cuts) - 1: Cut((), Partition.even(features, 1))})
 
 
-def _dense(product: Callable[..., torch.Tensor], x: Sharded, features: int, *weights: Weight | None) -> Sharded:
+def _dense(product: Callable[..., torch.Tensor], x: Sharded, features: int, *weights: torch.Tensor | None) -> Sharded:
     whole = make_whole(x, [x.dim() - 1])
     work = _with_features(whole.layout, features)
-    gathered = (weight.gather() if isinstance(weight, Sharded) else weight for weight in weights)
-    return Sharded(product(whole.local, *weights_over(x.mesh, work.axes, *gathered)), work, x.mesh)
+    return Sharded(product(whole.local, *weights_over(x.mesh, work.axes, *weights)), work, x.mesh)

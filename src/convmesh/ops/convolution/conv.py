@@ -149,7 +149,12 @@ def check_operands(
     x: Any, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, transposed: bool = False
 ) -> None:
     """Refuse what torch would refuse, before anything is sent."""
-    if not isinstance(x, Sharded) or isinstance(weight, Sharded) or isinstance(bias, Sharded):
+    if isinstance(weight, Sharded) or isinstance(bias, Sharded):
+        raise UnsupportedError(
+            "`weight` and `bias` of a split convolution must be the model's, or computed from them alone; these depend "
+            "on the input. Write it with F.unfold and torch.einsum, which take any tensors."
+        )
+    if not isinstance(x, Sharded):
         raise UnsupportedError("a split convolution takes a Sharded input and plain (replicated) `weight` and `bias`.")
     if bias is not None and is_cut(bias) and not is_cut(weight):
         raise UnsupportedError("`bias` is a DTensor but `weight` is not; cut both, or pass `bias.full_tensor()`.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -75,9 +75,15 @@ def _picked(x: Sharded, picks: list[Any], place: int) -> Sharded:
 
 @implements(operator.setitem, _T.__setitem__)
 def setitem(x: Any, index: Any, value: Any) -> None:
-    """`x[index] = value`, in the layout of `x`; dims of which only a part is set are gathered first."""
+    """`x[index] = value`, in the layout of `x`; dims of which only a part is set are gathered for it.
+
+    A mask takes one value.
+    """
     if not isinstance(x, Sharded):  # a plain tensor takes all of a sharded one, on every rank
         x[index] = value.gather()
+        return
+    if _is_mask(index):
+        _set_where(x, index, value)
         return
     picks = _expand(index, x.dim())
     kept = [pick for pick in picks if pick is not None]
@@ -86,6 +92,23 @@ def setitem(x: Any, index: Any, value: Any) -> None:
     local = whole.local.clone()
     local[index] = _as_set(getitem(whole.detach(), index), value)
     x.local = whole.like(local).redistribute(x.layout).local
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, (torch.Tensor, Sharded)) and index.dtype == torch.bool
+
+
+def _set_where(x: Sharded, mask: Any, value: Any) -> None:
+    """`x[mask] = value` for one value, or none; several would be counted off along the mask."""
+    is_one = not isinstance(value, (torch.Tensor, Sharded)) or not value.shape
+    if not is_one or [*mask.shape] != [*x.shape[: mask.dim()]]:
+        raise UnsupportedError(
+            f"setting a mask of shape {tuple(mask.shape)} in a tensor of shape {tuple(x.shape)}: the split version "
+            "takes a mask of the first dims, and one value. For others use torch.where."
+        )
+    wide = mask.reshape((*mask.shape, *[1] * (x.dim() - mask.dim())))
+    chosen: Any = torch.where(wide, value, cast("torch.Tensor", x))
+    x.local = chosen.to(x.dtype).redistribute(x.layout).local
 
 
 def _as_set(target: Sharded, value: Any) -> Any:

@@ -97,9 +97,9 @@ def merged_options(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) ->
 
 def _place_of(key: str, value: Any, place: WeightPlace) -> WeightPlace:
     if not isinstance(value, torch.Tensor) or tuple(local_of(value).shape) != place.held_shape:
-        found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise UnsupportedError(
-            f"the optimiser's state {key!r} of {place.name!r} ({found}) is neither a number nor like its parameter; "
+            f"the optimiser's state {key!r} of {place.name!r} ({what}) is neither a number nor like its parameter; "
             "it cannot be cut another way. Save with `optimizer=None`, or use an elementwise optimiser."
         )
     return replace(place, name=tensor_name(key, place.name))

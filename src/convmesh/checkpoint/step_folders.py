@@ -35,19 +35,19 @@ def paths_by_step(folder: Path) -> dict[int, Path]:
     """Complete checkpoints by step. One that was being replaced counts until its successor is in place."""
     names = [path for path in folder.iterdir() if (path / NAME).is_file()] if folder.is_dir() else []
     replaced = {_step(path.name.removeprefix(_REPLACED)): path for path in names if path.name.startswith(_REPLACED)}
-    found = {**replaced, **{_step(path.name): path for path in names}}
-    return {step: found[step] for step in sorted(step for step in found if step is not None)}
+    by_step = {**replaced, **{_step(path.name): path for path in names}}
+    return {step: by_step[step] for step in sorted(step for step in by_step if step is not None)}
 
 
 def newest_first(folder: Path) -> list[CompleteCheckpoint]:
     """Complete checkpoints in the order to try them: damaged manifests first, since they may be the newest."""
-    found = [CompleteCheckpoint(step, path, _serial(path)) for step, path in paths_by_step(folder).items()]
-    return sorted(found, key=lambda each: (each.serial is None, each.serial or 0, each.step), reverse=True)
+    complete = [CompleteCheckpoint(step, path, _serial(path)) for step, path in paths_by_step(folder).items()]
+    return sorted(complete, key=lambda each: (each.serial is None, each.serial or 0, each.step), reverse=True)
 
 
 def next_serial(folder: Path) -> int:
     """The serial of the next checkpoint."""
-    return 1 + max((found.serial or 0 for found in newest_first(folder)), default=0)
+    return 1 + max((each.serial or 0 for each in newest_first(folder)), default=0)
 
 
 def commit(folder: Path, manifest: Manifest, keep: int | None, damaged: set[int]) -> None:
@@ -90,8 +90,8 @@ def _put_in_place(draft: Path, final: Path) -> None:
 
 
 def _remove_old(folder: Path, keep: int | None, damaged: set[int]) -> None:
-    found = sorted(newest_first(folder), key=_rank_among(damaged), reverse=True)
-    for old in found[keep:] if keep is not None else []:
+    ranked = sorted(newest_first(folder), key=_rank_among(damaged), reverse=True)
+    for old in ranked[keep:] if keep is not None else []:
         rename(old.path, folder / f"{_DELETED}{old.step}")
     for path in [path for path in folder.iterdir() if path.name.startswith((_INCOMPLETE, _REPLACED, _DELETED))]:
         remove(path)

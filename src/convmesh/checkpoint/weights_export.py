@@ -67,16 +67,16 @@ def _names(manifest: Manifest) -> dict[str, str]:
 def _candidates(run: Path, step: int | None) -> list[Path]:
     """Checkpoints, newest first."""
     if (run / NAME).is_file():
-        found = {read_manifest(run).step: run}
+        by_step = {read_manifest(run).step: run}
     else:
         folder = run / SUBFOLDER if (run / SUBFOLDER).is_dir() else run
-        found = {each.step: each.path for each in newest_first(folder)}
-    if not found:
+        by_step = {each.step: each.path for each in newest_first(folder)}
+    if not by_step:
         raise CheckpointError(f"`run` (={str(run)!r}) has no checkpoint; it must be a run's folder or a checkpoint.")
-    if step is not None and step not in found:
-        known = ", ".join(map(str, sorted(found)))
+    if step is not None and step not in by_step:
+        known = ", ".join(map(str, sorted(by_step)))
         raise CheckpointError(f"`step` (={step}) is not in {str(run)!r}; there are {known}.")
-    return list(found.values()) if step is None else [found[step]]
+    return list(by_step.values()) if step is None else [by_step[step]]
 
 
 def _good_one(paths: list[Path]) -> BoxReader:

@@ -66,13 +66,13 @@ def _layers(profiled: ProfiledRun) -> list[dict[str, Any]]:
 
 def _waits(run: TimedRun) -> dict[tuple[str, str], tuple[float, float]]:
     """By layer and phase: seconds of exposed transfers and of idleness, the mean over ranks and steps."""
-    found: dict[tuple[str, str], tuple[float, float]] = {}
+    waits: dict[tuple[str, str], tuple[float, float]] = {}
     share = 1 / len(run.ranks) / len(run.steps)
     for match in (match for step in run.steps for own in step.matches.values() for match in own):
         cell = (match.crossing.layer, match.crossing.phase)
-        exposed, idle = found.get(cell, (0.0, 0.0))
-        found[cell] = exposed + share * match.exposed, idle + share * match.idle
-    return found
+        exposed, idle = waits.get(cell, (0.0, 0.0))
+        waits[cell] = exposed + share * match.exposed, idle + share * match.idle
+    return waits
 
 
 def _expected(profiled: ProfiledRun, rank: int) -> dict[tuple[str, str], float]:

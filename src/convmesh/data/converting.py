@@ -33,11 +33,11 @@ def convert(
     """Write every array of `path` to `out`; those called `inputs` and `targets` get these names."""
     existing(path)
     renamed = {inputs: "inputs", targets: "targets"}
-    found = {renamed.get(name, name): samples for name, samples in _found(path, inputs, targets).items()}
-    contents = {name: (len(samples), samples.spec) for name, samples in found.items()}
+    arrays = {renamed.get(name, name): samples for name, samples in _found(path, inputs, targets).items()}
+    contents = {name: (len(samples), samples.spec) for name, samples in arrays.items()}
     file = Unfinished(out, contents, {"converted_from": path.name})
-    writer, done, total = file.writer(file.part), 0, sum(len(samples) for samples in found.values())
-    for name, samples in found.items():
+    writer, done, total = file.writer(file.part), 0, sum(len(samples) for samples in arrays.values())
+    for name, samples in arrays.items():
         for first, values in _groups(samples):
             with file.told():
                 for index, value in enumerate(values, first):
@@ -68,8 +68,8 @@ def _found(path: Path, inputs: str, targets: str) -> Mapping[str, Samples]:
 def _in_folders(path: Path, inputs: str, targets: str) -> dict[str, Samples]:
     if not (path / inputs).is_dir():
         return {"inputs": listed(path, None)}
-    found: dict[str, Samples] = {"inputs": listed(path / inputs, None)}
-    return found | ({"targets": listed(path / targets, False)} if (path / targets).is_dir() else {})
+    folders: dict[str, Samples] = {"inputs": listed(path / inputs, None)}
+    return folders | ({"targets": listed(path / targets, False)} if (path / targets).is_dir() else {})
 
 
 def _unzipped(path: Path) -> dict[str, Array]:

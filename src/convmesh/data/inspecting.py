@@ -83,10 +83,10 @@ def _arrays(path: Path, inputs: str, targets: str) -> tuple[dict[str, StoredArra
     """All arrays by name, and the samples among them."""
     if path.is_dir() and not is_zarr(path):
         names = {inputs: "inputs", targets: "targets"} if (path / inputs).is_dir() else {".": "inputs"}
-        found: dict[str, Samples] = {
+        whole: dict[str, Samples] = {
             name: listed(path / at, None) for at, name in names.items() if (path / at).is_dir()
         }
-        return {f"{name}/*": kept.arrays()[0] for name, kept in found.items()}, found
+        return {f"{name}/*": kept.arrays()[0] for name, kept in whole.items()}, whole
     if suffix_of(path) in SINGLE:
         array = single(path)
         volume = suffix_of(path).startswith(".nii")

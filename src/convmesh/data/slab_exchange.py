@@ -57,13 +57,13 @@ class SlabExchange:
 
     def _ranks_by_part(self) -> dict[int, list[int]]:
         """The ranks of each part of the samples, among this rank's replica: each replica serves itself."""
-        mesh, found = self._mesh.mesh, defaultdict(list)
+        mesh, by_part = self._mesh.mesh, defaultdict(list)
         here = mesh.coordinates(self._mesh.rank)
         for rank in range(mesh.size):
             at = mesh.coordinates(rank)
             if all(at[name] == here[name] for name in self._replicas):
-                found[mesh.part(self._axes, at)].append(rank)
-        return dict(found)
+                by_part[mesh.part(self._axes, at)].append(rank)
+        return dict(by_part)
 
     def _held(self, rank: int) -> Box:
         return sample_box(self._layout.box(rank))[1]
@@ -181,10 +181,10 @@ def _source_box(transform: SampleTransform | None, box: Box) -> Box:
 
 
 def _by_peer(parcels: Iterator[Parcelled]) -> dict[int, list[Parcelled]]:
-    found: dict[int, list[Parcelled]] = defaultdict(list)
+    by_peer: dict[int, list[Parcelled]] = defaultdict(list)
     for parcel in parcels:
-        found[parcel.peer].append(parcel)
-    return found
+        by_peer[parcel.peer].append(parcel)
+    return by_peer
 
 
 def _unpacked(parcels: list[Parcelled], values: Array) -> Iterator[tuple[Parcelled, Array]]:

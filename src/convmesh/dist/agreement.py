@@ -24,7 +24,7 @@ def agree(
     """
     report = [_digest(value), problem]
     reports = told_by_all(group, world_ranks, report)
-    if any(found != [report[0], None] for found in reports.values()):
+    if any(other != [report[0], None] for other in reports.values()):
         raise DisagreementError(_message(what, value, reports))
 
 
@@ -36,9 +36,9 @@ def agree_on_lists(
     `told(name, lists by rank)` says where. Digests travel first, lists only if they differ.
     """
     mine = {name: _digest(str(list(items))) for name, items in lists.items()}
-    found = told_by_all(group, world_ranks, mine)
-    names = {name for digests in found.values() for name in digests}
-    differing = sorted(n for n in names if len({digests[n] for digests in found.values() if n in digests}) > 1)
+    answers = told_by_all(group, world_ranks, mine)
+    names = {name for digests in answers.values() for name in digests}
+    differing = sorted(n for n in names if len({digests[n] for digests in answers.values() if n in digests}) > 1)
     if differing:
         name = differing[0]
         shown = told_by_all(group, world_ranks, list(lists[name]) if name in lists else None)

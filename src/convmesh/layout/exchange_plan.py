@@ -148,14 +148,16 @@ def _met(mesh: Mesh, dim: DimDemand, spans: tuple[Span, ...], here: Places, fixe
     kernel ask the same for their dims of space, whatever their channels.
     """
     own, must = (dict(zip(dim.axes, places, strict=True)) for places in (here, fixed))
-    found = []
+    meetings = []
     for part in dim.near(spans):
         place = mesh.places(dim.axes, part)
         if all(must[name] in (None, at) for name, at in place.items()):
             common = intersect_spans(dim.part(part), spans)
             if common:
-                found.append((sum([(at - (own[name] or 0)) * mesh.steps[name] for name, at in place.items()]), common))
-    return tuple(found)
+                meetings.append(
+                    (sum([(at - (own[name] or 0)) * mesh.steps[name] for name, at in place.items()]), common)
+                )
+    return tuple(meetings)
 
 
 def _moving_axes(owned: Demand, needs: Demand) -> tuple[str, ...]:

@@ -198,8 +198,8 @@ def space_axes(dims: int) -> tuple[str, ...]:
 def _in_parts(name: str) -> tuple[str, str, int]:
     """The axis, which of its parts, and the ranks of a run, of a name such as `data%2`."""
     for sign in (INSIDE, ACROSS):
-        axis, found, run = name.partition(sign)
-        if found and axis in AXES and run.isdigit() and int(run):
+        axis, separator, run = name.partition(sign)
+        if separator and axis in AXES and run.isdigit() and int(run):
             return axis, sign, int(run)
     raise MeshError(_unknown(name))
 

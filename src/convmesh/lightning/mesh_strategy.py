@@ -126,10 +126,10 @@ class MeshStrategy(_strategies.ParallelStrategy):  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         with _explained():
-            found = super().training_step(*args, **kwargs)
-            if isinstance(found, Mapping):
-                return {**plain_numbers(found), "loss": _loss(found.get("loss"))}
-            return _loss(found)
+            result = super().training_step(*args, **kwargs)
+            if isinstance(result, Mapping):
+                return {**plain_numbers(result), "loss": _loss(result.get("loss"))}
+            return _loss(result)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with _explained():

@@ -55,10 +55,10 @@ def run_backward(
     else:
         before = storages.start(ends)
         with recorded(mesh, storages, flow) as steps:
-            found = _gradients(outputs, ends, wanted, learning)
+            gradients = _gradients(outputs, ends, wanted, learning)
         touches = {} if flow is None else flow.touches
         moments = (storages.above(before), (0,))
-        back = Backward(steps, found, storages.bytes_peak - before, moments=moments, touches=touches)
+        back = Backward(steps, gradients, storages.bytes_peak - before, moments=moments, touches=touches)
     each = iter(back.gradients)
     return replace(back, gradients=[next(each) if t.requires_grad else None for t in sources])
 
@@ -71,12 +71,12 @@ def _gradients(
     if not learning or not (sources or weights):
         return [None] * len(sources)
     given = [end for end in ends if end is not None]
-    found: Gradients = list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True))
-    for weight, gradient in zip(weights, found[len(sources) :], strict=True):
+    gradients: Gradients = list(torch.autograd.grad(learning, [*sources, *weights], given, allow_unused=True))
+    for weight, gradient in zip(weights, gradients[len(sources) :], strict=True):
         # `.grad` has the strides of its weight.
         if gradient is not None and strides_of(gradient) != strides_of(weight):
             torch.empty_like(weight).copy_(gradient)
-    return found[: len(sources)]
+    return gradients[: len(sources)]
 
 
 def _split_backward(
@@ -95,17 +95,19 @@ def _split_backward(
     with recorded(mesh, storages) as steps:  # one record: waits number the transfers of both parts
         gradients, groups = stage_backward_input(ends, arriving, sources, iter(weights))
         of_inputs = storages.above(before)
-        found, bytes_inputs, before = len(steps), storages.bytes_peak - before, storages.start()
+        steps_of_inputs, bytes_inputs, before = len(steps), storages.bytes_peak - before, storages.start()
         stage_backward_weight(iter(weights), [group for group in groups if "grads" in group])
     kept.clear()
     moments = of_inputs, storages.above(before)
-    return Backward(steps, list(gradients), bytes_inputs, len(steps) - found, storages.bytes_peak - before, moments)
+    return Backward(
+        steps, list(gradients), bytes_inputs, len(steps) - steps_of_inputs, storages.bytes_peak - before, moments
+    )
 
 
 def other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors other than `sources` that get gradients: weights, or the shards that stand for them."""
     known = {id(t) for t in sources}
-    found: dict[int, torch.Tensor] = {}
+    leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting: list[Any] = [t.grad_fn for t in ends]
     while waiting:
@@ -116,5 +118,5 @@ def other_leaves(ends: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
         waiting += [following for following, _ in node.next_functions]
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
-            found[id(leaf)] = leaf
-    return list(found.values())
+            leaves[id(leaf)] = leaf
+    return list(leaves.values())

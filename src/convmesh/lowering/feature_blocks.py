@@ -15,8 +15,8 @@ PIECES = frozenset({"chunk", "split", "tensor_split", "split_with_sizes"})
 def feature_blocks(graph: Graph, node: Node, ranks: int) -> int:
     """The number of blocks, if all readers see the same ones and each divides over the ranks; else 1."""
     readers = [reader for reader in graph.consumers(node.name) if reader.kind != "size"]
-    found = {_read_blocks(reader, node.outputs[0].shape, ranks) for reader in readers}
-    return found.pop() if len(found) == 1 else 1
+    blocks = {_read_blocks(reader, node.outputs[0].shape, ranks) for reader in readers}
+    return blocks.pop() if len(blocks) == 1 else 1
 
 
 def _read_blocks(reader: Node, given: tuple[int, ...], ranks: int) -> int:

@@ -76,12 +76,12 @@ class Returning:
                 continue
             crosses = place[0] in self._visits and self._visits[place[0]].stage != visit.stage
             # What travels between stages is packed, and unpacked in the value's order.
-            found = None if crosses or strides == self._own(value) else strides
+            arriving = None if crosses or strides == self._own(value) else strides
             if place in self._arrived:
-                more, total = self._sum(value, self._arrived[place], found)
+                more, total = self._sum(value, self._arrived[place], arriving)
                 steps += more
-                found = None if total == self._own(value) else total
-            self._arrived[place] = found
+                arriving = None if total == self._own(value) else total
+            self._arrived[place] = arriving
         return steps
 
     def _own(self, value: Dry) -> Strides:

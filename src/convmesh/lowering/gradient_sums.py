@@ -101,11 +101,11 @@ def _buckets(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> tup
 
 def _updated(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> dict[str, int]:
     """Elements of every summed weight for which the optimiser finds a gradient on this rank."""
-    found = {slot.parameter: slot.parameter.grad for bucket in reducer.buckets for slot in bucket.slots}
+    gradients = {slot.parameter: slot.parameter.grad for bucket in reducer.buckets for slot in bucket.slots}
     if isinstance(reducer, ShardedReducer):
         for bucket in reducer.scattered:
-            found |= {parameter: shard.grad for parameter, shard in bucket.shards.items()}
-    return {names[p]: 0 if grad is None else grad.numel() for p, grad in found.items()}  # type: ignore[index]
+            gradients |= {parameter: shard.grad for parameter, shard in bucket.shards.items()}
+    return {names[p]: 0 if grad is None else grad.numel() for p, grad in gradients.items()}  # type: ignore[index]
 
 
 def _shown(reducer: GradientReducer, names: Mapping[nn.Parameter, str]) -> tuple[ShowingProgram, ...]:

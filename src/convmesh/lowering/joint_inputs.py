@@ -14,11 +14,11 @@ from convmesh.plans.shared_weights import has_own_weights
 
 def joint_readers(graph: Graph, plan: Plan, stages: Mapping[str, int]) -> frozenset[str]:
     """The nodes that take their input together with others of their stage, under a plan."""
-    found: set[str] = set()
+    joint: set[str] = set()
     for group in _groups(graph):
         if len({stages.get(node.name, 0) for node in group}) == 1 and _go_together(graph, group, plan):
-            found |= {node.name for node in group}
-    return frozenset(found)
+            joint |= {node.name for node in group}
+    return frozenset(joint)
 
 
 def _groups(graph: Graph) -> tuple[tuple[Node, ...], ...]:

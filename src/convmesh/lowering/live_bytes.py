@@ -108,8 +108,8 @@ def owned(tensors: Sequence[torch.Tensor], groups: Groups) -> tuple[Saved, ...]:
 
 def owned_by(tensors: Sequence[torch.Tensor | None], groups: Groups) -> tuple[Saved | None, ...]:
     """The same for tensors of which some may be missing."""
-    found = iter(owned([t for t in tensors if t is not None], groups))
-    return tuple(None if t is None else next(found) for t in tensors)
+    owners = iter(owned([t for t in tensors if t is not None], groups))
+    return tuple(None if t is None else next(owners) for t in tensors)
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

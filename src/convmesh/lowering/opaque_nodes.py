@@ -41,7 +41,7 @@ def run_unseen(
     moved = [runner.run(PlainCall(arranged, is_known=True), ((x,), {})) for x in inputs]
     forward = (*(step for run in moved for step in run.forward), work)
     backward = (work, *(step for run in moved for step in run.backward))
-    found = tuple(x.gradient(mesh, None).stride() if x.learns else None for x in inputs)
+    gradient_strides = tuple(x.gradient(mesh, None).stride() if x.learns else None for x in inputs)
     return DryResult(
-        made[0] if len(made) == 1 else tuple(made), forward, backward, (), (samples.axes,), gradients=found
+        made[0] if len(made) == 1 else tuple(made), forward, backward, (), (samples.axes,), gradients=gradient_strides
     )

@@ -245,13 +245,13 @@ def _backward_flops(grad: Any, x: Any, weight: Any, *options: Any) -> int:
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among arguments or results, also those in lists."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += [v for v in value if isinstance(v, torch.Tensor)]
-    return found
+            tensors += [v for v in value if isinstance(v, torch.Tensor)]
+    return tensors
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -25,12 +25,12 @@ Flats = tuple[torch.Tensor, ...]
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size], orders: Sequence[Order]) -> list[torch.Tensor]:
     """Views of a run as the consecutive tensors in it, each with its dims in its own order."""
-    found = []
+    parts = []
     for part, shape, order in zip(flat.split([shape.numel() for shape in shapes]), shapes, orders, strict=True):
         lying = order or tuple(range(len(shape)))
         outermost_first = part.view([shape[dim] for dim in lying])
-        found.append(outermost_first.permute([lying.index(dim) for dim in range(len(shape))]))
-    return found
+        parts.append(outermost_first.permute([lying.index(dim) for dim in range(len(shape))]))
+    return parts
 
 
 def _run_of(tensors: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.Tensor:
@@ -122,11 +122,11 @@ class Parcel:
     def unpack(self, flats: Sequence[torch.Tensor], mesh: OpenMesh) -> list[Sharded]:
         """The tensors from their runs; their gradients travel back as one run again."""
         shapes = self.shapes(mesh.rank)
-        found: dict[int, torch.Tensor] = {}
+        tensors: dict[int, torch.Tensor] = {}
         for flat, (_, places) in zip(flats, self._places(), strict=True):
             parts: Flats = _Unpacked.apply(flat.to(mesh.device), [shapes[i] for i in places], self._orders(places))
-            found |= dict(zip(places, parts, strict=True))
-        return [Sharded(found[index], layout, mesh) for index, layout in enumerate(self.layouts)]
+            tensors |= dict(zip(places, parts, strict=True))
+        return [Sharded(tensors[index], layout, mesh) for index, layout in enumerate(self.layouts)]
 
 
 def _with_gradient(flat: torch.Tensor) -> torch.Tensor:

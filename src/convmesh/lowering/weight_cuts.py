@@ -116,7 +116,7 @@ class DecidedCuts:
 
     def decided_plan(self, plan: Plan) -> Plan:
         """The plan with every algorithm named."""
-        named = {name: replace(plan.split(name), algorithm=found.algorithm) for name, found in self._decided.items()}
+        named = {name: replace(plan.split(name), algorithm=choice.algorithm) for name, choice in self._decided.items()}
         changed = {name: split for name, split in named.items() if split != plan.split(name)}
         return plan.with_splits(changed) if changed else plan
 
@@ -126,10 +126,10 @@ def shared_sums(uses: Mapping[str, Sequence[tuple[str, Axes]]]) -> tuple[dict[st
     weights also serves nodes whose work is cut by other axes: one sum after backward would count some parts twice."""
     eager: set[str] = set()
     while True:
-        found = {name: {() if node in eager else axes for node, axes in by} for name, by in uses.items()}
-        mixed = {node for name, axes in found.items() if len(axes) > 1 for node, _ in uses[name]}
+        axes_by_name = {name: {() if node in eager else axes for node, axes in by} for name, by in uses.items()}
+        mixed = {node for name, axes in axes_by_name.items() if len(axes) > 1 for node, _ in uses[name]}
         if mixed <= eager:
-            return {name: next(iter(axes)) for name, axes in found.items()}, frozenset(eager)
+            return {name: next(iter(axes)) for name, axes in axes_by_name.items()}, frozenset(eager)
         eager |= mixed
 
 

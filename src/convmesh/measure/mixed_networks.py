@@ -98,11 +98,11 @@ def not_negative(counts: Matrix, spent: Matrix) -> list[float]:
     """What each column takes, by least squares; columns that would be negative are left out and count as zero."""
     taking = list(range(counts.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(counts[:, taking], spent, rcond=None)
-        if min(found) >= 0:
+        solution, *_ = np.linalg.lstsq(counts[:, taking], spent, rcond=None)
+        if min(solution) >= 0:
             break
-        del taking[int(np.argmin(found))]
-    return [float(found[taking.index(at)]) if at in taking else 0.0 for at in range(counts.shape[1])]
+        del taking[int(np.argmin(solution))]
+    return [float(solution[taking.index(at)]) if at in taking else 0.0 for at in range(counts.shape[1])]
 
 
 class _MixedStep:

@@ -58,12 +58,12 @@ def _behind(work: Work, written: Iterable[str], operators: OperatorTable) -> Tim
 
 
 def _seconds(work: Work, table: ConvTable) -> float | None:
-    found = _SETTINGS.search(work.call) if work.op in ("convolution", "convolution_backward") else None
-    if found is None or found[4] == "True" or found[5] != "1":
+    settled = _SETTINGS.search(work.call) if work.op in ("convolution", "convolution_backward") else None
+    if settled is None or settled[4] == "True" or settled[5] != "1":
         return None
-    phase = _phase(work, found[6])
+    phase = _phase(work, settled[6])
     x, weight = work.inputs[:2] if work.op == "convolution" else work.inputs[1:3]
-    settings: list[Any] = [ast.literal_eval(found[place]) for place in (1, 2, 3)]
+    settings: list[Any] = [ast.literal_eval(settled[place]) for place in (1, 2, 3)]
     shape = ConvShape.of(x, weight, *settings)
     row = None if phase is None else table.row_for(phase, shape, work.dtype)
     return None if row is None else row.seconds * shape.samples * prod(shape.out) / row.outputs

@@ -82,20 +82,20 @@ class AttentionExplanation:
     def __str__(self) -> str:
         about = "; ".join(ABOUT[part] for part in self.strategy.split("+"))
         lines = [f"{self.layer} under {self.strategy}, {self.mesh}", about]
-        for way, found in self.ways.items():
+        for way, explained in self.ways.items():
             lines += ["", f"{way}: {WAYS[way]}"] if len(self.ways) > 1 else [""]
             lines.append(f"  {'layer':36} {f'rank {self.rank} has':>16} {'forward':>12} {'backward':>12}")
-            for layer, shape in found.parts.items():
-                there, back = (amount(size) for size in found.sent[layer])
+            for layer, shape in explained.parts.items():
+                there, back = (amount(size) for size in explained.sent[layer])
                 lines.append(f"  {layer:36} {'x'.join(map(str, shape)):>16} {there:>12} {back:>12}")
-            time = "" if found.seconds is None else f"; a step takes {shown(found.seconds, 's')}"
-            held = f"weights {amount(found.bytes_weights)}, peak {amount(found.bytes_memory)}"
-            lines.append(f"  sends {amount(found.bytes_sent)} in a step; holds {held}{time}")
+            time = "" if explained.seconds is None else f"; a step takes {shown(explained.seconds, 's')}"
+            held = f"weights {amount(explained.bytes_weights)}, peak {amount(explained.bytes_memory)}"
+            lines.append(f"  sends {amount(explained.bytes_sent)} in a step; holds {held}{time}")
         return "\n".join(lines)
 
     def to_plain(self) -> dict[str, Any]:
         """As plain data."""
-        ways = {way: {**vars(found), "bytes_sent": found.bytes_sent} for way, found in self.ways.items()}
+        ways = {way: {**vars(explained), "bytes_sent": explained.bytes_sent} for way, explained in self.ways.items()}
         return {
             **{key: str(getattr(self, key)) for key in ("strategy", "layer", "mesh")},
             "rank": self.rank,
@@ -125,9 +125,9 @@ def explain_attention(
     ways: dict[Attention, WayExplained] = {}
     for way in WAYS:
         made = plan(net, layer.given, mesh, strategy, attention=way, system=system)
-        found = _explained(lower_plan(made, rank, device).program, system)
-        if not ways or found != ways["gather"]:
-            ways[way] = found
+        explained = _explained(lower_plan(made, rank, device).program, system)
+        if not ways or explained != ways["gather"]:
+            ways[way] = explained
     return AttentionExplanation(strategy, layer, str(mesh), rank, ways)
 
 

@@ -230,11 +230,11 @@ class Bench:
         several nodes, gradients may be summed inside nodes first, if that is faster or fits.
         """
         decided, programs = self.lowered(plan)
-        found = Ranked(decided, predict_programs(programs, self.system, self.assumptions))
+        best = Ranked(decided, predict_programs(programs, self.system, self.assumptions))
         if self.options.attention is None and any(map(_gathers_keys, programs.values())):
-            found = min(found, self._priced(replace(plan, attention="ring")), key=self.worth)
-        in_levels = self._in_levels(found.plan)
-        return found if in_levels is None else min(found, self._priced(in_levels), key=self.worth)
+            best = min(best, self._priced(replace(plan, attention="ring")), key=self.worth)
+        in_levels = self._in_levels(best.plan)
+        return best if in_levels is None else min(best, self._priced(in_levels), key=self.worth)
 
     def _priced(self, plan: Plan) -> Ranked:
         decided, programs = self.lowered(plan)

@@ -51,8 +51,8 @@ def sharers(graph: Graph, node: Node) -> tuple[Node, ...]:
                 users.setdefault(weight.name, []).append(user)
         graph.derived["users of weights"] = users
     by_weight: dict[str, list[Node]] = graph.derived["users of weights"]
-    found = {other.name: other for weight in node.weights for other in by_weight[weight.name]}
-    return tuple(other for other in found.values() if other.layer != node.layer)
+    by_name = {other.name: other for weight in node.weights for other in by_weight[weight.name]}
+    return tuple(other for other in by_name.values() if other.layer != node.layer)
 
 
 def may_cut(graph: Graph, node: Node) -> bool:

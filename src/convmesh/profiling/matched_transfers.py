@@ -53,15 +53,15 @@ class Match:
 def matched(crossings: Mapping[int, tuple[TransferTimes, ...]], mesh: Mesh) -> dict[int, list[Match]]:
     """Every rank's transfers of one step."""
     sorted_out = {rank: _by_kind(listed) for rank, listed in crossings.items()}
-    found: dict[int, list[Match]] = {rank: [] for rank in crossings}
+    matches: dict[int, list[Match]] = {rank: [] for rank in crossings}
     for rank, kinds in sorted_out.items():
         for kind, listed in kinds.items():
             group = [member for member in mesh.group(kind[1], rank) if member in sorted_out]
             partners = {member: sorted_out[member].get(kind, []) for member in group}
             # Where ranks post different numbers of messages, it is unknown which belong together.
             same = {member: each for member, each in partners.items() if len(each) == len(listed)}
-            found[rank] += [_match(rank, number, same) for number in range(len(listed))]
-    return found
+            matches[rank] += [_match(rank, number, same) for number in range(len(listed))]
+    return matches
 
 
 def _by_kind(crossings: tuple[TransferTimes, ...]) -> dict[Kind, list[TransferTimes]]:

@@ -100,8 +100,8 @@ class TimedRun:
 
     def layers(self, rank: int) -> dict[Cell, float]:
         """The median over the steps, the longest first."""
-        found = _medians([step.layers(rank) for step in self.steps])
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        seconds = _medians([step.layers(rank) for step in self.steps])
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
     def profile(self, ranks_per_node: int | None = None) -> Profile:
         """The profile as the oracle expects it: of one pass where gradients are accumulated over several."""

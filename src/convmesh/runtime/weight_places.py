@@ -38,8 +38,8 @@ class WeightPlace:
 
     def parts(self, values: torch.Tensor) -> list[tuple[Box, torch.Tensor]]:
         """Boxes of the global tensor, each with its part of `values`, which has the shape of the box or of the run."""
-        found = self._parts(values)
-        return [part for box, held in found for part in self._by_rows(box, held)] if self.rows else found
+        parts = self._parts(values)
+        return [part for box, held in parts for part in self._by_rows(box, held)] if self.rows else parts
 
     def _by_rows(self, box: Box, values: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
         """A box of the rows held here, as boxes of the global tensor."""

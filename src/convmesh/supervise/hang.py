@@ -75,7 +75,7 @@ def suspects(seen: Sequence[Witness]) -> list[Witness]:
         [each for each in seen if not each.waits_for_others],
     )
     alone = [each for each in seen if len(seen) == 1 and not each.waits_for_others]
-    return next((found for found in tests if 0 < len(found) < len(seen)), alone)
+    return next((named for named in tests if 0 < len(named) < len(seen)), alone)
 
 
 def told(seen: Sequence[Witness], seconds: float) -> str:

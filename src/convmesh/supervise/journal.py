@@ -64,7 +64,7 @@ class Journal:
         """All events so far, oldest first; a line that a crash cut off is left out."""
         file = self._folder / EVENTS
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return [found for line in lines if (found := _parsed(line)) is not None]
+        return [event for line in lines if (event := _parsed(line)) is not None]
 
     def restarts(self) -> int:
         """How often ranks have begun to train again after the first time."""

@@ -72,8 +72,8 @@ def judged(codes: Mapping[int, int]) -> Outcome:
     if LOST_RANK in kinds:
         return Outcome(Ending.LOST, LOST_RANK, (), _told(codes, [r for r, code in codes.items() if code == LOST_RANK]))
     for ending, statuses in ((Ending.REFUSED, {BAD_INPUT, NO_PLAN}), (Ending.STOPPED, _TOLD_TO_STOP)):
-        if found := kinds & statuses:
-            return Outcome(ending, max(found))
+        if common := kinds & statuses:
+            return Outcome(ending, max(common))
     return Outcome(Ending.MADE_ROOM)
 
 

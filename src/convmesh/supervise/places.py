@@ -45,7 +45,7 @@ class Places:
     def __init__(self, endpoints: str, token: RunToken, seconds_call: float) -> None:
         self.endpoints, self._token, self._seconds_call = endpoints, token, seconds_call
         self._places = [_parsed(each) for each in endpoints.split(",")]
-        self._sockets = {index: found for index, place in enumerate(self._places) if (found := _bound(place))}
+        self._sockets = {index: listener for index, place in enumerate(self._places) if (listener := _bound(place))}
         self._own = min(self._sockets, default=len(self._places))
         """The first that is on this host."""
         self._server: StoreServer | None = None
@@ -60,11 +60,11 @@ class Places:
         while True:
             silences: dict[int, Silence] = {}
             for place in range(len(self._places)):
-                found = self._probe(place, self._seconds_call)
-                if isinstance(found, StoreClient):
+                answer = self._probe(place, self._seconds_call)
+                if isinstance(answer, StoreClient):
                     self.current = place
-                    return found, False
-                silences[place] = found
+                    return answer, False
+                silences[place] = answer
             now, is_free = time.monotonic(), may_serve()
             if not is_free:
                 since = now
@@ -140,11 +140,11 @@ def _parsed(endpoint: str) -> tuple[str, int]:
 
 def _bound(place: tuple[str, int]) -> socket.socket | None:
     """A socket that has this address but does not listen yet; None if the address is another host's."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(place)
+        listener.bind(place)
     except OSError:
-        found.close()
+        listener.close()
         return None
-    return found
+    return listener

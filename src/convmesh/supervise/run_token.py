@@ -92,11 +92,11 @@ def _write(file: Path) -> None:
 
 
 def _check_is_private(file: Path) -> None:
-    found = file.stat()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = file.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise RunError(
             f"{file} is the run's token, so it must be yours and readable by nobody else (`chmod 600`); "
             f"or give every host the same token in `{VARIABLE}`."
         )
-    if found.st_size < LEAST_CHARACTERS:
-        raise RunError(f"{file} is too short for a token ({found.st_size} bytes); delete it, and a new one is made.")
+    if status.st_size < LEAST_CHARACTERS:
+        raise RunError(f"{file} is too short for a token ({status.st_size} bytes); delete it, and a new one is made.")

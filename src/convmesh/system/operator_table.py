@@ -96,8 +96,8 @@ class Overheads:
         A kind that was not timed takes as long as relu for each of its operators.
         """
         suffix = " amp" if precision and f"{kind or 'relu'} amp" in self.nodes else ""
-        if found := self.nodes.get(f"{kind}{suffix}"):
-            return max(0.0, found[phase])
+        if seconds := self.nodes.get(f"{kind}{suffix}"):
+            return max(0.0, seconds[phase])
         one, none = self.nodes.get("relu"), self.nodes.get("identity")
         if one is None or none is None:
             return None

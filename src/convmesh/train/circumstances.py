@@ -29,7 +29,8 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "host": platform.node(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: found for name in PACKAGES if (found := version_of(name))} | {"torch": torch.__version__},
+        "versions": {name: version for name in PACKAGES if (version := version_of(name))}
+        | {"torch": torch.__version__},
         "git": git_state(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "kernels": kernel_choices(),

@@ -122,11 +122,11 @@ def changes(before: str, after: str) -> list[str]:
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by their dotted names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tables.items():
         is_section = isinstance(value, dict) and f"{prefix}{key}" not in all_fields()
-        found |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return flat
 
 
 def _files(path: Path, chain: tuple[Path, ...]) -> list[RunFile]:
@@ -222,11 +222,11 @@ def _fields_at(place: Sequence[str], section: type[Section]) -> list[str]:
 
 def all_fields(section: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Every field of a run file by its dotted name, with pydantic's description of it."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         inner = _section(section, name)
-        found |= {f"{prefix}{name}": field} if inner is None else all_fields(inner, f"{prefix}{name}.")
-    return found
+        fields |= {f"{prefix}{name}": field} if inner is None else all_fields(inner, f"{prefix}{name}.")
+    return fields
 
 
 def _listed(name: str, problems: Sequence[str]) -> str:

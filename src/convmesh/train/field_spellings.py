@@ -33,8 +33,8 @@ def precision_of(name: str) -> Any:
 
 def planned_precision(name: str) -> PlanPrecision:
     """A run file's precision as plans name it: autocast, or else that of the weights."""
-    found = {short: long for long, short in _AUTOCAST.items()}.get(precision_of(name), "")
-    return cast(PlanPrecision, found)
+    planned = {short: long for long, short in _AUTOCAST.items()}.get(precision_of(name), "")
+    return cast(PlanPrecision, planned)
 
 
 def _known(value: Any) -> Any:

@@ -46,8 +46,8 @@ class RankPlace:
         if self.variables is None:
             return run_ranks(n, fn, *args, seconds_timeout=seconds_timeout)
         options = {"seconds_timeout": seconds_timeout, "backend": "nccl" if self.gpus >= n else "gloo"}
-        found: list[Any] = in_fresh_process(run_ranks, (n, fn, *args), options, seconds_timeout, self.variables)
-        return found
+        results: list[Any] = in_fresh_process(run_ranks, (n, fn, *args), options, seconds_timeout, self.variables)
+        return results
 
     def taken(self) -> torch.device:
         """On a rank: its device. Ranks take GPUs in turn, and compute products in float32, not in TF32."""

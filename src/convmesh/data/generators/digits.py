@@ -51,8 +51,8 @@ class Digits(SampleGenerator):
 @lru_cache(maxsize=1)
 def _images() -> tuple[Any, Any]:
     """All images of 8 x 8 and their classes."""
-    found = importlib.util.find_spec("sklearn")  # which imports nothing
-    folders = (found.submodule_search_locations if found else None) or ()
+    spec = importlib.util.find_spec("sklearn")  # which imports nothing
+    folders = (spec.submodule_search_locations if spec else None) or ()
     file = next((f for folder in folders if (f := Path(folder, "datasets", "data", "digits.csv.gz")).exists()), None)
     if file is None:
         digits = library("sklearn.datasets", "the generator `digits`", "digits").load_digits()

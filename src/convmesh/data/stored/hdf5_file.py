@@ -33,15 +33,15 @@ class StoredChunk(NamedTuple):
 def hdf5_arrays(path: Path) -> dict[str, StoredArray]:
     """All numeric datasets of a file by name."""
     h5py = library("h5py", "reading HDF5 files")
-    found: dict[str, StoredArray] = {}
+    arrays: dict[str, StoredArray] = {}
     try:
         with h5py.File(path, "r") as file:
-            file.visititems(lambda name, item: _add(found, path, name, item, h5py))
+            file.visititems(lambda name, item: _add(arrays, path, name, item, h5py))
     except DataError:
         raise
     except Exception as error:  # any of HDF5's tables may be missing in a damaged file
         raise DataError(f"{path} cannot be read as HDF5: {error}.") from error
-    return found
+    return arrays
 
 
 def _add(found: dict[str, StoredArray], path: Path, name: str, item: Any, h5py: Any) -> None:

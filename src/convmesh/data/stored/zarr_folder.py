@@ -27,13 +27,13 @@ _used_by: list[int] = []
 
 def zarr_arrays(path: Path) -> dict[str, StoredArray]:
     """All numeric arrays of a Zarr group by name; a lone array goes by the name of its folder."""
-    found: dict[str, StoredArray] = {}
+    arrays: dict[str, StoredArray] = {}
     for folder in _array_folders(path):
         name = str(folder.relative_to(path)) if folder != path else path.stem
         array = _array(folder, f"{path}:{name}")
         if array.dtype.kind in "biuf":
-            found[name] = array
-    return found
+            arrays[name] = array
+    return arrays
 
 
 def is_zarr(path: Path) -> bool:

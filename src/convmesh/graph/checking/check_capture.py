@@ -74,14 +74,14 @@ class CaptureCheck:
         except Exception as error:
             return _model_fails(step, error)
         try:
-            found = step.of(self.module)
+            actual = step.of(self.module)
         except Exception as error:
             return self._failed(step, error)
         try:
             expected = step.of(self.model)
         except Exception as error:
             return _model_fails(step, error)
-        return self._verdict(step, found, expected)
+        return self._verdict(step, actual, expected)
 
     def _in_moments(self, step: TrialStep) -> TrialStep:
         """The step, without gradients if they would take long.

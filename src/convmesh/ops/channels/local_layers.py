@@ -127,13 +127,13 @@ class LocalTable:
         count = len(weight)
         padding = padding if 0 <= padding < count else -1
         backward: Any = torch.ops.aten.embedding_dense_backward
-        found: torch.Tensor
+        gradient: torch.Tensor
         if count == self.words:
-            found = backward(dy, x, count, padding, False)
-            return found
+            gradient = backward(dy, x, count, padding, False)
+            return gradient
         # One more row takes what belongs to other ranks.
-        found = backward(dy, rows.where(is_here, count), count + 1, padding, False)
-        return found[:count]
+        gradient = backward(dy, rows.where(is_here, count), count + 1, padding, False)
+        return gradient[:count]
 
     def _rows(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = x - self.first

@@ -151,14 +151,14 @@ def without_classes(layout: Layout) -> Layout:
 
 def check_target(x: Any, target: Any, soft: bool) -> None:
     """Refuse a target that is neither class indices `(N, …)` nor, if `soft`, a value for each class."""
-    scores, found = tuple(x.shape), tuple(target.shape)
+    scores, given = tuple(x.shape), tuple(target.shape)
     if len(scores) < 2:
         raise UnsupportedError(f"`input` has shape {scores}, but a split loss over classes needs samples: (N, C, …).")
-    if soft and found == scores:
+    if soft and given == scores:
         return
     indices = (scores[0], *scores[2:])
-    if found != indices or target.dtype != torch.int64:
+    if given != indices or target.dtype != torch.int64:
         raise ValueError(
-            f"`target` ({target.dtype}, {found}) must hold class indices: torch.int64 of shape {indices}"
+            f"`target` ({target.dtype}, {given}) must hold class indices: torch.int64 of shape {indices}"
             + (f", or a value for each class: the input's shape, {scores}." if soft else ".")
         )

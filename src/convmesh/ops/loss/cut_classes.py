@@ -34,8 +34,8 @@ def log_probabilities(
     mine = None if factors is None else factors[here].view(-1, *[1] * (x.dim() - 2))
     total = None if factors is None else factors.sum()
     along = Along((1,), x.mesh, x.layout.axes_of([1]))
-    found: tuple[torch.Tensor, torch.Tensor] = _LogProbability.apply(x.local, labels, here.start, along, mine, total)
-    return found[0], None if factors is None else found[1]
+    results: tuple[torch.Tensor, torch.Tensor] = _LogProbability.apply(x.local, labels, here.start, along, mine, total)
+    return results[0], None if factors is None else results[1]
 
 
 def scores_of(x: Sharded, labels: torch.Tensor) -> torch.Tensor:

@@ -76,9 +76,9 @@ def _normalised(
     running_mean, running_var = running
     if is_fused() and x.local.numel():
         how = FusedNorm(dims, population, eps)
-        found = moments_here(x.local, how)
-        update_running(running_mean, running_var, found, population.count, momentum)
-        return x.like(fused_norm(x.local, found, weight, bias, how))
+        measured = moments_here(x.local, how)
+        update_running(running_mean, running_var, measured, population.count, momentum)
+        return x.like(fused_norm(x.local, measured, weight, bias, how))
     rows = rows_of_channels(x.local, x.device_kind)
     in_pieces = rows.shape[::2] != (1, 1) and not rows.interleaved
     if population.is_here and x.local.numel() and not in_pieces:  # torch's own kernels are as good, in fewer calls

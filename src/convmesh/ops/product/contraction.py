@@ -126,9 +126,9 @@ def _summed_cuts(
     made = math.prod(extents[label] for label in terms.result)
     moved = sum(math.prod(layout.shape) for layout in given)
     cuts: dict[str, Cut] = {}
-    for label, found in held.items():
-        cut = found[0]
-        alike = bool(cut.axes) and all(other == cut for other in found) and not used & {*cut.axes}
+    for label, holders in held.items():
+        cut = holders[0]
+        alike = bool(cut.axes) and all(other == cut for other in holders) and not used & {*cut.axes}
         if alike and label not in terms.whole and 2 * made <= moved:
             cuts[label] = cut
             used = used | {*cut.axes}

@@ -113,18 +113,18 @@ class RingFunction(torch.autograd.Function):
         dmask = torch.zeros_like(mask) if mask is not None and ring.learns_bias else None
         returning: list[tuple[RingTurn, PendingExchange]] = []
         for turn, here in ring.round(both):
-            found = here.new_empty(here.shape)
+            gradient = here.new_empty(here.shape)
             if turn.columns.extent:
                 block, (k, v) = ring.block(q, mask, turn.columns), ring.parts(here)
                 part = gradients(grad, q, k, v, made, sums, block, ring.device)
                 dq += part.query
-                found = torch.cat([part.key, part.value], -1)
+                gradient = torch.cat([part.key, part.value], -1)
                 if dmask is not None and part.bias is not None:
                     _columns(dmask, turn.columns).add_(part.bias)
             if turn.exchange is None:
-                dboth += found if turn.columns.extent else 0
+                dboth += gradient if turn.columns.extent else 0
             else:
-                returning.append((turn, _sent_back(ring.mesh, turn, found)))
+                returning.append((turn, _sent_back(ring.mesh, turn, gradient)))
         for turn, sent in returning:
             assert turn.exchange is not None
             add_arrived(ring.mesh, turn.exchange, dboth, sent.wait())

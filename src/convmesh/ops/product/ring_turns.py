@@ -38,6 +38,6 @@ def turns(keys: Layout, rows: Partition, is_causal: bool, rank: int) -> tuple[Ri
 
 def _seen(keys: Partition, rows: Partition, part: int, turn: int, is_causal: bool) -> Span:
     """The keys that the queries of a part look at in a turn: nothing if there are no queries, or none may see them."""
-    found, queries = keys.span((part + turn) % keys.parts), rows.span(part)
-    is_hidden = not queries.extent or (is_causal and found.start >= queries.stop)
-    return Span(0, 0) if is_hidden else found
+    columns, queries = keys.span((part + turn) % keys.parts), rows.span(part)
+    is_hidden = not queries.extent or (is_causal and columns.start >= queries.stop)
+    return Span(0, 0) if is_hidden else columns

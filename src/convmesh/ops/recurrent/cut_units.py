@@ -101,8 +101,8 @@ def _entering(layout: Layout, axes: Axes) -> Layout:
     kept = tuple(name for name in layout.cuts[0].axes if name not in axes)
     samples = layout.cuts[0] if kept == layout.cuts[0].axes else fair_cut(layout.mesh, layout.shape[0], kept)
     features = layout.cuts[2] if layout.cuts[2] == chunked_cut(layout.mesh, layout.shape[2], axes) else None
-    found = layout.with_whole([0, 1, 2]).replacing({0: samples})
-    return found if features is None else found.replacing({2: features})
+    entering = layout.with_whole([0, 1, 2]).replacing({0: samples})
+    return entering if features is None else entering.replacing({2: features})
 
 
 def _with_dtype(x: Sharded) -> Sharded:

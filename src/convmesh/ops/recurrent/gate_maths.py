@@ -128,8 +128,8 @@ class TanhMaths(GateMaths):
         return summed.tanh()
 
     def _returned(self, grad: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _tanh_backward(grad, made)
-        return found
+        gradient: torch.Tensor = _tanh_backward(grad, made)
+        return gradient
 
 
 class ReluMaths(TanhMaths):
@@ -139,8 +139,8 @@ class ReluMaths(TanhMaths):
         return summed.relu()
 
     def _returned(self, grad: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _threshold_backward(grad, made, 0)
-        return found
+        gradient: torch.Tensor = _threshold_backward(grad, made, 0)
+        return gradient
 
 
 MATHS: dict[str, GateMaths] = {

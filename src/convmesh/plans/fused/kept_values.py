@@ -54,10 +54,10 @@ class KeptValues:
 
     def reads_of(self, op: Op) -> Reads:
         """What a kernel reads from memory to compute an operator; the signs of relus under negative numbers."""
-        found: Reads = {}
+        reads: Reads = {}
         for (number, _), size in self.loads_of(op).items():
-            found[number] = found.get(number, 0) + size
-        return {number: min(size, self._bytes_held(number)) for number, size in found.items()}
+            reads[number] = reads.get(number, 0) + size
+        return {number: min(size, self._bytes_held(number)) for number, size in reads.items()}
 
     def _bytes_held(self, number: int) -> int:
         return self._graph.values[number].bytes_held if number >= 0 else self._graph.values[~number].elements
@@ -69,18 +69,18 @@ class KeptValues:
         return self._loads[op.number]
 
     def _loaded_by(self, op: Op) -> Loads:
-        found: Loads = {}
+        loads: Loads = {}
         for number, shape, view in zip(op.reads, op.work.inputs, op.views, strict=False):
             value = self._graph.values[number]
             if op.is_backward and number in self.signs:
-                found[~number, 0] = value.elements
+                loads[~number, 0] = value.elements
             elif self._is_read(op, number):
                 size = min(value.bytes_held, bytes_of(shape, value.dtype))
-                found[number, view] = max(found.get((number, view), 0), size)
+                loads[number, view] = max(loads.get((number, view), 0), size)
             else:
                 assert value.producer is not None
-                found |= self.loads_of(value.producer)
-        return found
+                loads |= self.loads_of(value.producer)
+        return loads
 
     def computed_for(self, op: Op) -> Iterator[Op]:
         """An operator, and those that are computed with it."""
@@ -132,14 +132,14 @@ class KeptValues:
         value = self._graph.values[number]
         if any(op.role != "pointwise" for op in value.late):
             return False
-        asked, found, read = [number], set[int](), set[int]()
-        while asked and len(found) <= MOST_OPERATORS:
+        asked, sources, read = [number], set[int](), set[int]()
+        while asked and len(sources) <= MOST_OPERATORS:
             one = asked.pop()
             producer = self._graph.values[one].producer
             if one != number and self._stays(one, value):
                 read.add(one)
             elif producer is not None and producer.role == "pointwise":
-                found.add(one)
+                sources.add(one)
                 asked += producer.reads
             else:
                 return False

@@ -16,5 +16,5 @@ def without_bias(work: Work) -> Work:
     """The same convolution without a bias; other work as it is."""
     if work.op != "convolution":
         return work
-    call, found = _WITH_BIAS.subn(r"\1None", work.call)
-    return replace(work, inputs=work.inputs[:2], call=call) if found else work
+    call, replaced = _WITH_BIAS.subn(r"\1None", work.call)
+    return replace(work, inputs=work.inputs[:2], call=call) if replaced else work

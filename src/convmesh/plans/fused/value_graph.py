@@ -110,12 +110,12 @@ class ValueGraph:
         for place, number in zip(self._places(node), node.flow.leaving, strict=False):
             if number is None or number not in known:
                 continue
-            found = known[number]
+            gradient = known[number]
             if place in self._arrived:
                 at, step = next(sums, (0, None))
                 if isinstance(step, Work):
-                    found = self._summed(index, at, step, self._arrived[place], found)
-            self._arrived[place] = found
+                    gradient = self._summed(index, at, step, self._arrived[place], gradient)
+            self._arrived[place] = gradient
 
     def _summed(self, index: int, at: int, work: Work, one: int, other: int) -> int:
         total = self._value(work.outputs[0], self.values[one].dtype)

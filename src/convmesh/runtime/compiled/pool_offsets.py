@@ -46,22 +46,22 @@ class _Windows:
     def offsets(self, indices: torch.Tensor) -> torch.Tensor:
         """Places within windows, from indices within samples."""
         rest = indices if prod(self.extents) > torch.iinfo(torch.int32).max else indices.to(torch.int32)
-        found = torch.zeros_like(rest)
+        offset = torch.zeros_like(rest)
         for dim in reversed(range(len(self.extents))):
             place = rest % self.extents[dim] - self._begins(rest, dim)
-            found = found + place // self.dilations[dim] * prod(self.sizes[dim + 1 :])
+            offset = offset + place // self.dilations[dim] * prod(self.sizes[dim + 1 :])
             rest = rest // self.extents[dim]
-        return found.to(torch.int8)
+        return offset.to(torch.int8)
 
     def indices(self, offsets: torch.Tensor) -> torch.Tensor:
         """The inverse of `offsets`."""
         rest = offsets.to(torch.int64)
-        found = torch.zeros_like(rest)
+        index = torch.zeros_like(rest)
         for dim in reversed(range(len(self.extents))):
             place = self._begins(rest, dim) + rest % self.sizes[dim] * self.dilations[dim]
-            found = found + place * prod(self.extents[dim + 1 :])
+            index = index + place * prod(self.extents[dim + 1 :])
             rest = rest // self.sizes[dim]
-        return found
+        return index
 
     def _begins(self, like: torch.Tensor, dim: int) -> torch.Tensor:
         """Where windows begin in a dim of space, shaped to be added to values of `like`."""

@@ -74,21 +74,21 @@ class _Values:
         """The operators that compute, from values kept anyway, a value that backward reads element by element."""
         if not all(is_elementwise(reader.target) for reader in self._late_readers(node)):
             return []
-        found: dict[fx.Node, None] = {}
+        sources: dict[fx.Node, None] = {}
         read: dict[fx.Node, None] = {}
         asked = [node]
-        while asked and len(found) <= MOST_OPERATORS:
+        while asked and len(sources) <= MOST_OPERATORS:
             one = asked.pop()
             if one is not node and self._stays(one, node):
                 read[_memory_of(one)] = None
             elif is_elementwise(one.target) or _is_view(one):
-                found[one] = None
+                sources[one] = None
                 asked += one.all_input_nodes
             else:
                 return []
         bytes_read = sum(value.meta["val"].nbytes for value in read)
         is_cheap = not asked and bytes_read <= MOST_READ * node.meta["val"].nbytes
-        return [*found] if is_cheap and not any(map(self._changes, (*found, *read))) else []
+        return [*sources] if is_cheap and not any(map(self._changes, (*sources, *read))) else []
 
     def _stays(self, node: fx.Node, of: fx.Node) -> bool:
         """Whether backward has a value regardless of what is recomputed, or may have it at little cost."""

@@ -37,10 +37,10 @@ class ReplayedStep:
         _, batch = Nested.of((inputs, targets))
         weights = [held[place] for place in self._traced.learning]
         run = self._begin(batch, weights)
-        found = iter(run.results)
-        loss = next(found)
-        outputs = JudgedOutputs(next(found))
-        note_labels(with_values(self._traced.notes, found))
+        results = iter(run.results)
+        loss = next(results)
+        outputs = JudgedOutputs(next(results))
+        note_labels(with_values(self._traced.notes, results))
         return self._with_backward(loss, weights, run), outputs
 
     def _begin(self, batch: list[torch.Tensor], weights: list[torch.Tensor]) -> StepRun:
@@ -85,8 +85,8 @@ class _Piece(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, tangent: torch.Tensor) -> tuple[Any, ...]:
-        found = ctx.run.gradients(ctx.number, tangent)
-        return None, None, tangent, *_left_to_autograd(ctx.weights, found)
+        gradients = ctx.run.gradients(ctx.number, tangent)
+        return None, None, tangent, *_left_to_autograd(ctx.weights, gradients)
 
 
 def _left_to_autograd(

@@ -120,13 +120,13 @@ def agreed_segments(calls: StepCalls, mesh: OpenMesh) -> list[tuple[int, ...]]:
 
 def _under_way(calls: Iterable[StepCall], before: set[int]) -> set[int]:
     """Places of the transfers that are posted and not yet waited for, after some calls."""
-    found = set(before)
+    pending = set(before)
     for call in calls:
         if isinstance(call.run, Posts):
-            found.update(call.writes)
+            pending.update(call.writes)
         elif isinstance(call.run, Waits):
-            found.difference_update(call.reads)
-    return found
+            pending.difference_update(call.reads)
+    return pending
 
 
 def cut_step(traced: TracedGraph, order: Order, compiler: Compile) -> StepCalls:
@@ -223,12 +223,12 @@ class _Cutter:
         if first.target is cast_all:
             reads, made = tuple(places[n] for n in first.args[0]), tuple(places[n] for n in unpacking)
             return StepCall(partial(cast_all, dtypes=first.args[1]), reads, made)
-        found = region(self._constants, run)
-        found.module.graph.eliminate_dead_code()  # views that other runs repeat
-        found.module.recompile()
-        forget_source_of(found.module)
-        reads = tuple(places[n] for n in found.inputs)
-        return StepCall(self._compiler(found.module), reads, tuple(places[n] for n in found.outputs))
+        part = region(self._constants, run)
+        part.module.graph.eliminate_dead_code()  # views that other runs repeat
+        part.module.recompile()
+        forget_source_of(part.module)
+        reads = tuple(places[n] for n in part.inputs)
+        return StepCall(self._compiler(part.module), reads, tuple(places[n] for n in part.outputs))
 
     @property
     def _posted(self) -> dict[Any, fx.Node]:

@@ -41,20 +41,20 @@ class PlainRun:
         values = self._values
         if number == 0:
             values.update(zip(self._calls.tangents, tangents, strict=True))
-        found = replayed_piece(self._calls, number, values, self._mesh)
+        gradients = replayed_piece(self._calls, number, values, self._mesh)
         if self._next == len(self._calls.pieces):
             values.clear()
-        return found
+        return gradients
 
 
 def replayed_piece(calls: StepCalls, number: int, values: Values, mesh: OpenMesh) -> list[torch.Tensor]:
     """Make the calls of a piece of backward; return the gradients that are then ready."""
     piece = calls.pieces[number]
     replayed(piece.calls, values, mesh)
-    found = [values[calls.gradients[i]] for i in piece.gradients]
+    gradients = [values[calls.gradients[i]] for i in piece.gradients]
     for place in piece.frees:
         del values[place]
-    return found
+    return gradients
 
 
 def replayed(calls: Sequence[StepCall], values: Values, mesh: OpenMesh) -> None:

@@ -73,8 +73,8 @@ class Nested:
     def of(value: Any) -> tuple[Nested, list[torch.Tensor]]:
         """The structure and the local tensors of a nested value."""
         leaves, spec = tree_flatten(value)
-        found = [x.local if isinstance(x, Sharded) else x for x in leaves if isinstance(x, (Sharded, torch.Tensor))]
-        return Nested(tuple(map(_without_values, leaves)), spec), found
+        tensors = [x.local if isinstance(x, Sharded) else x for x in leaves if isinstance(x, (Sharded, torch.Tensor))]
+        return Nested(tuple(map(_without_values, leaves)), spec), tensors
 
     def filled(self, tensors: Iterator[torch.Tensor]) -> Any:
         leaves = [leaf.filled(tensors) if isinstance(leaf, _Gap) else leaf for leaf in self.leaves]

@@ -54,9 +54,9 @@ class _Step(Recipe):
         asked = [i for i, part in enumerate(parts) if part.requires_grad]
         with torch.autocast(tangent.device.type, enabled=False):  # `backward` is called outside of it
             given = tangent.to(loss.dtype).reshape(loss.shape)
-            found = torch.autograd.grad(loss, [parts[i] for i in asked], given, allow_unused=True)
-        self.learning = tuple(i for i, grad in zip(asked, found, strict=True) if grad is not None)
-        return [local_of(grad) for grad in found if grad is not None]
+            gradients = torch.autograd.grad(loss, [parts[i] for i in asked], given, allow_unused=True)
+        self.learning = tuple(i for i, grad in zip(asked, gradients, strict=True) if grad is not None)
+        return [local_of(grad) for grad in gradients if grad is not None]
 
 
 def trace_step(

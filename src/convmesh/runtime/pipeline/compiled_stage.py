@@ -72,8 +72,8 @@ class CompiledStage(nn.Module):
         chunk = MicroBatch(given, None if self._loss is None else self._loss.targets[index])
         action = self._action_for(chunk, index)
         if action is None:
-            found: tuple[torch.Tensor, ...] = self.eager(*given)
-            return found
+            outputs: tuple[torch.Tensor, ...] = self.eager(*given)
+            return outputs
         results, run = action(chunk)
         if torch.is_grad_enabled():
             self._runs[index] = run

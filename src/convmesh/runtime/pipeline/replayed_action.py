@@ -36,18 +36,18 @@ class ActionRun:
 
     def backward(self) -> Gradients:
         """The gradients that are asked for now; None for the others."""
-        found, pieces = self._found, len(self._calls.pieces)
+        gradients, pieces = self._found, len(self._calls.pieces)
         last = pieces if self.is_whole else min(self._next + 1, pieces)
         while self._next < last:
             ready = self._run.gradients(self._next, *self.tangents)
             for place, gradient in zip(self._calls.pieces[self._next].gradients, ready, strict=True):
-                found[place] = gradient.to(self._wire) if place < self._sources else gradient
+                gradients[place] = gradient.to(self._wire) if place < self._sources else gradient
             self._next += 1
         self.tangents = []
         # A schedule holds losses, and so their runs, for a step; a single piece has found what is asked for next, too.
         is_over = self.is_whole or last == pieces > 1
-        self._found = [None if is_over or place < self._sources else g for place, g in enumerate(found)]
-        return found
+        self._found = [None if is_over or place < self._sources else g for place, g in enumerate(gradients)]
+        return gradients
 
 
 class ReplayedAction:
@@ -79,8 +79,8 @@ class ReplayedAction:
         ends = losses or [flat for flat in flats if flat.is_floating_point()]
         # What leaves a stage has a gradient, even if no weight learns.
         link = _Leaves.apply(run, torch.zeros((), device=self._device, requires_grad=True), *leaves)
-        found: tuple[torch.Tensor, ...] = _Ends.apply(run, link, len(ends), *losses, *flats)
-        return list(found)
+        outputs: tuple[torch.Tensor, ...] = _Ends.apply(run, link, len(ends), *losses, *flats)
+        return list(outputs)
 
     def _seeds(self) -> torch.Tensor:
         """The seeds that the eager stage would draw for this micro-batch."""

@@ -113,8 +113,8 @@ class ActionRecipe(Recipe):
             if self._splits and wanted and weights:
                 of_sources, of_weights = self._in_two_parts(ends, starts, wanted, weights)
             elif wanted or weights:
-                found = torch.autograd.grad(ends, [*wanted, *weights], starts, allow_unused=True)
-                of_sources, of_weights = found[: len(wanted)], found[len(wanted) :]
+                gradients = torch.autograd.grad(ends, [*wanted, *weights], starts, allow_unused=True)
+                of_sources, of_weights = gradients[: len(wanted)], gradients[len(wanted) :]
             else:
                 return []
         self._sources = tuple(i for i, grad in zip(asked, of_sources, strict=True) if grad is not None)

@@ -1,0 +1,162 @@
+"""Every split operator on torch's own sample inputs for it: torch's outputs and gradients, or a refusal."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import convmesh.ops  # registers the split operators
+from convmesh import Mesh, shard
+from convmesh.dist import OpenMesh
+from convmesh.errors import ConvMeshError
+from convmesh.ops import Sharded
+from convmesh.ops.core.registry import has_handler
+from convmesh.private_torch import tree_leaves, tree_map
+from convmesh.testing import opened
+from tests.conftest import Pools
+
+pytest.importorskip("expecttest", reason="torch's samples need expecttest")
+from torch.testing._internal.common_methods_invocations import op_db
+
+assert convmesh.ops.supported()
+
+CUTS = (("data", 0), ("height", 1), ("height", 2), ("height", 3))
+"""Axes of two ranks, and the dim of the first tensor that they cut."""
+
+MOST_SAMPLES = 16
+"""Of an operator, spread evenly over torch's."""
+
+WITHOUT_VALUES = {"empty_like", "new_empty"}
+"""Operators whose results hold anything."""
+
+TOLERANCE = 1e-9
+
+
+def is_split(op: Any) -> bool:
+    return has_handler(op.op) or bool(op.method_variant and has_handler(op.method_variant))
+
+
+SPLIT = {(op.name, op.variant_test_name): op for op in op_db if is_split(op) and op.name not in WITHOUT_VALUES}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SPLIT, ids="-".join)
+def test_samples_give_what_torch_gives(name: tuple[str, str], pools: Pools) -> None:
+    counts = pools[2].run(compared_samples, name)
+    assert counts[0] == counts[1]
+
+
+def test_most_of_torchs_samples_are_for_split_operators() -> None:
+    assert len(SPLIT) > 290
+
+
+def compared_samples(name: tuple[str, str]) -> tuple[int, int]:
+    """Samples that were compared, and refused, on this rank."""
+    warnings.simplefilter("ignore")  # some samples are what torch warns of
+    compared = refused = 0
+    for axis, dim in CUTS:
+        mesh = opened(Mesh(**{axis: 2}))
+        for call, sample in calls(SPLIT[name]):
+            if dim < first_of(sample).dim():
+                is_compared = compare(call, sample, mesh, {dim: axis})
+                compared, refused = compared + is_compared, refused + (not is_compared)
+    return compared, refused
+
+
+def calls(op: Any) -> Iterator[tuple[Callable[..., Any], Any]]:
+    dtype = torch.float64 if torch.float64 in op.supported_dtypes("cpu") else torch.int64
+    torch.manual_seed(0)
+    samples = [s for s in op.sample_inputs("cpu", dtype, requires_grad=False) if tensors_in(s.input)]
+    forms: list[Callable[..., Any]] = []
+    if has_handler(op.op) and not inspect.ismethoddescriptor(op.op):
+        forms.append(op.op)
+    if op.method_variant and has_handler(op.method_variant):
+        forms.append(partial(called_by_name, name=op.name))
+    for form in forms:
+        yield from ((form, sample) for sample in samples[:: max(1, len(samples) // MOST_SAMPLES)])
+
+
+def called_by_name(x: Any, *args: Any, name: str, **kwargs: Any) -> Any:
+    return getattr(x, name)(*args, **kwargs)
+
+
+def first_of(sample: Any) -> Any:
+    return tensors_in(sample.input)[0]
+
+
+def compare(call: Callable[..., Any], sample: Any, mesh: OpenMesh, cut: dict[int, str]) -> bool:
+    """Compare a call on shards with torch's; whether there was something to compare."""
+    arguments = ((sample.input, *sample.args), dict(sample.kwargs))
+    args, kwargs = whole = tree_map(leaf, arguments)
+    expected = call(*args, **kwargs)
+    shape, inputs = first_of(sample).shape, {id(x) for x in tensors_in(sample.input)}
+    args, kwargs = parts = tree_map(
+        lambda x: part(x, mesh, cut if id(x) in inputs and x.shape == shape else None), arguments
+    )
+    try:
+        results = tensors_in(call(*args, **kwargs))
+    except ConvMeshError:
+        return False
+    wholes = tensors_in(expected)
+    assert len(results) == len(wholes)
+    for result, value in zip(results, wholes, strict=True):
+        assert_equal(result.gather() if isinstance(result, Sharded) else result, value)
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(x.shape, dtype=x.dtype, generator=generator) if x.requires_grad else None for x in wholes]
+    backward(wholes, cotangents)
+    backward([local_of(x) for x in results], [slice_of(x, c) for x, c in zip(results, cotangents, strict=True)])
+    for one, other in zip(tree_leaves(parts), tree_leaves(whole), strict=True):
+        if isinstance(one, Sharded) and other.requires_grad:
+            assert_equal(gradient(one.local), slice_of(one, gradient(other)))
+    return True
+
+
+def backward(values: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None]) -> None:
+    pairs = [(x, c) for x, c in zip(values, cotangents, strict=True) if c is not None and x.requires_grad]
+    learning = [x for x, _ in pairs if x.grad_fn is None or "NotImplemented" not in type(x.grad_fn).__name__]
+    if learning and len(learning) == len(pairs):
+        torch.autograd.backward(learning, [c for _, c in pairs])
+
+
+def tensors_in(value: Any) -> list[Any]:
+    return [x for x in tree_leaves(value) if isinstance(x, (torch.Tensor, Sharded))]
+
+
+def leaf(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.is_floating_point() or value.is_complex())
+
+
+def part(value: Any, mesh: OpenMesh, cut: dict[int, str] | None) -> Any:
+    """This rank's shard of a tensor that is cut; a whole copy of another one."""
+    if cut is None:
+        return leaf(value)
+    shards = shard(value.detach(), mesh, cut)
+    return shards.like(leaf(shards.local))
+
+
+def local_of(value: Any) -> torch.Tensor:
+    return value.local if isinstance(value, Sharded) else value
+
+
+def slice_of(like: Any, whole: torch.Tensor | None) -> Any:
+    return whole[like.box.slices()] if isinstance(like, Sharded) and whole is not None else whole
+
+
+def gradient(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def assert_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    size = float(torch.nan_to_num(expected.detach().abs().double(), posinf=0).max()) if expected.numel() else 0.0
+    exact = not (actual.is_floating_point() or actual.is_complex())
+    limit = 0.0 if exact else TOLERANCE * max(1.0, size)
+    torch.testing.assert_close(actual.detach(), expected.detach(), rtol=0, atol=limit, equal_nan=True)

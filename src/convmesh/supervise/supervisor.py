@@ -104,9 +104,10 @@ class Supervisor:
             return outcome.status
         usable, fewest = self._usable(), self._policy.min_ranks
         self._left = usable if len(usable) >= fewest else ()
-        left = max(len(usable), fewest)
-        what = f"{outcome.reason}; goes on with {left} of {self._policy.ranks} ranks from the last checkpoint"
-        self._tell(group, "lost", what, left)
+        with_whom = f"with {len(usable)} of {self._policy.ranks} ranks from the last checkpoint"
+        awaited = "a rank is" if fewest == 1 else f"{fewest} ranks are"
+        how = with_whom if self._left else f"from the last checkpoint when {awaited} back"
+        self._tell(group, "lost", f"{outcome.reason}; goes on {how}", max(len(usable), fewest))
         return None
 
     def _tell(self, group: Generation, kind: Kind, what: str, ranks: int) -> None:

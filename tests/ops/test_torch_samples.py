@@ -38,8 +38,13 @@ WITHOUT_VALUES = {"empty_like", "new_empty"}
 TOLERANCE = 1e-9
 
 
+TYPES = torch.float64, torch.complex128, torch.int64
+"""The first that an operator takes."""
+
+
 def is_split(op: Any) -> bool:
-    return has_handler(op.op) or bool(op.method_variant and has_handler(op.method_variant))
+    has_version = has_handler(op.op) or bool(op.method_variant and has_handler(op.method_variant))
+    return has_version and bool({*TYPES} & op.supported_dtypes("cpu"))
 
 
 SPLIT = {(op.name, op.variant_test_name): op for op in op_db if is_split(op) and op.name not in WITHOUT_VALUES}
@@ -70,7 +75,7 @@ def compared_samples(name: tuple[str, str]) -> tuple[int, int]:
 
 
 def calls(op: Any) -> Iterator[tuple[Callable[..., Any], Any]]:
-    dtype = torch.float64 if torch.float64 in op.supported_dtypes("cpu") else torch.int64
+    dtype = next(each for each in TYPES if each in op.supported_dtypes("cpu"))
     torch.manual_seed(0)
     samples = [s for s in op.sample_inputs("cpu", dtype, requires_grad=False) if tensors_in(s.input)]
     forms: list[Callable[..., Any]] = []
@@ -93,11 +98,12 @@ def first_of(sample: Any) -> Any:
 def compare(call: Callable[..., Any], sample: Any, mesh: OpenMesh, cut: dict[int, str]) -> bool:
     """Compare a call on shards with torch's; whether there was something to compare."""
     arguments = ((sample.input, *sample.args), dict(sample.kwargs))
-    args, kwargs = whole = tree_map(leaf, arguments)
-    expected = call(*args, **kwargs)
     shape, inputs = first_of(sample).shape, {id(x) for x in tensors_in(sample.input)}
+    learning = learning_in(call, arguments, inputs)
+    args, kwargs = whole = tree_map(lambda x: leaf(x, learning), arguments)
+    expected = call(*args, **kwargs)
     args, kwargs = parts = tree_map(
-        lambda x: part(x, mesh, cut if id(x) in inputs and x.shape == shape else None), arguments
+        lambda x: part(x, mesh, cut if id(x) in inputs and x.shape == shape else None, learning), arguments
     )
     try:
         results = tensors_in(call(*args, **kwargs))
@@ -128,18 +134,31 @@ def tensors_in(value: Any) -> list[Any]:
     return [x for x in tree_leaves(value) if isinstance(x, (torch.Tensor, Sharded))]
 
 
-def leaf(value: Any) -> Any:
+def learning_in(call: Callable[..., Any], arguments: Any, inputs: set[int]) -> set[int]:
+    """The tensors, by id, that may have gradients: all, the inputs alone, or none."""
+    for learning in ({id(x) for x in tensors_in(arguments)}, inputs):
+        args, kwargs = tree_map(partial(leaf, learning=learning), arguments)
+        try:
+            call(*args, **kwargs)
+        except RuntimeError:  # not differentiable with respect to all of them
+            continue
+        return learning
+    return set()
+
+
+def leaf(value: Any, learning: set[int]) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().clone().requires_grad_(value.is_floating_point() or value.is_complex())
+    can_learn = value.is_floating_point() or value.is_complex()
+    return value.detach().clone().requires_grad_(can_learn and id(value) in learning)
 
 
-def part(value: Any, mesh: OpenMesh, cut: dict[int, str] | None) -> Any:
+def part(value: Any, mesh: OpenMesh, cut: dict[int, str] | None, learning: set[int]) -> Any:
     """This rank's shard of a tensor that is cut; a whole copy of another one."""
     if cut is None:
-        return leaf(value)
+        return leaf(value, learning)
     shards = shard(value.detach(), mesh, cut)
-    return shards.like(leaf(shards.local))
+    return shards.like(leaf(shards.local, {id(shards.local)} if id(value) in learning else set()))
 
 
 def local_of(value: Any) -> torch.Tensor:
@@ -156,7 +175,7 @@ def gradient(leaf: torch.Tensor) -> torch.Tensor:
 
 def assert_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
-    size = float(torch.nan_to_num(expected.detach().abs().double(), posinf=0).max()) if expected.numel() else 0.0
-    exact = not (actual.is_floating_point() or actual.is_complex())
-    limit = 0.0 if exact else TOLERANCE * max(1.0, size)
+    is_exact = not (actual.is_floating_point() or actual.is_complex())
+    sizes = torch.zeros(1) if is_exact else torch.nan_to_num(expected.detach().abs(), posinf=0)
+    limit = TOLERANCE * max(1.0, float(sizes.max())) if sizes.numel() and not is_exact else 0.0
     torch.testing.assert_close(actual.detach(), expected.detach(), rtol=0, atol=limit, equal_nan=True)

@@ -23,6 +23,8 @@ from zlib import crc32
 
 import torch
 
+from convmesh.private_torch.tracing import without_modes
+
 BYTES_MOST = 128 << 10
 """Of a message on a line; Gloo carries larger ones, which its threads move while this one computes."""
 
@@ -155,7 +157,8 @@ class LineSum:
         for passage in self._passages:
             passage.wait()
         if not self._is_added:
-            self._buffer.add_(self._other)
+            with without_modes():  # it is part of the transfer, as in Gloo, and no computation of the step
+                self._buffer.add_(self._other)
             self._is_added = True
 
     def get_future(self) -> NoReturn:

@@ -104,18 +104,18 @@ def _greeting(rank: int, secret: bytes) -> bytes:
 def _answered(listener: socket.socket, callers: set[int], secret: bytes) -> dict[int, socket.socket]:
     """The connections of ranks that are known to have called and to have sent their greeting; others are closed."""
     listener.setblocking(False)
-    found: dict[int, socket.socket] = {}
-    while set(found) < callers:
+    answered: dict[int, socket.socket] = {}
+    while set(answered) < callers:
         try:
             connection = listener.accept()[0]
         except OSError as error:
             raise MeshError(f"rank {dist.get_rank()} lost a rank of its host while they connected: {error}") from error
         rank = _greeted(connection, secret)
-        if rank in callers - set(found):
-            found[rank] = connection
+        if rank in callers - set(answered):
+            answered[rank] = connection
         else:
             connection.close()
-    return found
+    return answered
 
 
 def _greeted(connection: socket.socket, secret: bytes) -> int:

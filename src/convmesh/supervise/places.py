@@ -87,10 +87,10 @@ class Places:
 
     def _is_better(self, place: int, is_at_work: Callable[[StoreClient], bool]) -> bool:
         with contextlib.suppress(RunError, StoreLostError):  # one of another run is none of ours
-            found = self._probe(place, _SECONDS_PROBE)
-            if isinstance(found, StoreClient):
-                with contextlib.closing(found):
-                    return place < self.current or is_at_work(found)
+            answer = self._probe(place, _SECONDS_PROBE)
+            if isinstance(answer, StoreClient):
+                with contextlib.closing(answer):
+                    return place < self.current or is_at_work(answer)
         return False
 
     def give_way(self) -> None:

@@ -48,9 +48,9 @@ def config_of(tables: Mapping[str, Any], name: str, files: Sequence[RunFile] = (
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        found = error.errors()
-        told = [_told(each) + _whereabouts(each["loc"], tables, files) for each in found]
-        raise ConfigError(_listed(name, told + _further(values, [each["loc"] for each in found]))) from None
+        mistakes = error.errors()
+        told = [_told(each) + _whereabouts(each["loc"], tables, files) for each in mistakes]
+        raise ConfigError(_listed(name, told + _further(values, [each["loc"] for each in mistakes]))) from None
     check(config, name)
     return config
 
@@ -81,8 +81,8 @@ def _further(values: dict[str, Any], places: Sequence[Place]) -> list[str]:
     for place in places:
         _drop(values, place)
     wrong = [".".join(map(str, place)) for place in places]
-    found = [text for is_wrong, text in _contradictions(RunConfig.model_validate(values)) if is_wrong]
-    return [text for text in found if not any(f"`{name}`" in text for name in wrong)]
+    contradictions = [text for is_wrong, text in _contradictions(RunConfig.model_validate(values)) if is_wrong]
+    return [text for text in contradictions if not any(f"`{name}`" in text for name in wrong)]
 
 
 def _drop(values: dict[Any, Any], place: Place) -> None:
